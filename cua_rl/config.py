@@ -1,0 +1,68 @@
+"""Settings as plain data, one chz class per part of the system. Secrets never live here: configuration is stored and shown."""
+
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+LossName = Literal["importance_sampling", "ppo", "cross_entropy"]
+
+
+@chz.chz
+class LoraConfig:
+    """Low-rank adapters on the language model's linear layers."""
+
+    rank: int = chz.field(default=32, doc="rank of every adapter")
+    alpha: int = chz.field(default=32, doc="scale: the update is multiplied by alpha / rank")
+    seed: int = chz.field(default=0, doc="seed of the adapter's initial weights")
+
+
+@chz.chz
+class TrainerConfig:
+    """The trainer process: which model, in which precision, how much at once."""
+
+    model_path: Path = chz.field(doc="folder of a Qwen3-VL checkpoint with its tokenizer and preprocessor settings")
+    lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="None trains every parameter (supervised recipe)")
+    dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of weights and activations")
+    micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass, padding included")
+    gradient_checkpointing: bool = chz.field(default=False, doc="recompute activations in the backward pass to save memory")
+    seed: int = chz.field(default=0, doc="seed of everything random in the trainer")
+
+
+@chz.chz
+class LossConfig:
+    """Which policy loss, and its constants."""
+
+    name: LossName = chz.field(default="importance_sampling", doc="importance_sampling | ppo | cross_entropy")
+    clip_low: float = chz.field(default=0.2, doc="ppo: the ratio is clipped below at 1 - clip_low")
+    clip_high: float = chz.field(default=0.2, doc="ppo: the ratio is clipped above at 1 + clip_high")
+    temperature: float = chz.field(default=1.0, doc="the sampler's temperature; log-probabilities are taken at it")
+
+
+@chz.chz
+class OptimConfig:
+    """AdamW with gradient clipping."""
+
+    learning_rate: float = chz.field(default=1e-5, doc="step size of this optimizer step")
+    beta1: float = chz.field(default=0.9, doc="decay of the gradient's mean")
+    beta2: float = chz.field(default=0.95, doc="decay of the gradient's square")
+    eps: float = chz.field(default=1e-8, doc="added to the root of the second moment")
+    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay")
+    grad_clip_norm: float = chz.field(default=1.0, doc="largest gradient norm, 0 for none")
+
+
+@chz.chz
+class ServerConfig:
+    """The vLLM server that the run starts and owns."""
+
+    model_path: Path = chz.field(doc="folder of the base model")
+    max_lora_rank: int = chz.field(default=32, doc="largest adapter rank; vLLM knows 8, 16, 32, 64, 128, 256, 320, 512")
+    max_model_len: int = chz.field(default=4096, doc="longest prompt plus answer, tokens")
+    max_num_seqs: int = chz.field(default=128, doc="most requests in one batch")
+    max_images: int = chz.field(default=32, doc="most images in one prompt")
+    max_adapters: int = chz.field(default=4, doc="most adapters loaded at a time")
+    dtype: Literal["auto", "float32", "bfloat16"] = chz.field(default="auto", doc="precision; auto is the checkpoint's own")
+    kv_cache_gib: float = chz.field(default=1.0, doc="memory for the KV cache on CPU, GiB")
+    gpu_memory_utilization: float = chz.field(default=0.85, doc="share of the GPU's memory that vLLM may take")
+    port: int | None = chz.field(default=None, doc="port to listen on, loopback only; None takes a free one")
+    start_timeout_s: float = chz.field(default=300.0, doc="longest wait until the server answers, seconds")

@@ -1,0 +1,104 @@
+"""A conversation as typed items, shaped like the OpenAI Responses API; shared by agent, gateway, renderers and database."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+Role = Literal["system", "developer", "user", "assistant"]
+ImageFormat = Literal["png", "jpeg"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    """A piece of text in a message or tool result."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """An encoded image in a message or tool result; `sha256` (hex) of the bytes is its identity."""
+
+    data: bytes
+    format: ImageFormat
+    sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
+
+
+Part = TextPart | ImagePart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message of any role; an assistant message holds plain text only."""
+
+    role: Role
+    content: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reasoning:
+    """What the model thought before it answered (the inside of its think block)."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A tool call the model made; `arguments` is the JSON text of an object."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """What came back for a tool call."""
+
+    call_id: str
+    content: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledAnswer:
+    """One earlier answer of the model, byte for byte as it was sampled, without its end-of-turn token.
+
+    The gateway puts it in place of the reasoning, message and tool-call items that were parsed from it, so that the next
+    prompt extends the earlier tokens.
+    """
+
+    text: str
+
+
+Item = Message | Reasoning | ToolCall | ToolResult | SampledAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParseFailure:
+    """Why an answer of the model could not be understood; `message` is fit to be shown to the model."""
+
+    kind: Literal["json", "tool_call_form", "unclosed", "tool_name", "tool_arguments"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedAnswer:
+    """An answer taken apart; with a `failure`, what could be read is still there."""
+
+    reasoning: str | None
+    text: str
+    tool_calls: tuple[ToolCall, ...]
+    failure: ParseFailure | None = None

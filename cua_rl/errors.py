@@ -1,0 +1,64 @@
+"""The error tree, and `boundary`, the one place that classifies foreign failures.
+
+    CuaError
+      ConfigError       the user asked for something impossible; exit status 2, before any model loads
+      DeviceError       a device did not do its part (lost, slow, broken): an infrastructure fault, never a reward
+      SamplingError     the model server did not answer: an infrastructure fault, never a reward
+      TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
+      TrainingError     an optimizer step cannot be trusted; stops the run
+        ParityError     sampler and trainer disagree about log-probabilities
+        AdapterError    a published adapter did not prove itself
+      DatabaseError     the database cannot be reached or does not hold what was asked for
+
+Messages say what was expected, what came (`!r`), and what to do.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class CuaError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(CuaError, ValueError):
+    """A setting that cannot work: says what was expected, what came, and what to do."""
+
+
+class DeviceError(CuaError):
+    """A device failed at its own job; the rollout is dropped or retried, never rewarded."""
+
+
+class SamplingError(CuaError):
+    """The model server failed; the rollout is dropped or retried, never rewarded."""
+
+
+class TaskError(CuaError):
+    """A task's set-up or validator failed; the rollout is dropped or retried, never rewarded."""
+
+
+class TrainingError(CuaError):
+    """A training step whose result cannot be trusted; the run stops with a non-zero status."""
+
+
+class ParityError(TrainingError):
+    """Sampler and trainer log-probabilities differ by more than the run allows."""
+
+
+class AdapterError(TrainingError):
+    """An adapter was loaded by the server but changes nothing, or not as the trainer says."""
+
+
+class DatabaseError(CuaError):
+    """The database is away, or a row that must exist does not."""
+
+
+@contextmanager
+def boundary(kind: type[CuaError], doing: str) -> Iterator[None]:
+    """Turn a foreign exception into `kind`, saying what was being done; our own errors and cancellation pass."""
+    try:
+        yield
+    except CuaError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the one place that may catch everything: it re-raises, classified
+        raise kind(f"{doing}: {type(error).__name__}: {error}") from error

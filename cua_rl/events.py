@@ -1,0 +1,131 @@
+"""What happens in a run, as data: the loop and the rollouts report events, a `Recorder` keeps them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from cua_rl.tasks.task import Task
+from cua_rl.types import RolloutGroup, Turn
+
+Phase = Literal["baseline", "step", "eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What rollouts belong to: the baseline, a training step, or an evaluation after `step` optimizer steps."""
+
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStarted:
+    """The run begins, or goes on at `first_step`: records of later steps left by a crashed attempt are void."""
+
+    run_name: str
+    log_path: str
+    config: Mapping[str, object]
+    first_step: int
+    total_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEnded:
+    """The run ended."""
+
+    status: Literal["completed", "failed", "cancelled"]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStarted:
+    """A step or an evaluation begins, with the task instances it will run, one group each."""
+
+    source: Source
+    tasks: tuple[Task, ...]
+    group_size: int
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutStarted:
+    """A rollout has its device and begins."""
+
+    source: Source
+    rollout_id: str
+    group_id: str
+    group_index: int
+    member_index: int
+    task: Task
+    device_id: str
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTaken:
+    """A rollout has taken one more turn."""
+
+    rollout_id: str
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEnded:
+    """All members of a group have ended. `advantages` align with `group.rollouts`; None in evaluations."""
+
+    source: Source
+    group: RolloutGroup
+    advantages: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrained:
+    """The optimizer step is done and its adapter is served. `datums_sha256` identifies what was trained, bit for bit."""
+
+    step: int
+    policy_version: int
+    datums_sha256: str
+    num_datums: int
+    training_logprobs: Mapping[str, tuple[tuple[int, tuple[float, ...]], ...]]
+    """Per rollout id: (turn index, the trainer's log-probabilities of that turn's sampled tokens)."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEnded:
+    """An evaluation is done."""
+
+    source: Source
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint that a run can resume from is on disk."""
+
+    step: int
+    state_path: str
+    sampler_path: str
+
+
+Event = (
+    TrainingStarted
+    | TrainingEnded
+    | SourceStarted
+    | RolloutStarted
+    | TurnTaken
+    | GroupEnded
+    | StepTrained
+    | EvaluationEnded
+    | CheckpointSaved
+)
+
+
+class Recorder(Protocol):
+    """Keeps events. `record` returns at once unless the bounded queue is full; nothing is lost."""
+
+    async def record(self, event: Event) -> None: ...
+
+    async def flush(self) -> None:
+        """Wait until everything recorded so far is durable."""
+        ...

@@ -1,0 +1,96 @@
+"""Child processes that cannot outlive the controller: model server, trainer, database."""
+
+import asyncio
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cua_rl import process_guard
+
+logger = logging.getLogger(__name__)
+
+
+class OwnedProcess:
+    """A running command, an async context manager: leaving it, dying, or being killed ends the command and its children.
+
+    Output goes to `log_path` (appended). Ctrl-C in a terminal reaches only the controller, which then stops what it owns in
+    order.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        name: str,
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+        stop_timeout_s: float = 10.0,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self._command = list(command)
+        self._environment = dict(os.environ if environment is None else environment)
+        self._stop_timeout_s = stop_timeout_s
+        self._guard: asyncio.subprocess.Process | None = None
+        self._lifeline: int | None = None
+
+    async def start(self) -> None:
+        """Start the command; raises `FileNotFoundError` through the log if it does not exist."""
+        await asyncio.to_thread(self.log_path.parent.mkdir, parents=True, exist_ok=True)
+        read_end, self._lifeline = os.pipe()
+        log = await asyncio.to_thread(self.log_path.open, "ab")
+        try:
+            self._guard = await asyncio.create_subprocess_exec(
+                sys.executable,
+                process_guard.__file__,
+                str(read_end),
+                str(self._stop_timeout_s),
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                pass_fds=(read_end,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(read_end)
+            log.close()
+        logger.info("started process=%s guard_pid=%s log=%s", self.name, self._guard.pid, self.log_path)
+
+    @property
+    def is_running(self) -> bool:
+        return self._guard is not None and self._guard.returncode is None
+
+    async def wait(self) -> int:
+        """Wait for the command to end and return its exit status (128 + n if signal n ended it)."""
+        if self._guard is None:
+            raise RuntimeError(f"process {self.name!r} was never started")
+        return await self._guard.wait()
+
+    async def stop(self) -> None:
+        """End the command and everything it started: SIGTERM, then SIGKILL after `stop_timeout_s`."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+        if self._guard is not None:
+            await asyncio.shield(self._guard.wait())
+
+    def log_tail(self, num_lines: int = 30) -> str:
+        """The last lines of the log, for error messages."""
+        with self.log_path.open(errors="replace") as log:
+            return "".join(deque(log, maxlen=num_lines))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()

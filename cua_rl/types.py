@@ -1,0 +1,282 @@
+"""The nouns of the system. A rollout has turns; training has steps. Standard library only; read first."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+
+from cua_rl.actions import Action
+from cua_rl.conversation import ImageFormat, ParseFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedTextChunk:
+    """A run of text tokens."""
+
+    tokens: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageChunk:
+    """One encoded image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
+
+    data: bytes
+    format: ImageFormat
+    expected_tokens: int
+    sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
+
+    @property
+    def length(self) -> int:
+        return self.expected_tokens
+
+
+Chunk = EncodedTextChunk | ImageChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """Text and images in the order in which the model reads them."""
+
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens, image tokens included."""
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def images(self) -> tuple[ImageChunk, ...]:
+        return tuple(chunk for chunk in self.chunks if isinstance(chunk, ImageChunk))
+
+    def token_ids(self, image_token_id: int) -> list[int]:
+        """The flat ids, every image token as `image_token_id`."""
+        return [token for chunk in self.chunks for token in _chunk_ids(chunk, image_token_id)]
+
+
+def _chunk_ids(chunk: Chunk, image_token_id: int) -> Iterator[int]:
+    if isinstance(chunk, ImageChunk):
+        return iter([image_token_id] * chunk.expected_tokens)
+    return iter(chunk.tokens)
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    FINISHED = "finished"
+    """The agent said it was done."""
+    MAX_TURNS = "max_turns"
+    """The agent used up its turns."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The next prompt would not fit into the model's context."""
+    TIME_LIMIT = "time_limit"
+    """A stage took longer than it may (an infrastructure fault)."""
+    DEVICE_ERROR = "device_error"
+    """The device failed (an infrastructure fault)."""
+    SAMPLING_ERROR = "sampling_error"
+    """The model server failed (an infrastructure fault)."""
+    TASK_ERROR = "task_error"
+    """Set-up or validation of the task failed (an infrastructure fault)."""
+
+    @property
+    def is_fault(self) -> bool:
+        """True if infrastructure, not the policy, ended the rollout: it must never become a reward."""
+        return self in (
+            StopReason.TIME_LIMIT,
+            StopReason.DEVICE_ERROR,
+            StopReason.SAMPLING_ERROR,
+            StopReason.TASK_ERROR,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRef:
+    """A LoRA adapter on disk (a peft folder) after `policy_version` optimizer steps; version 0 is before any step."""
+
+    path: Path
+    policy_version: int
+
+    @property
+    def name(self) -> str:
+        """The unique name under which the model server knows this adapter."""
+        return f"policy-{self.policy_version:06d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn; top-p and top-k stay off, because the trainer could not reproduce them."""
+
+    max_tokens: int
+    temperature: float
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTurn:
+    """One request to the model, as the gateway recorded it: what training needs, whatever the agent saw of it."""
+
+    response_id: str
+    prompt: ModelInput
+    sampled_tokens: tuple[int, ...]
+    sampling_logprobs: tuple[float, ...]
+    policy_version: int
+    stop: str
+    """"stop" if the model ended its answer, "length" if it ran into `max_tokens`."""
+    text: str
+    """The sampled text without the end-of-turn token."""
+    failure: ParseFailure | None
+    prompt_matches_renderer: bool
+    request: Mapping[str, object]
+    """The agent's request as JSON, images replaced by their sha256."""
+    started_at: float
+    """Unix time, seconds."""
+    duration_s: float
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.sampled_tokens) != len(self.sampling_logprobs):
+            raise ValueError(
+                f"expected one log-probability per sampled token, got {len(self.sampling_logprobs)} "
+                f"for {len(self.sampled_tokens)} tokens in response {self.response_id!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """A screenshot: encoded PNG and its size in pixels."""
+
+    png: bytes
+    width_px: int
+    height_px: int
+    sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sha256", sha256(self.png).hexdigest())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn of a rollout: what the model saw and said, what was done on the device, what it showed after."""
+
+    index: int
+    """0-based."""
+    model: ModelTurn
+    before: Observation
+    action: Action | None
+    """None if the answer could not be parsed or ended the rollout."""
+    action_error: str | None
+    """What the agent was told if the answer could not be parsed or the action could not be done."""
+    after: Observation | None
+    """None if nothing was done."""
+    durations_s: Mapping[str, float]
+    """Seconds per stage: respond, execute, observe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """What a task's validator read from the device, compared with what it wanted."""
+
+    query: str
+    expected: str
+    actual: str
+    success: bool
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """The scalar that is trained on, and the parts it was made of."""
+
+    total: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One attempt at a task. `reward` is None exactly if an infrastructure fault ended it."""
+
+    rollout_id: str
+    task_id: str
+    seed: int
+    group_index: int
+    member_index: int
+    device_id: str | None
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    answer: str | None
+    validation: Validation | None
+    reward: Reward | None
+    error: str | None
+    started_at: float
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        if (self.reward is None) != self.stop_reason.is_fault:
+            raise ValueError(
+                f"expected a reward for {self.stop_reason!r} iff it is no infrastructure fault, got {self.reward!r}"
+            )
+
+    @property
+    def success(self) -> bool:
+        return self.validation is not None and self.validation.success
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """Rollouts of one task instance (same task, same seed); faulty members are kept apart from the trained ones."""
+
+    group_id: str
+    index: int
+    task_id: str
+    seed: int
+    rollouts: tuple[Rollout, ...]
+    """Members with a reward."""
+    faulty: tuple[Rollout, ...] = ()
+
+    @property
+    def rewards(self) -> list[float]:
+        return [rollout.reward.total for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def is_constant(self) -> bool:
+        """True if all rewards are equal: the group teaches nothing."""
+        return len(set(self.rewards)) <= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datum:
+    """One training sequence. `model_input` is the whole sequence; the per-token fields align with it, token for token.
+
+    Position t of `loss_mask`, `advantages` and `sampling_logprobs` speaks of token t itself (the trainer predicts it from
+    the tokens before t). Off-mask values are 0.0. `policy_versions` has one entry per merged turn.
+    """
+
+    rollout_id: str
+    model_input: ModelInput
+    loss_mask: tuple[bool, ...]
+    advantages: tuple[float, ...]
+    sampling_logprobs: tuple[float, ...]
+    policy_versions: tuple[int, ...]
+    turn_indices: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        length = self.model_input.length
+        for name in ("loss_mask", "advantages", "sampling_logprobs"):
+            if len(getattr(self, name)) != length:
+                raise ValueError(f"expected {length} entries in {name} of {self.rollout_id!r}, got {len(getattr(self, name))}")
+        if self.loss_mask and self.loss_mask[0]:
+            raise ValueError(f"expected the first token of {self.rollout_id!r} off-mask: nothing predicts it")
+        if not all(isfinite(logprob) for logprob in self.sampling_logprobs):
+            raise ValueError(f"expected finite sampling log-probabilities in {self.rollout_id!r}")
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(self.loss_mask)
