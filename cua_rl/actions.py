@@ -40,6 +40,14 @@ class RightClick:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveMouse:
+    """Move the mouse to a pixel without pressing anything (desktop only)."""
+
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LongPress:
     """Press and hold at a pixel."""
 
@@ -108,6 +116,7 @@ Action = (
     Click
     | DoubleClick
     | RightClick
+    | MoveMouse
     | LongPress
     | Drag
     | Scroll
