@@ -1,0 +1,199 @@
+"""GBoxAgent: looks at a device, asks the model, acts, until the model says it is done.
+
+It speaks the OpenAI Responses API through the `openai` package and knows nothing of training: the gateway behind
+`client` records what the model read and sampled.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, cast
+
+from openai import AsyncOpenAI, BadRequestError
+from openai.types.responses import Response, ResponseFunctionToolCall
+
+from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
+from cua_rl.agent.history import FullHistory, History
+from cua_rl.agent.responses import Json, function_tool, system_item, tool_result_item, user_item
+from cua_rl.agent.tools import Finish, parse_action, tool_for
+from cua_rl.conversation import ParseFailure, ToolCall
+from cua_rl.devices.device import ActionRejected, Device, DeviceKind
+from cua_rl.errors import SamplingError, boundary
+from cua_rl.types import Observation, StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTurn:
+    """The environment's side of a turn; the gateway has the model's side under `response_id`."""
+
+    index: int
+    response_id: str
+    before: Observation
+    action: Action | None
+    """None if the answer could not be parsed or ended the rollout."""
+    action_error: str | None
+    """What the model was told if its answer could not be parsed or its action could not be done."""
+    after: Observation | None
+    """None if nothing was done."""
+    durations_s: Mapping[str, float]
+    """Seconds per stage: respond, execute, observe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOutcome:
+    """How the agent's work ended. `success_claimed` is None if it made no claim; it is never a reward."""
+
+    stop_reason: StopReason
+    num_turns: int
+    answer: str | None = None
+    success_claimed: bool | None = None
+
+
+OnTurn = Callable[[AgentTurn], Awaitable[None]]
+
+
+def load_system_prompt(kind: DeviceKind) -> str:
+    """The system prompt for a kind of device."""
+    return files("cua_rl.agent").joinpath("prompts", f"{kind}.txt").read_text(encoding="utf-8").strip()
+
+
+@dataclass(slots=True)
+class _Work:
+    """What changes while the agent works on one task."""
+
+    device: Device
+    items: list[Json]
+    seen: Observation
+    cursor: tuple[int, int] | None = None
+    used_tokens: int = 0
+    durations_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class GBoxAgent:
+    """Works on one task per call of `run`; keeps no state of its own, so one instance serves all rollouts."""
+
+    def __init__(self, *, model: str = "policy", history: History | None = None) -> None:
+        self._model = model
+        self._history = history or FullHistory()
+
+    async def run(
+        self, instruction: str, device: Device, client: AsyncOpenAI, *, max_turns: int, on_turn: OnTurn
+    ) -> AgentOutcome:
+        """Act until the model ends the task, the turns are used up, or the next prompt does not fit.
+
+        Raises:
+            SamplingError: the model did not answer.
+            DeviceError: the device failed.
+        """
+        seen = await device.observe()
+        work = _Work(device, [system_item(load_system_prompt(device.kind)), user_item(instruction, seen)], seen)
+        for index in range(max_turns):
+            response = await self._respond(work, client)
+            if response is None:
+                return AgentOutcome(stop_reason=StopReason.CONTEXT_OVERFLOW, num_turns=index)
+            before = work.seen
+            done = await _take_turn(work, response)
+            await on_turn(_turn(index, response, before, done, work))
+            if isinstance(done, Finish):
+                return AgentOutcome(
+                    stop_reason=StopReason.FINISHED,
+                    num_turns=index + 1,
+                    answer=done.answer,
+                    success_claimed=done.success_claimed,
+                )
+        return AgentOutcome(stop_reason=StopReason.MAX_TURNS, num_turns=max_turns)
+
+    async def _respond(self, work: _Work, client: AsyncOpenAI) -> Response | None:
+        """Ask the model; None if the conversation has outgrown the budget or the model's context."""
+        if not self._history.has_room(used_tokens=work.used_tokens):
+            return None
+        clock = time.monotonic()
+        with boundary(SamplingError, "asking the model"):
+            try:
+                response = await client.responses.create(
+                    model=self._model,
+                    input=cast("Any", self._history.visible(work.items)),
+                    tools=cast("Any", [function_tool(tool_for(work.device.kind))]),
+                )
+            except BadRequestError as error:
+                if error.code != "context_length_exceeded":
+                    raise
+                return None
+        work.durations_s = {"respond": time.monotonic() - clock}
+        work.used_tokens = response.usage.total_tokens if response.usage else 0
+        work.items += [cast("Json", item.to_dict()) for item in response.output]
+        return response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """What a turn did: an action that changed the screen, or an error the model was told."""
+
+    action: Action | None = None
+    error: str | None = None
+    after: Observation | None = None
+
+
+async def _take_turn(work: _Work, response: Response) -> _Done | Finish:
+    """Do what the first tool call says and append what the model reads next."""
+    calls = [item for item in response.output if isinstance(item, ResponseFunctionToolCall)]
+    if not calls:
+        message = _no_call_message(response, work.device.kind)
+        work.items.append(user_item(message))
+        return _Done(error=message)
+    call = ToolCall(call_id=calls[0].call_id, name=calls[0].name, arguments=calls[0].arguments)
+    parsed = parse_action(call, width_px=work.seen.width_px, height_px=work.seen.height_px, cursor=work.cursor)
+    if isinstance(parsed, Finish):
+        return parsed
+    done = _Done(error=parsed.message) if isinstance(parsed, ParseFailure) else await _execute(work, parsed)
+    work.items.append(tool_result_item(call.call_id, done.error or "", done.after))
+    work.items += [tool_result_item(extra.call_id, "Ignored: one call per answer.") for extra in calls[1:]]
+    return done
+
+
+async def _execute(work: _Work, action: Action) -> _Done:
+    clock = time.monotonic()
+    try:
+        await work.device.execute(action)
+    except ActionRejected as error:
+        return _Done(action=action, error=str(error) or "The device cannot do this.")
+    finally:
+        work.durations_s["execute"] = time.monotonic() - clock
+    work.cursor = _cursor_after(action) or work.cursor
+    clock = time.monotonic()
+    work.seen = await work.device.observe()
+    work.durations_s["observe"] = time.monotonic() - clock
+    return _Done(action=action, after=work.seen)
+
+
+def _turn(index: int, response: Response, before: Observation, done: _Done | Finish, work: _Work) -> AgentTurn:
+    done = _Done() if isinstance(done, Finish) else done
+    return AgentTurn(
+        index=index,
+        response_id=response.id,
+        before=before,
+        action=done.action,
+        action_error=done.error,
+        after=done.after,
+        durations_s=work.durations_s,
+    )
+
+
+def _cursor_after(action: Action) -> tuple[int, int] | None:
+    match action:
+        case Click() | DoubleClick() | RightClick() | MoveMouse():
+            return (action.x, action.y)
+        case Drag():
+            return (action.to_x, action.to_y)
+        case _:
+            return None
+
+
+def _no_call_message(response: Response, kind: DeviceKind) -> str:
+    expected = (
+        f'Answer with one call: <tool_call>\n{{"name": "{tool_for(kind).name}", "arguments": {{...}}}}\n</tool_call>'
+    )
+    if response.status == "incomplete":
+        return f"Your answer was cut off: it was too long. {expected}"
+    return f"No tool call could be read from your answer. {expected}"

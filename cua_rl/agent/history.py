@@ -1,0 +1,94 @@
+"""Which part of a rollout's history the model sees.
+
+Training wants each prompt to extend the one before (turns then merge into one sequence, and the server's prefix cache
+hits), so nothing is edited unless it must be, and then many screenshots at once and seldom.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+Json = Mapping[str, object]
+"""One input item of a Responses request."""
+
+DROPPED_IMAGE = "(old screenshot left out)"
+
+
+class History(Protocol):
+    """Decides what the model sees of the items so far, oldest first."""
+
+    def visible(self, items: Sequence[Json]) -> list[Json]:
+        """The items of the next request; those of the request before are a prefix whenever that is possible."""
+        ...
+
+    def has_room(self, *, used_tokens: int) -> bool:
+        """False if the next request, after one of `used_tokens` (prompt and answer), would exceed the budget."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullHistory:
+    """Everything stays visible; the rollout ends when the budget or the model's context is used up."""
+
+    max_tokens: int | None = None
+    """Most tokens of a request, prompt and answer; None leaves it to the server's context length."""
+
+    def visible(self, items: Sequence[Json]) -> list[Json]:
+        return list(items)
+
+    def has_room(self, *, used_tokens: int) -> bool:
+        return self.max_tokens is None or used_tokens < self.max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropOldScreenshots:
+    """At most `max_images` screenshots stay visible; when one more comes, the oldest `block` of them go at once.
+
+    The prefix changes once in `block` turns, not in every turn. Text, thoughts and calls all stay.
+    """
+
+    max_images: int = 8
+    block: int = 4
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.block <= self.max_images:
+            raise ValueError(f"expected 1 <= block <= max_images, got block {self.block}, max_images {self.max_images}")
+
+    def visible(self, items: Sequence[Json]) -> list[Json]:
+        num_images = sum(part.get("type") == "input_image" for item in items for part in _parts(item))
+        surplus = max(0, num_images - self.max_images)
+        num_dropped = -(-surplus // self.block) * self.block
+        return _without_images(items, num_dropped)
+
+    def has_room(self, *, used_tokens: int) -> bool:
+        return True
+
+
+def _without_images(items: Sequence[Json], num_dropped: int) -> list[Json]:
+    kept: list[Json] = []
+    for item in items:
+        parts = _parts(item)
+        num_here = min(num_dropped, sum(part.get("type") == "input_image" for part in parts))
+        num_dropped -= num_here
+        kept.append(_replace_images(item, parts, num_here) if num_here else item)
+    return kept
+
+
+def _replace_images(item: Json, parts: list[Json], num_here: int) -> Json:
+    replaced: list[Json] = []
+    for part in parts:
+        if part.get("type") == "input_image" and num_here:
+            num_here -= 1
+            replaced.append({"type": "input_text", "text": DROPPED_IMAGE})
+        else:
+            replaced.append(part)
+    return {**item, _content_key(item): replaced}
+
+
+def _parts(item: Json) -> list[Json]:
+    content = item.get(_content_key(item))
+    return cast("list[Json]", content) if isinstance(content, list) else []
+
+
+def _content_key(item: Json) -> str:
+    return "output" if item.get("type") == "function_call_output" else "content"

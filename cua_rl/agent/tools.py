@@ -1,0 +1,310 @@
+"""The tools a model may call, in the form Qwen3-VL was trained on, and the way from a call to an action.
+
+`mobile_use` operates phones, `computer_use` desktops and browsers. Coordinates are relative: 0 to 1000 on both axes,
+whatever the size of the screenshot.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import cast
+
+from cua_rl.actions import (
+    Action,
+    Button,
+    Click,
+    DoubleClick,
+    Drag,
+    LongPress,
+    MoveMouse,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from cua_rl.conversation import ParseFailure, Tool, ToolCall
+from cua_rl.devices.device import DeviceKind
+
+MAX_COORDINATE = 1000
+MAX_WAIT_S = 60.0
+
+_POINT = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+_SYSTEM_BUTTONS: Mapping[str, Action] = {
+    "back": PressButton(button=Button.BACK),
+    "home": PressButton(button=Button.HOME),
+    "menu": PressButton(button=Button.RECENTS),
+    "enter": PressKey(keys=("enter",)),
+}
+
+MOBILE_USE = Tool(
+    name="mobile_use",
+    description="Do one action on the touchscreen. Coordinates are [x, y], each from 0 to 1000, origin top left.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "action": {
+                "type": "string",
+                "enum": ["click", "long_press", "swipe", "type", "answer", "system_button", "wait", "terminate"],
+            },
+            "coordinate": _POINT | {"description": "where to click, long_press, or start a swipe"},
+            "coordinate2": _POINT | {"description": "where a swipe ends"},
+            "text": {"type": "string", "description": "what to type or answer"},
+            "time": {"type": "number", "description": "seconds to long_press or wait"},
+            "button": {"type": "string", "enum": ["Back", "Home", "Menu", "Enter"]},
+            "status": {"type": "string", "enum": ["success", "failure"], "description": "how the task ended"},
+        },
+        "required": ["action"],
+    },
+)
+
+COMPUTER_USE = Tool(
+    name="computer_use",
+    description="Do one action with mouse or keyboard. Coordinates are [x, y], each from 0 to 1000, origin top left.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "action": {
+                "type": "string",
+                "enum": [
+                    "key",
+                    "type",
+                    "mouse_move",
+                    "left_click",
+                    "left_click_drag",
+                    "right_click",
+                    "double_click",
+                    "scroll",
+                    "wait",
+                    "terminate",
+                    "answer",
+                ],
+            },
+            "keys": {"type": "array", "items": {"type": "string"}, "description": "keys to press together"},
+            "text": {"type": "string", "description": "what to type or answer"},
+            "coordinate": _POINT | {"description": "where; left_click_drag drags from the cursor to here"},
+            "pixels": {"type": "number", "description": "how far to scroll, positive is up"},
+            "time": {"type": "number", "description": "seconds to wait"},
+            "status": {"type": "string", "enum": ["success", "failure"], "description": "how the task ended"},
+        },
+        "required": ["action"],
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The model ends the rollout. `success_claimed` is its claim, never a reward."""
+
+    success_claimed: bool
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Arguments:
+    """The arguments of one call, with the geometry that they refer to."""
+
+    values: Mapping[str, object]
+    width_px: int
+    height_px: int
+    cursor: tuple[int, int] | None
+
+
+class _BadArguments(Exception):
+    """Arguments that make no action; the message is for the model."""
+
+
+def tool_for(kind: DeviceKind) -> Tool:
+    """The tool that operates this kind of device."""
+    return MOBILE_USE if kind == "android" else COMPUTER_USE
+
+
+def parse_action(
+    call: ToolCall, *, width_px: int, height_px: int, cursor: tuple[int, int] | None = None
+) -> Action | Finish | ParseFailure:
+    """Turn a tool call into an action in pixels of the screenshot it refers to.
+
+    `cursor` is where the mouse is, pixels: drags start and wheels turn there if it is known.
+    """
+    makers = _MAKERS.get(call.name)
+    if makers is None:
+        return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(_MAKERS)}.")
+    try:
+        arguments = _Arguments(values=_object(call.arguments), width_px=width_px, height_px=height_px, cursor=cursor)
+        return _maker(makers, arguments)(arguments)
+    except _BadArguments as error:
+        return ParseFailure(kind="tool_arguments", message=str(error))
+
+
+def _object(text: str) -> Mapping[str, object]:
+    try:
+        values: object = json.loads(text)
+    except ValueError as error:
+        raise _BadArguments(f"The arguments are no JSON ({error}). Expected an object such as {_EXAMPLE}.") from None
+    if not isinstance(values, dict):
+        raise _BadArguments(f"The arguments are {text!r}. Expected an object such as {_EXAMPLE}.")
+    return cast("dict[str, object]", values)
+
+
+_EXAMPLE = '{"action": "wait", "time": 1}'
+
+
+def _maker(makers: Mapping[str, "_Maker"], arguments: _Arguments) -> "_Maker":
+    action = arguments.values.get("action")
+    maker = makers.get(action) if isinstance(action, str) else None
+    if maker is None:
+        raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
+    return maker
+
+
+def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
+    """Relative coordinates to a pixel: 0 is the first, 1000 lies beyond the last and is clamped to it."""
+    value = arguments.values.get(name)
+    expected = f"Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}."
+    numbers = cast("list[object]", value) if isinstance(value, list) else []
+    if len(numbers) != 2:
+        raise _BadArguments(f"{name} is {value!r}. {expected}")
+    x, y = (_relative(number, f"{name} is {value!r}. {expected}") for number in numbers)
+    return (
+        min(round(x * arguments.width_px / MAX_COORDINATE), arguments.width_px - 1),
+        min(round(y * arguments.height_px / MAX_COORDINATE), arguments.height_px - 1),
+    )
+
+
+def _relative(number: object, complaint: str) -> float:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= MAX_COORDINATE:
+        raise _BadArguments(complaint)
+    return number
+
+
+def _text(arguments: _Arguments) -> str:
+    value = arguments.values.get("text")
+    if not isinstance(value, str):
+        raise _BadArguments(f"text is {value!r}. Expected text: a string.")
+    return value
+
+
+def _number(arguments: _Arguments, name: str, default: float | None = None) -> float:
+    value = arguments.values.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise _BadArguments(f"{name} is {value!r}. Expected {name}: a number.")
+    return float(value)
+
+
+def _seconds(arguments: _Arguments, default: float) -> float:
+    seconds = _number(arguments, "time", default)
+    if not 0 <= seconds <= MAX_WAIT_S:
+        raise _BadArguments(f"time is {seconds:g}. Expected time: 0 to {MAX_WAIT_S:g} seconds.")
+    return seconds
+
+
+def _click(arguments: _Arguments) -> Action:
+    x, y = _point(arguments)
+    return Click(x=x, y=y)
+
+
+def _double_click(arguments: _Arguments) -> Action:
+    x, y = _point(arguments)
+    return DoubleClick(x=x, y=y)
+
+
+def _right_click(arguments: _Arguments) -> Action:
+    x, y = _point(arguments)
+    return RightClick(x=x, y=y)
+
+
+def _mouse_move(arguments: _Arguments) -> Action:
+    x, y = _point(arguments)
+    return MoveMouse(x=x, y=y)
+
+
+def _long_press(arguments: _Arguments) -> Action:
+    x, y = _point(arguments)
+    return LongPress(x=x, y=y, duration_s=_seconds(arguments, 1.0))
+
+
+def _swipe(arguments: _Arguments) -> Action:
+    x, y = _point(arguments)
+    to_x, to_y = _point(arguments, "coordinate2")
+    return Drag(x=x, y=y, to_x=to_x, to_y=to_y)
+
+
+def _left_click_drag(arguments: _Arguments) -> Action:
+    if arguments.cursor is None:
+        raise _BadArguments("left_click_drag starts at the cursor, which has not moved yet: call mouse_move first.")
+    x, y = arguments.cursor
+    to_x, to_y = _point(arguments)
+    return Drag(x=x, y=y, to_x=to_x, to_y=to_y)
+
+
+def _scroll(arguments: _Arguments) -> Action:
+    if "coordinate" in arguments.values:
+        x, y = _point(arguments)
+    else:
+        x, y = arguments.cursor or (arguments.width_px // 2, arguments.height_px // 2)
+    return Scroll(x=x, y=y, down_px=-round(_number(arguments, "pixels")))
+
+
+def _type(arguments: _Arguments) -> Action:
+    return TypeText(text=_text(arguments))
+
+
+def _key(arguments: _Arguments) -> Action:
+    keys = arguments.values.get("keys")
+    names = cast("list[object]", keys) if isinstance(keys, list) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise _BadArguments(f'keys is {keys!r}. Expected keys: a list of names such as ["ctrl", "s"].')
+    return PressKey(keys=tuple(cast("list[str]", names)))
+
+
+def _system_button(arguments: _Arguments) -> Action:
+    button = arguments.values.get("button")
+    action = _SYSTEM_BUTTONS.get(button.lower()) if isinstance(button, str) else None
+    if action is None:
+        raise _BadArguments(f"button is {button!r}. Expected button: Back, Home, Menu or Enter.")
+    return action
+
+
+def _wait(arguments: _Arguments) -> Action:
+    return Wait(duration_s=_seconds(arguments, 1.0))
+
+
+def _answer(arguments: _Arguments) -> Finish:
+    return Finish(success_claimed=True, answer=_text(arguments))
+
+
+def _terminate(arguments: _Arguments) -> Finish:
+    status = arguments.values.get("status")
+    if status not in ("success", "failure"):
+        raise _BadArguments(f"status is {status!r}. Expected status: success or failure.")
+    return Finish(success_claimed=status == "success")
+
+
+_Maker = Callable[[_Arguments], Action | Finish]
+_MAKERS: Mapping[str, Mapping[str, _Maker]] = {
+    MOBILE_USE.name: {
+        "click": _click,
+        "long_press": _long_press,
+        "swipe": _swipe,
+        "type": _type,
+        "answer": _answer,
+        "system_button": _system_button,
+        "wait": _wait,
+        "terminate": _terminate,
+    },
+    COMPUTER_USE.name: {
+        "key": _key,
+        "type": _type,
+        "mouse_move": _mouse_move,
+        "left_click": _click,
+        "left_click_drag": _left_click_drag,
+        "right_click": _right_click,
+        "double_click": _double_click,
+        "scroll": _scroll,
+        "wait": _wait,
+        "terminate": _terminate,
+        "answer": _answer,
+    },
+}

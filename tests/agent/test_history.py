@@ -1,0 +1,45 @@
+from cua_rl.agent.history import DROPPED_IMAGE, DropOldScreenshots, FullHistory
+from cua_rl.agent.responses import system_item, tool_result_item, user_item
+from cua_rl.types import Observation
+
+SCREEN = Observation(png=b"png", width_px=1, height_px=1)
+
+
+def items_after(num_turns: int):
+    items = [system_item("s"), user_item("task", SCREEN)]
+    for turn in range(num_turns):
+        items.append({"type": "function_call", "call_id": str(turn), "name": "t", "arguments": "{}"})
+        items.append(tool_result_item(str(turn), "", SCREEN))
+    return items
+
+
+def num_images(items) -> int:
+    return str(items).count("input_image")
+
+
+def test_full_history_shows_everything_until_the_budget_is_used_up() -> None:
+    items = items_after(5)
+    assert FullHistory().visible(items) == items
+    assert FullHistory().has_room(used_tokens=10**9)
+    assert FullHistory(max_tokens=100).has_room(used_tokens=99)
+    assert not FullHistory(max_tokens=100).has_room(used_tokens=100)
+
+
+def test_old_screenshots_are_dropped_in_blocks() -> None:
+    history = DropOldScreenshots(max_images=4, block=2)
+    # n turns make n + 1 screenshots; the fifth one drops two, the sixth none, the seventh two more
+    shown = [num_images(history.visible(items_after(turns))) for turns in range(8)]
+    assert shown == [1, 2, 3, 4, 3, 4, 3, 4]
+
+
+def test_between_drops_each_request_extends_the_one_before() -> None:
+    history = DropOldScreenshots(max_images=4, block=2)
+    views = [history.visible(items_after(turns)) for turns in range(8)]
+    extends = [views[i + 1][: len(views[i])] == views[i] for i in range(7)]
+    assert extends == [True, True, True, False, True, False, True]
+
+
+def test_a_dropped_screenshot_leaves_a_note_and_the_task_text() -> None:
+    view = DropOldScreenshots(max_images=1, block=1).visible(items_after(1))
+    assert view[1]["content"] == [{"type": "input_text", "text": "task"}, {"type": "input_text", "text": DROPPED_IMAGE}]
+    assert num_images(view[3:]) == 1
