@@ -1,0 +1,36 @@
+"""KL penalty against the base model, as a change of the advantages."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cua_rl.types import Datum
+
+
+def penalise_divergence(
+    datums: Sequence[Datum], base_logprobs: Sequence[Sequence[float]], coef: float
+) -> tuple[list[Datum], float]:
+    """Lower the advantage of tokens that the policy likes better than the base model does; also the mean KL estimate.
+
+    Per trained token the estimate is d = sampling_logprob - base_logprob, and the advantage changes by coef * (mean(d) - d):
+    the mean is taken out so that the penalty moves probability around instead of pushing all of it one way. Tokens off the
+    mask keep their zeros.
+    """
+    gaps = [
+        logprob - base
+        for datum, row in zip(datums, base_logprobs, strict=True)
+        for logprob, base, is_trained in zip(datum.sampling_logprobs, row, datum.loss_mask, strict=True)
+        if is_trained
+    ]
+    mean = sum(gaps) / len(gaps)
+    penalised = [_penalise(datum, row, coef, mean) for datum, row in zip(datums, base_logprobs, strict=True)]
+    return penalised, mean
+
+
+def _penalise(datum: Datum, base: Sequence[float], coef: float, mean: float) -> Datum:
+    advantages = tuple(
+        advantage + coef * (mean - (logprob - reference)) if is_trained else 0.0
+        for advantage, logprob, reference, is_trained in zip(
+            datum.advantages, datum.sampling_logprobs, base, datum.loss_mask, strict=True
+        )
+    )
+    return replace(datum, advantages=advantages)

@@ -1,0 +1,172 @@
+"""The on-policy loop: sample, score, advantages, datums, forward_backward, optim_step, publish; then the next step.
+
+Everything waits for everything: rollouts of step k+1 begin when the adapter of step k is served.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from cua_rl.evaluation.evaluate import EvalResult
+from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, Source, SourceStarted, StepTrained
+from cua_rl.rl.advantages import AdvantageKind, group_advantages
+from cua_rl.rl.batch import build_batch, logprobs_by_turn
+from cua_rl.rl.datums import datums_sha256
+from cua_rl.rl.step_metrics import rollout_metrics
+from cua_rl.rl.train_step import Trainer, TrainStepSettings, train_step
+from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.tasks.task import Task
+from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+
+
+class TaskStream(Protocol):
+    """Training tasks; `batch` is a pure function, so a resumed run sees the tasks that the first one would have seen."""
+
+    def batch(self, step: int, num_tasks: int) -> list[Task]: ...
+
+
+class Policy(Protocol):
+    """The trained weights on their way to the sampler and to disk."""
+
+    async def publish(self, step: int) -> AdapterRef:
+        """Serve the trainer's weights after `step` training steps."""
+        ...
+
+    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+        """Save everything a resume needs; returns the folders of state and of sampler weights."""
+        ...
+
+
+class Evaluation(Protocol):
+    """Measures an adapter on held-out tasks."""
+
+    async def run(self, source: Source, adapter: AdapterRef) -> EvalResult: ...
+
+
+class StepLog(Protocol):
+    """Where a person follows the run: metric files and the progress display."""
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """What the loop needs to know. Steps count from 0; an evaluation or checkpoint "at k" is after k steps."""
+
+    first_step: int
+    max_steps: int
+    groups_per_batch: int
+    group_size: int
+    params: SamplingParams
+    advantages: AdvantageKind
+    train: TrainStepSettings
+    eval_every: int
+    save_every: int
+    image_token_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Who does the work."""
+
+    tasks: TaskStream
+    runner: RolloutRunner
+    trainer: Trainer
+    policy: Policy
+    evaluator: Evaluation | None
+    recorder: Recorder
+    log: StepLog
+
+
+async def train(settings: LoopSettings, parts: Parts) -> None:
+    """Train from `first_step` to `max_steps`, with a baseline evaluation before and a last one after."""
+    adapter = await parts.policy.publish(settings.first_step)
+    if settings.first_step == 0:
+        await _evaluate(parts, "baseline", 0, adapter)
+    for step in range(settings.first_step, settings.max_steps):
+        clock = Clock()
+        with clock.time("step"):
+            tasks = parts.tasks.batch(step, settings.groups_per_batch)
+            with clock.time("rollouts"):
+                groups = await _run_step_groups(settings, parts, step, tasks, adapter)
+            batch = build_batch(groups, settings.advantages, settings.image_token_id)
+            metrics = rollout_metrics(groups) | batch.metrics
+            logprobs: tuple[tuple[float, ...], ...] = ()
+            if batch.datums:
+                with clock.time("train"):
+                    result = await train_step(parts.trainer, batch.datums, settings.train, step=step)
+                metrics, logprobs = metrics | result.metrics, result.training_logprobs
+                with clock.time("publish"):
+                    adapter = await parts.policy.publish(step + 1)
+        metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
+        await parts.recorder.record(
+            StepTrained(
+                step=step,
+                policy_version=adapter.policy_version,
+                datums_sha256=datums_sha256(batch.datums),
+                num_datums=len(batch.datums),
+                training_logprobs=logprobs_by_turn(batch.datums, logprobs),
+                metrics=metrics,
+            )
+        )
+        parts.log.log_step(step, metrics)
+        await _after_step(settings, parts, step + 1, adapter)
+
+
+async def _run_step_groups(
+    settings: LoopSettings, parts: Parts, step: int, tasks: list[Task], adapter: AdapterRef
+) -> list[RolloutGroup]:
+    source = Source(phase="step", step=step)
+    await parts.recorder.record(
+        SourceStarted(
+            source=source, tasks=tuple(tasks), group_size=settings.group_size, policy_version=adapter.policy_version
+        )
+    )
+
+    async def on_group(group: RolloutGroup) -> None:
+        advantages = group_advantages(group.rewards, settings.advantages)
+        await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages))
+
+    plan = GroupPlan(source=source, group_size=settings.group_size, params=settings.params)
+    return await run_groups(parts.runner, tasks, plan, on_group)
+
+
+async def _after_step(settings: LoopSettings, parts: Parts, num_steps: int, adapter: AdapterRef) -> None:
+    """Checkpoint and evaluate after `num_steps` steps; the last step always gets both."""
+    is_last = num_steps == settings.max_steps
+    if is_last or (settings.save_every and num_steps % settings.save_every == 0):
+        state_path, sampler_path = await parts.policy.save_checkpoint(num_steps)
+        await parts.recorder.record(
+            CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))
+        )
+    if is_last or (settings.eval_every and num_steps % settings.eval_every == 0):
+        await _evaluate(parts, "eval", num_steps, adapter)
+
+
+async def _evaluate(parts: Parts, phase: Phase, step: int, adapter: AdapterRef) -> None:
+    if parts.evaluator is not None:
+        parts.log.log_evaluation(phase, step, await parts.evaluator.run(Source(phase=phase, step=step), adapter))
+
+
+@dataclass
+class Clock:
+    """Seconds per named phase of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        """Measure the block as `phase`."""
+        start = time.monotonic()
+        yield
+        self.seconds[phase] = time.monotonic() - start
+
+    def metrics(self) -> dict[str, float]:
+        """`time/<phase>_s` for every phase measured."""
+        return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}

@@ -1,0 +1,90 @@
+"""One training step on a batch of datums: forward_backward, parity gate, optim_step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.rl.kl_penalty import penalise_divergence
+from cua_rl.rl.parity import measure_parity, require_parity
+from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
+from cua_rl.types import Datum
+
+
+class Trainer(Protocol):
+    """What a training step needs of the trainer (Tinker's verbs)."""
+
+    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
+
+    async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
+
+    async def forward_backward(self, datums: Sequence[Datum], loss: LossConfig) -> ForwardBackwardOutput: ...
+
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainStepSettings:
+    """How a batch is trained on."""
+
+    loss: LossConfig
+    optim: OptimConfig
+    num_substeps: int
+    parity_limit: float
+    kl_penalty_coef: float
+    compute_post_kl: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainStepResult:
+    """What the trainer said: its log-probabilities before the update, per datum and token, and metrics."""
+
+    training_logprobs: tuple[tuple[float, ...], ...]
+    metrics: dict[str, float]
+
+
+async def train_step(
+    trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings, *, step: int
+) -> TrainStepResult:
+    """Train on `datums` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
+
+    The parity gate looks at the first sub-step only: later ones compare the sampler with weights that have moved.
+    """
+    metrics: dict[str, float] = {}
+    if settings.kl_penalty_coef:
+        base = await trainer.base_logprobs(datums, temperature=settings.loss.temperature)
+        datums, metrics["policy/kl_base"] = penalise_divergence(datums, base, settings.kl_penalty_coef)
+    training_logprobs: list[tuple[float, ...]] = []
+    for substep, part in enumerate(_split(datums, settings.num_substeps)):
+        output = await trainer.forward_backward(part, settings.loss)
+        training_logprobs += output.training_logprobs
+        if substep == 0:
+            parity = measure_parity(part, output.training_logprobs)
+            require_parity(parity, settings.parity_limit, step=step)
+            metrics |= parity.metrics()
+        taken = await trainer.optim_step(settings.optim)
+        metrics |= output.metrics | {"optim/grad_norm": taken.grad_norm, "optim/learning_rate": taken.learning_rate}
+    if settings.compute_post_kl:
+        after = await trainer.forward(datums, temperature=settings.loss.temperature)
+        metrics["policy/kl_post"] = _mean_gap(datums, training_logprobs, after)
+    return TrainStepResult(training_logprobs=tuple(training_logprobs), metrics=metrics)
+
+
+def _split(datums: Sequence[Datum], num_parts: int) -> list[Sequence[Datum]]:
+    """Deal `datums` to at most `num_parts` parts, as even as possible, in order."""
+    bounds = [len(datums) * part // num_parts for part in range(num_parts + 1)]
+    return [datums[start:end] for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
+
+
+def _mean_gap(
+    datums: Sequence[Datum], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
+) -> float:
+    """Mean of log-probability before minus after over trained tokens: an estimate of KL(before || after)."""
+    gaps = [
+        old - new
+        for datum, old_row, new_row in zip(datums, before, after, strict=True)
+        for old, new, is_trained in zip(old_row, new_row, datum.loss_mask, strict=True)
+        if is_trained
+    ]
+    return sum(gaps) / len(gaps)
+

@@ -1,0 +1,203 @@
+"""One rollout: lease a device, let the agent work through the gateway, read success from the device, score.
+
+The only place that turns an error into data: infrastructure faults end as a `Rollout` without reward.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+from uuid import uuid4
+
+from openai import AsyncOpenAI
+
+from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
+from cua_rl.devices.device import Device
+from cua_rl.devices.pool import DevicePool
+from cua_rl.errors import CuaError, DeviceError, SamplingError, TaskError, boundary
+from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
+from cua_rl.rewards.reward import RewardFunction
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.tasks.task import Task
+from cua_rl.types import AdapterRef, ModelTurn, Reward, Rollout, SamplingParams, StopReason, Turn, Validation
+
+logger = logging.getLogger(__name__)
+
+
+class Agent(Protocol):
+    """Works on a task until it is done; everything it asks the model goes through `client`."""
+
+    async def run(
+        self, instruction: str, device: Device, client: AsyncOpenAI, *, max_turns: int, on_turn: OnTurn
+    ) -> AgentOutcome: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """The longest that the agent and the validator may take, seconds; sampling has no limit of its own, its pace follows load."""
+
+    agent_s: float = 1800.0
+    validate_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPlan:
+    """Which rollout to run: its place in the run, its task instance, and the policy that acts."""
+
+    source: Source
+    group_id: str
+    group_index: int
+    member_index: int
+    task: Task
+    params: SamplingParams
+    adapter: AdapterRef | None = None
+    """None follows the current policy; evaluations pin theirs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a rollout ended, before it is scored."""
+
+    stop_reason: StopReason
+    device_id: str | None = None
+    answer: str | None = None
+    validation: Validation | None = None
+    error: str | None = None
+
+
+class RolloutRunner:
+    """Runs rollouts on pooled devices through one gateway."""
+
+    def __init__(
+        self,
+        *,
+        devices: DevicePool,
+        gateway: Gateway,
+        agent: Agent,
+        reward: RewardFunction,
+        recorder: Recorder,
+        max_turns: int,
+        time_limits: TimeLimits | None = None,
+        make_id: Callable[[], str] = lambda: uuid4().hex,
+    ) -> None:
+        self._devices = devices
+        self._gateway = gateway
+        self._agent = agent
+        self._reward = reward
+        self._recorder = recorder
+        self._max_turns = max_turns
+        self._limits = time_limits or TimeLimits()
+        self._make_id = make_id
+
+    async def run(self, plan: RolloutPlan) -> Rollout:
+        """Run one rollout to its end; never raises for faults of device, server or task."""
+        rollout_id, started_at, clock = self._make_id(), time.time(), time.monotonic()
+        turns: list[Turn] = []
+        self._gateway.open_rollout(rollout_id, params=plan.params, adapter=plan.adapter)
+        try:
+            outcome = await self._attempt(plan, rollout_id, turns)
+        except TimeoutError as error:
+            outcome = Outcome(stop_reason=StopReason.TIME_LIMIT, error=str(error) or "a stage ran out of time")
+        except CuaError as error:
+            outcome = Outcome(stop_reason=_fault_of(error), error=str(error))
+        finally:
+            self._gateway.close_rollout(rollout_id)
+        if outcome.error:
+            logger.warning("rollout_id=%s task=%s stop=%s %s", rollout_id, plan.task.task_id, outcome.stop_reason, outcome.error)
+        return Rollout(
+            rollout_id=rollout_id,
+            task_id=plan.task.task_id,
+            seed=plan.task.seed,
+            group_index=plan.group_index,
+            member_index=plan.member_index,
+            device_id=outcome.device_id,
+            turns=tuple(turns),
+            stop_reason=outcome.stop_reason,
+            answer=outcome.answer,
+            validation=outcome.validation,
+            reward=self._score(outcome, len(turns)),
+            error=outcome.error,
+            started_at=started_at,
+            duration_s=time.monotonic() - clock,
+        )
+
+    async def _attempt(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn]) -> Outcome:
+        """Lease, act, validate; `turns` fills up on the way, so that a fault keeps what was done."""
+        max_turns = min(plan.task.max_turns, self._max_turns)
+
+        async def on_turn(done: AgentTurn) -> None:
+            turn = join_turn(len(turns), done, self._gateway.turns(rollout_id))
+            turns.append(turn)
+            await self._recorder.record(TurnTaken(rollout_id=rollout_id, turn=turn))
+
+        async with self._devices.lease(plan.task) as device:
+            await self._recorder.record(_started(plan, rollout_id, device, max_turns))
+            async with asyncio.timeout(self._limits.agent_s):
+                done = await self._agent.run(
+                    plan.task.instruction,
+                    device,
+                    self._gateway.openai_client(rollout_id),
+                    max_turns=max_turns,
+                    on_turn=on_turn,
+                )
+            async with asyncio.timeout(self._limits.validate_s):
+                validation = await validate(plan.task, device, done.answer)
+            return Outcome(
+                stop_reason=done.stop_reason, device_id=device.device_id, answer=done.answer, validation=validation
+            )
+
+    def _score(self, outcome: Outcome, num_turns: int) -> Reward | None:
+        if outcome.validation is None:
+            return None
+        return self._reward(outcome.validation, outcome.stop_reason, num_turns)
+
+
+async def validate(task: Task, device: Device, answer: str | None) -> Validation:
+    """Read success from the device's state; raises `TaskError` if the validator itself fails."""
+    clock = time.monotonic()
+    with boundary(TaskError, f"validate task {task.task_id!r}"):
+        validation = await task.validate(device, answer)
+    return replace(validation, duration_s=time.monotonic() - clock)
+
+
+def join_turn(index: int, done: AgentTurn, recorded: tuple[ModelTurn, ...]) -> Turn:
+    """Put together what the agent did and what the gateway recorded of the same answer."""
+    model = next((turn for turn in reversed(recorded) if turn.response_id == done.response_id), None)
+    if model is None:
+        raise SamplingError(f"expected the gateway to know response {done.response_id!r}, it has {len(recorded)} others")
+    return Turn(
+        index=index,
+        model=model,
+        before=done.before,
+        action=done.action,
+        action_error=done.action_error,
+        after=done.after,
+        durations_s=done.durations_s,
+    )
+
+
+def _started(plan: RolloutPlan, rollout_id: str, device: Device, max_turns: int) -> RolloutStarted:
+    return RolloutStarted(
+        source=plan.source,
+        rollout_id=rollout_id,
+        group_id=plan.group_id,
+        group_index=plan.group_index,
+        member_index=plan.member_index,
+        task=plan.task,
+        device_id=device.device_id,
+        max_turns=max_turns,
+    )
+
+
+def _fault_of(error: CuaError) -> StopReason:
+    match error:
+        case DeviceError():
+            return StopReason.DEVICE_ERROR
+        case SamplingError():
+            return StopReason.SAMPLING_ERROR
+        case TaskError():
+            return StopReason.TASK_ERROR
+        case _:
+            raise error

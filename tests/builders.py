@@ -1,0 +1,115 @@
+"""Small, valid instances of the vocabulary for tests."""
+
+from collections.abc import Sequence
+
+from cua_rl.types import (
+    Datum,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    ModelTurn,
+    Observation,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    StopReason,
+    Turn,
+    Validation,
+)
+
+IMAGE_TOKEN = 9
+
+
+def text(*tokens: int) -> EncodedTextChunk:
+    return EncodedTextChunk(tokens=tokens)
+
+
+def image(data: bytes = b"a", expected_tokens: int = 2) -> ImageChunk:
+    return ImageChunk(data=data, format="png", expected_tokens=expected_tokens)
+
+
+def prompt(*chunks: EncodedTextChunk | ImageChunk) -> ModelInput:
+    return ModelInput(chunks=chunks)
+
+
+def model_turn(
+    model_input: ModelInput,
+    sampled: Sequence[int] = (7, 8),
+    logprobs: Sequence[float] | None = None,
+    policy_version: int = 0,
+    response_id: str = "resp",
+) -> ModelTurn:
+    return ModelTurn(
+        response_id=response_id,
+        prompt=model_input,
+        sampled_tokens=tuple(sampled),
+        sampling_logprobs=tuple(logprobs if logprobs is not None else [-0.5] * len(sampled)),
+        policy_version=policy_version,
+        stop="stop",
+        text="",
+        failure=None,
+        prompt_matches_renderer=True,
+        request={},
+        started_at=0.0,
+        duration_s=0.1,
+    )
+
+
+def turn(index: int, model: ModelTurn) -> Turn:
+    observation = Observation(png=b"png", width_px=10, height_px=20)
+    return Turn(
+        index=index, model=model, before=observation, action=None, action_error=None, after=None, durations_s={}
+    )
+
+
+def rollout(
+    *models: ModelTurn,
+    reward: float | None = 1.0,
+    rollout_id: str = "r",
+    stop_reason: StopReason = StopReason.FINISHED,
+    member_index: int = 0,
+) -> Rollout:
+    success = reward is not None and reward > 0
+    return Rollout(
+        rollout_id=rollout_id,
+        task_id="task",
+        seed=1,
+        group_index=0,
+        member_index=member_index,
+        device_id="device",
+        turns=tuple(turn(index, model) for index, model in enumerate(models)),
+        stop_reason=stop_reason,
+        answer=None,
+        validation=None
+        if reward is None
+        else Validation(query="q", expected="1", actual="1" if success else "0", success=success),
+        reward=None if reward is None else Reward(total=reward, parts={"success": reward}),
+        error=None,
+        started_at=0.0,
+        duration_s=1.0,
+    )
+
+
+def group(*rollouts: Rollout, faulty: Sequence[Rollout] = ()) -> RolloutGroup:
+    return RolloutGroup(
+        group_id="g", index=0, task_id="task", seed=1, rollouts=tuple(rollouts), faulty=tuple(faulty)
+    )
+
+
+def datum(
+    mask: Sequence[bool] = (False, True, True),
+    advantages: Sequence[float] | None = None,
+    logprobs: Sequence[float] | None = None,
+    model_input: ModelInput | None = None,
+    rollout_id: str = "r",
+    turn_indices: Sequence[int] = (0,),
+) -> Datum:
+    return Datum(
+        rollout_id=rollout_id,
+        model_input=model_input or prompt(text(*range(1, len(mask) + 1))),
+        loss_mask=tuple(mask),
+        advantages=tuple(advantages if advantages is not None else [float(flag) for flag in mask]),
+        sampling_logprobs=tuple(logprobs if logprobs is not None else [-1.0 * flag for flag in mask]),
+        policy_versions=(0,),
+        turn_indices=tuple(turn_indices),
+    )

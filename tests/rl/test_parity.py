@@ -1,0 +1,35 @@
+import pytest
+
+from cua_rl.errors import ParityError
+from cua_rl.rl.parity import measure_parity, require_parity
+from tests.builders import datum, image, prompt, text
+
+
+def test_differences_are_split_by_whether_an_image_came_before() -> None:
+    mixed = datum(
+        mask=(False, True, False, False, True),
+        logprobs=(0.0, -1.0, 0.0, 0.0, -2.0),
+        model_input=prompt(text(1, 2), image(expected_tokens=2), text(3)),
+    )
+
+    parity = measure_parity([mixed], [(0.0, -1.1, 0.0, 0.0, -2.4)])
+
+    assert parity.text_mean_abs == pytest.approx(0.1)
+    assert parity.image_mean_abs == pytest.approx(0.4)
+    assert parity.mean_abs == pytest.approx(0.25)
+    assert parity.max_abs == pytest.approx(0.4)
+
+
+def test_a_gap_above_the_limit_is_refused_with_its_likely_causes() -> None:
+    parity = measure_parity([datum()], [(0.0, -1.2, -1.2)])
+
+    require_parity(parity, 0.25, step=0)
+    with pytest.raises(ParityError, match=r"step 0: expected .* within 0.05 nats .* got 0.2000 .*M-RoPE"):
+        require_parity(parity, 0.05, step=0)
+
+
+def test_a_gap_that_is_not_a_number_is_refused() -> None:
+    parity = measure_parity([datum()], [(0.0, float("nan"), -1.0)])
+
+    with pytest.raises(ParityError):
+        require_parity(parity, 100.0, step=3)
