@@ -1,0 +1,164 @@
+"""Every metric name with one line of meaning, and means that carry their counts. An unknown name is an error.
+
+A name is `area/name[/stat]`; units are suffixes (`_s`, `_tokens`, `_frac`). In FAMILIES, a part in angle brackets
+stands for any one part of a name: `eval/<suite>/success_rate` covers `eval/held_out/success_rate`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import fsum
+
+METRICS: Mapping[str, str] = {
+    "progress/step": "optimizer steps completed, this one included",
+    "progress/done_frac": "share of the run's steps that are done, 0 to 1",
+    "progress/epoch": "0-based pass over the training tasks",
+    "progress/policy_version": "optimizer steps behind the adapter that is served after this step",
+    "reward/mean": "mean reward of the step's rollouts",
+    "reward/std": "population standard deviation of the step's rewards",
+    "reward/std_in_group": "mean over groups of the standard deviation of rewards inside the group",
+    "reward/min": "smallest reward of the step",
+    "reward/max": "largest reward of the step",
+    "reward/success_rate": "share of rollouts whose task's validator said success",
+    "reward/num_groups": "groups that the step's batch is made of",
+    "reward/num_trained_groups": "groups with a spread of rewards, which are the ones that teach",
+    "reward/constant_group_frac": "share of groups whose rewards are all equal: no signal",
+    "reward/all_failed_group_frac": "share of groups without any success",
+    "reward/all_solved_group_frac": "share of groups in which every rollout succeeded",
+    "rollout/num_rollouts": "rollouts with a reward",
+    "rollout/num_faults": "rollouts ended by infrastructure; never rewarded, never trained on",
+    "rollout/num_retries": "rollouts started again after an infrastructure fault",
+    "rollout/num_dropped_groups": "groups given up because too few members had a reward",
+    "rollout/num_turns/mean": "turns per rollout",
+    "rollout/num_turns/max": "turns of the longest rollout",
+    "rollout/sampled_tokens": "tokens that the model sampled in this step",
+    "rollout/sampled_tokens_per_turn/mean": "sampled tokens per turn",
+    "rollout/prompt_tokens": "prompt tokens over all turns, images included",
+    "rollout/cached_tokens_frac": "share of prompt tokens that the server had in its prefix cache",
+    "rollout/merged_turn_frac": "share of turns that extend the turn before them and share its training sequence",
+    "rollout/prompt_mismatches": "turns whose prompt ids differ from the renderer's; the server's ids win",
+    "rollout/retokenised_tokens": "trained tokens that are not literally the sampled ids; must stay 0",
+    "rollout/parse_failure_frac": "share of turns whose text is not a well-formed action",
+    "rollout/action_error_frac": "share of turns whose action the device refused",
+    "rollout/truncated_turn_frac": "share of turns cut off at max_tokens",
+    "rollout/num_images": "distinct screenshots in the step's training sequences",
+    "rollout/policy_lag/mean": "optimizer steps between sampling and training, mean over turns",
+    "rollout/policy_lag/max": "optimizer steps between sampling and training, largest",
+    "loss/policy": "policy loss, mean over trained tokens",
+    "loss/total": "what was minimised, mean over trained tokens",
+    "loss/cross_entropy": "negative log-likelihood per trained token (supervised)",
+    "loss/kl_base": "penalty for leaving the base model, before its coefficient",
+    "policy/parity_mean_abs": "mean absolute difference of sampler and trainer log-probabilities at the same weights",
+    "policy/parity_max_abs": "largest absolute difference of sampler and trainer log-probabilities at the same weights",
+    "policy/parity_text_mean_abs": "parity_mean_abs over sequences without images",
+    "policy/parity_image_mean_abs": "parity_mean_abs over sequences with images",
+    "policy/kl_sampling_training/mean": "KL estimate (k1) between the sampling and the training policy, per token",
+    "policy/kl_sampling_training/max": "largest log-probability drop from sampler to trainer",
+    "policy/kl_sampling_training_k3/mean": "KL estimate (k3, never negative) between sampling and training policy",
+    "policy/kl_after_step/mean": "KL estimate between the sampling policy and the policy after this step",
+    "policy/kl_base": "KL estimate between the trained policy and the base model, per token",
+    "policy/ratio_mean": "mean importance ratio, training over sampling probability",
+    "policy/ratio_max": "largest importance ratio",
+    "policy/ratio_min": "smallest importance ratio",
+    "policy/clip_frac": "share of trained tokens whose ratio was clipped",
+    "policy/entropy_estimate": "mean of -log p over sampled tokens",
+    "optim/learning_rate": "learning rate of this step",
+    "optim/grad_norm": "gradient norm before clipping",
+    "optim/num_datums": "training sequences of this step",
+    "optim/num_substeps": "optimizer updates inside this step",
+    "optim/num_micro_batches": "forward and backward passes of this step",
+    "optim/trained_tokens": "tokens with a loss",
+    "optim/total_tokens": "tokens of all training sequences, images included",
+    "optim/padding_frac": "share of the trainer's token slots that held padding",
+    "optim/encoded_images": "screenshots that went through the vision tower",
+    "time/step_s": "the whole step",
+    "time/setup_s": "from the start of the program until the first rollout",
+    "time/rollouts_s": "collecting the step's rollouts",
+    "time/datums_s": "building training sequences",
+    "time/train_s": "forward, backward and optimizer step",
+    "time/forward_backward_s": "forward and backward passes",
+    "time/optim_step_s": "clipping and optimizer step",
+    "time/publish_s": "from the saved adapter until the server has proven and announced it",
+    "time/save_s": "saving the adapter and checkpoints",
+    "time/eval_s": "evaluation",
+    "time/wait_s": "training waited for rollouts",
+    "time/event_loop_lag_s/max": "longest time the controller's event loop was blocked",
+    "time/rollout_s/mean": "one rollout",
+    "time/rollout_s/p90": "one rollout, 90th percentile",
+    "time/rollout_s/max": "slowest rollout",
+    "time/turn_s/mean": "one turn",
+    "time/sampling_s/mean": "one request to the model",
+    "time/tokens_per_s": "sampled tokens per second of rollout collection",
+    "time/trained_tokens_per_s": "training sequence tokens per second of forward and backward",
+    "time/rollouts_per_hour": "rollouts with a reward per hour of the step",
+    "device/num_leases": "device leases taken",
+    "device/num_lost": "devices that failed and were replaced",
+    "device/lease_s/mean": "wait for a free device",
+    "device/busy_frac": "share of device time spent in leases",
+}
+
+FAMILIES: Mapping[str, str] = {
+    "stop/<reason>": "rollouts that ended for this reason",
+    "fork/<reason>": "turns that began a new training sequence for this reason",
+    "reward/parts/<part>": "mean of one part of the reward",
+    "reward/success_rate/<category>": "success rate of the step's rollouts in one task category",
+    "eval/<suite>/success_rate": "share of evaluation rollouts that succeeded",
+    "eval/<suite>/pass_at_k": "share of evaluation tasks with at least one success",
+    "eval/<suite>/reward_mean": "mean reward of the evaluation",
+    "eval/<suite>/num_rollouts": "evaluation rollouts with a reward",
+    "eval/<suite>/num_successes": "evaluation rollouts that succeeded",
+    "eval/<suite>/num_faults": "evaluation rollouts lost to infrastructure",
+    "eval/<suite>/num_turns_mean": "turns per evaluation rollout",
+    "eval/<suite>/ci_low": "lower end of the 95 % Wilson interval of the success rate",
+    "eval/<suite>/ci_high": "upper end of the 95 % Wilson interval of the success rate",
+    "eval/<suite>/time_s": "duration of the evaluation",
+    "eval/<suite>/success_rate/<category>": "success rate of the evaluation in one task category",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean that knows its count, so that adding two of them is the mean of all values: never a mean of means."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(total=self.total + other.total, count=self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean; 0.0 of nothing, which callers tell apart by `count`."""
+        return self.total / self.count if self.count else 0.0
+
+
+def mean_of(values: Iterable[float]) -> Mean:
+    """Collect values: mean_of([1, 0, 0, 1]).value is 0.5."""
+    collected = [float(value) for value in values]
+    return Mean(total=fsum(collected), count=len(collected))
+
+
+def meaning(name: str) -> str | None:
+    """What a metric says, or None if there is no such metric."""
+    if name in METRICS:
+        return METRICS[name]
+    return next((text for pattern, text in _family_patterns() if pattern.fullmatch(name)), None)
+
+
+def check_names(metrics: Mapping[str, float]) -> None:
+    """Refuse names that this module does not list.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    unknown = [name for name in metrics if meaning(name) is None]
+    if unknown:
+        raise ValueError(
+            f"expected metric names from cua_rl/metrics.py, got {unknown!r}; add them there with their meaning"
+        )
+
+
+@cache
+def _family_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((re.compile(re.sub(r"<\w+>", r"[\\w.-]+", family)), text) for family, text in FAMILIES.items())

@@ -1,0 +1,180 @@
+"""The command line of recipes, on a small example configuration."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import chz
+import pytest
+
+from cua_rl.errors import ConfigError
+from cua_rl.recipes.command_line import given_names, parse_command_line
+
+
+@chz.chz
+class Lora:
+    rank: int = chz.field(default=32, doc="rank of every adapter")
+
+
+@chz.chz
+class Example:
+    """Every kind of setting that recipes have."""
+
+    model_name: str = chz.field(default="tiny", doc="folder or name of the model")
+    group_size: int = chz.field(default=4, doc="rollouts of one task")
+    learning_rate: float = chz.field(default=1e-5, doc="step size")
+    skip_baseline: bool = chz.field(default=False, doc="no evaluation before training")
+    max_steps_off_policy: int | None = chz.field(default=None, doc="none is synchronous")
+    box_type: Literal["android", "linux"] = chz.field(default="android", doc="kind of device")
+    log_path: Path | None = chz.field(default=None, doc="folder of the run")
+    tasks: dict[str, Any] | list[dict[str, Any]] = chz.field(
+        default_factory=lambda: {"source_type": "demo_training"}, doc="training tasks"
+    )
+    names: list[str] = chz.field(default_factory=list[str], doc="only these")
+    sizes: tuple[int, ...] = chz.field(default=(), doc="numbers")
+    lora: Lora = chz.field(default_factory=Lora, doc="adapter")
+
+    @chz.validate
+    def _group_is_a_group(self) -> None:
+        if self.group_size < 2:
+            raise ValueError(f"group_size must be >= 2, got {self.group_size!r}; set group_size=4")
+
+
+@chz.chz
+class Needy:
+    model_name: str = chz.field(doc="model to evaluate")
+
+
+def parse(*argv: str) -> Example:
+    return parse_command_line(Example, argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("group_size=8",),
+        ("--group_size", "8"),
+        ("--group_size=8",),
+        ("--group-size", "8"),
+        ("--group-size=8",),
+        ("group-size=8",),
+        ("group_size=2", "--group_size", "8"),
+    ],
+)
+def test_all_forms_say_the_same(argv: tuple[str, ...]) -> None:
+    assert parse(*argv) == parse("group_size=8")
+    assert parse(*argv).group_size == 8
+
+
+def test_a_flag_alone_is_true_and_may_carry_a_word() -> None:
+    assert parse("--skip_baseline").skip_baseline
+    assert parse("--skip-baseline", "--group_size", "3").group_size == 3
+    assert parse("--skip_baseline", "model_name=x").model_name == "x"
+    assert not parse("--skip_baseline", "false").skip_baseline
+
+
+def test_values_take_the_type_of_their_setting() -> None:
+    config = parse(
+        "learning_rate=1e-3",
+        "max_steps_off_policy=2",
+        "box_type=linux",
+        "log_path=/tmp/a b",
+        "names=a, b",
+        "sizes=[1,2]",
+    )
+
+    assert config.learning_rate == 1e-3
+    assert config.max_steps_off_policy == 2
+    assert config.box_type == "linux"
+    assert config.log_path == Path("/tmp/a b")
+    assert config.names == ["a", "b"]
+    assert config.sizes == (1, 2)
+    assert parse("max_steps_off_policy=2", "max_steps_off_policy=none").max_steps_off_policy is None
+    assert parse("learning_rate=-1").learning_rate == parse("--learning_rate", "-1").learning_rate == -1.0
+    assert parse("model_name=none").model_name == "none"
+
+
+def test_dictionaries_and_lists_are_json() -> None:
+    task = '{"source_type": "ids", "task_ids": ["a"], "seed": null, "x": "b=c"}'
+
+    assert parse(f"tasks={task}").tasks == {"source_type": "ids", "task_ids": ["a"], "seed": None, "x": "b=c"}
+    assert parse("--tasks", task) == parse(f"tasks={task}")
+    assert parse('tasks=[{"a": 1}, {"b": 2}]').tasks == [{"a": 1}, {"b": 2}]
+
+
+def test_entries_of_a_dictionary_may_be_set_one_by_one() -> None:
+    config = parse("tasks.source_type=ids", "tasks.limit=3", 'tasks.task_ids=["a"]')
+
+    assert config.tasks == {"source_type": "ids", "limit": 3, "task_ids": ["a"]}
+    assert parse('tasks={"a": 1}', "tasks.b=2").tasks == {"a": 1, "b": 2}
+
+
+def test_nested_settings_have_dots() -> None:
+    assert parse("lora.rank=16").lora.rank == 16
+    assert parse("--lora.rank", "16").lora.rank == 16
+
+
+def test_presets_lie_between_defaults_and_arguments() -> None:
+    presets = {"group_size": 8, "learning_rate": 1e-3, "lora.rank": 16}
+
+    config = parse_command_line(Example, ["group_size=6"], presets)
+
+    assert (config.group_size, config.learning_rate, config.lora.rank, config.model_name) == (6, 1e-3, 16, "tiny")
+
+
+def test_given_names_are_found_in_every_form() -> None:
+    assert given_names(["--model-name", "x", "group_size=3", "--skip_baseline"]) == {
+        "model_name",
+        "group_size",
+        "skip_baseline",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("grup_size=3",), ["'grup_size'", "did you mean 'group_size'?"]),
+        (("--lora.rnk", "3"), ["'lora.rnk'", "did you mean 'lora.rank'?"]),
+        (("zzz=3",), ["'zzz'", "--help"]),
+        (("group_size=four",), ["group_size to be a whole number", "got 'four'", "group_size=4"]),
+        (("group_size=4.5",), ["a whole number", "'4.5'"]),
+        (("max_steps_off_policy=x",), ["a whole number or none", "'x'"]),
+        (("learning_rate=nan",), ["a finite number", "'nan'"]),
+        (("box_type=ios",), ["one of android, linux", "'ios'"]),
+        (("skip_baseline=maybe",), ["true or false", "'maybe'"]),
+        (('tasks={"a": }',), ["a JSON dictionary", "the JSON breaks at character 7"]),
+        (("tasks=demo_training",), ["a JSON dictionary", "got 'demo_training'", '{"source_type": "demo_training"}']),
+        (("sizes=1,b",), ["a whole number", "'1,b'"]),
+        (("group_size=1",), ["group_size must be >= 2, got 1; set group_size=4"]),
+        (("group_size",), ["expected key=value", "'group_size'"]),
+        (("--group_size",), ["expected a value after '--group_size'"]),
+        (("--group_size", "--skip_baseline"), ["expected a value after '--group_size'"]),
+        (("lora=os:getcwd",), ["its parts, one by one"]),
+    ],
+)
+def test_a_wrong_argument_is_explained(argv: tuple[str, ...], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(*argv)
+
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_missing_required_setting_is_named() -> None:
+    with pytest.raises(ConfigError, match="expected a value for model_name, got none; add model_name="):
+        parse_command_line(Needy, [])
+
+
+def test_help_lists_every_setting_with_meaning_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_command_line(Example, ["--help"], {"group_size": 8})
+
+    output = capsys.readouterr().out
+    assert caught.value.code == 0
+    for part in (
+        "group_size=8",
+        "rollouts of one task",
+        "lora.rank=32",
+        "one of android, linux",
+        "skip_baseline=false",
+    ):
+        assert part in output
