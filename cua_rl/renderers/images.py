@@ -1,0 +1,145 @@
+"""How many tokens an image takes: smart resize as the model's own image processor does it, without decoding pixels.
+
+The arithmetic is that of the Qwen2-VL image processor, which Qwen3-VL uses: round to a multiple of patch size times
+merge size (half to even), then scale into the range of pixels. An image is measured as it is shown, with its EXIF
+orientation applied, as vLLM does.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import cast
+
+from PIL import Image
+
+from cua_rl.errors import ConfigError
+from cua_rl.renderers.request_error import RequestError
+
+MAX_ASPECT_RATIO = 200
+_ORIENTATION_TAG = 0x0112
+_ROTATED_BY_90 = (5, 6, 7, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSettings:
+    """The part of a model's image processor that decides token counts; `min_pixels` and `max_pixels` are areas."""
+
+    patch_size_px: int
+    merge_size: int
+    min_pixels: int
+    max_pixels: int
+
+    @property
+    def factor_px(self) -> int:
+        """Both sides of a resized image are multiples of this; one square of it is one token."""
+        return self.patch_size_px * self.merge_size
+
+
+def load_image_settings(model_path: Path) -> ImageSettings:
+    """Read the settings of a model folder, from `processor_config.json` first (as Transformers does).
+
+    The range of pixels may be given as `size.shortest_edge` and `size.longest_edge` (areas, in spite of their names),
+    as `size.min_pixels` and `size.max_pixels`, or as top-level `min_pixels` and `max_pixels`, which win.
+
+    Raises:
+        ConfigError: no settings, or a range or patch size missing.
+    """
+    source, settings = _read_settings(model_path)
+    size = settings.get("size")
+    ranges: Mapping[str, object] = cast("Mapping[str, object]", size) if isinstance(size, Mapping) else {}
+    if settings.get("do_resize") is False:
+        raise ConfigError(
+            f"expected an image processor that resizes, got do_resize false in {str(source)!r}; {_hint()}"
+        )
+    return ImageSettings(
+        patch_size_px=_count(source, "patch_size", settings.get("patch_size")),
+        merge_size=_count(source, "merge_size", settings.get("merge_size")),
+        min_pixels=_count(source, "min_pixels", _first(settings, ranges, "min_pixels", "shortest_edge")),
+        max_pixels=_count(source, "max_pixels", _first(settings, ranges, "max_pixels", "longest_edge")),
+    )
+
+
+def smart_resize(width_px: int, height_px: int, settings: ImageSettings) -> tuple[int, int]:
+    """Width and height in pixels at which the model sees an image of the given size.
+
+    Raises:
+        RequestError: one side is over 200 times the other, or zero.
+    """
+    short_px, long_px = sorted((width_px, height_px))
+    if short_px < 1 or long_px / short_px > MAX_ASPECT_RATIO:
+        raise RequestError(
+            expected=f"an image with an aspect ratio of at most {MAX_ASPECT_RATIO}",
+            got=f"{width_px}x{height_px} pixels",
+            do="crop it",
+        )
+    factor = settings.factor_px
+    height, width = round(height_px / factor) * factor, round(width_px / factor) * factor
+    if height * width > settings.max_pixels:
+        shrink = math.sqrt(height_px * width_px / settings.max_pixels)
+        height = max(factor, math.floor(height_px / shrink / factor) * factor)
+        width = max(factor, math.floor(width_px / shrink / factor) * factor)
+    elif height * width < settings.min_pixels:
+        grow = math.sqrt(settings.min_pixels / (height_px * width_px))
+        height = math.ceil(height_px * grow / factor) * factor
+        width = math.ceil(width_px * grow / factor) * factor
+    return width, height
+
+
+def num_image_tokens(width_px: int, height_px: int, settings: ImageSettings) -> int:
+    """Number of tokens of an image, without the vision start and end marks around it."""
+    width, height = smart_resize(width_px, height_px, settings)
+    return (width // settings.factor_px) * (height // settings.factor_px)
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """Width and height in pixels of an encoded image as it is shown.
+
+    Raises:
+        RequestError: the bytes are no image, or one so large that decoding it is refused.
+    """
+    try:
+        with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
+            width, height = image.size
+            is_rotated = _may_have_orientation(image, data) and image.getexif().get(_ORIENTATION_TAG) in _ROTATED_BY_90
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise RequestError(
+            expected="a readable PNG or JPEG image",
+            got=f"{len(data)} bytes beginning with {data[:8]!r} ({error})",
+            do="send the encoded screenshot whole",
+        ) from error
+    return (height, width) if is_rotated else (width, height)
+
+
+def _may_have_orientation(image: Image.Image, data: bytes) -> bool:
+    # Pillow decodes a PNG to look for orientation, so ask only where the bytes hold one at all.
+    return image.format != "PNG" or b"eXIf" in data or b"tiff:Orientation" in data
+
+
+def _read_settings(model_path: Path) -> tuple[Path, Mapping[str, object]]:
+    processor = model_path / "processor_config.json"
+    if processor.is_file():
+        nested = json.loads(processor.read_text(encoding="utf-8")).get("image_processor")
+        if isinstance(nested, Mapping):
+            return processor, cast("Mapping[str, object]", nested)
+    preprocessor = model_path / "preprocessor_config.json"
+    if preprocessor.is_file():
+        return preprocessor, json.loads(preprocessor.read_text(encoding="utf-8"))
+    raise ConfigError(f"expected image processor settings in {str(preprocessor)!r}, got no such file; {_hint()}")
+
+
+def _first(settings: Mapping[str, object], ranges: Mapping[str, object], name: str, edge: str) -> object:
+    given = (settings.get(name), ranges.get(edge), ranges.get(name))
+    return next((value for value in given if value is not None), None)
+
+
+def _count(source: Path, name: str, value: object) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"expected a positive {name} in {str(source)!r}, got {value!r}; {_hint()}")
+    return value
+
+
+def _hint() -> str:
+    return "copy the model's own preprocessor_config.json beside its weights"

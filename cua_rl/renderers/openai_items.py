@@ -1,0 +1,253 @@
+"""OpenAI requests, in the Responses and the Chat Completions form, to conversation items, and back to Responses items.
+
+The only images taken are those inside the request: `data:` URLs with PNG or JPEG bytes. What cannot be understood is a
+`RequestError` that names the place in the request.
+"""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from cua_rl.conversation import (
+    ImagePart,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    Role,
+    SampledAnswer,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from cua_rl.renderers.openai_fields import (
+    Json,
+    Place,
+    image_part,
+    list_at,
+    mapping_at,
+    optional_list_at,
+    optional_text_at,
+    text_at,
+)
+from cua_rl.renderers.request_error import RequestError as RequestError
+
+_TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
+_IMAGE_TYPES = ("image_url", "input_image")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """What a request asks the model to continue."""
+
+    items: tuple[Item, ...]
+    tools: tuple[Tool, ...]
+
+
+def conversation_from_responses(request: Json) -> Conversation:
+    """The conversation of a Responses request; `instructions` become the first system message.
+
+    Item n of a list `input` is item n of the conversation, counted after the instructions.
+
+    Raises:
+        RequestError: something in the request that this system cannot give to the model.
+    """
+    if request.get("previous_response_id") is not None:
+        raise RequestError(
+            expected="the whole conversation in input", got="previous_response_id", do="send all items again"
+        )
+    instructions = optional_text_at(request, "instructions", Place("request"))
+    system = [_text_message("system", instructions)] if instructions else []
+    given = request.get("input", [])
+    if isinstance(given, str):
+        items: list[Item] = [_text_message("user", text_at(request, "input", Place("request")))]
+    else:
+        items = [
+            item_from_responses(item, f"input[{index}]") for index, item in enumerate(list_at(given, Place("input")))
+        ]
+    return Conversation(items=(*system, *items), tools=_tools(request, nested=False))
+
+
+def item_from_responses(item: object, place: str = "item") -> Item:
+    """One Responses item as one conversation item.
+
+    Raises:
+        RequestError: an item that this system cannot give to the model; the message names `place`.
+    """
+    at = Place(place)
+    fields = mapping_at(item, at)
+    kind = fields.get("type", "message")
+    match kind:
+        case "message":
+            return _message(fields, at)
+        case "reasoning":
+            return _reasoning(fields, at)
+        case "function_call":
+            return _tool_call(fields.get("call_id"), fields, at)
+        case "function_call_output":
+            content = _parts(fields.get("output"), at / "output")
+            return ToolResult(call_id=text_at(fields, "call_id", at), content=content)
+        case _:
+            raise at.error("message, reasoning, function_call or function_call_output", kind, "leave it out")
+
+
+def conversation_from_chat(request: Json) -> Conversation:
+    """The conversation of a Chat Completions request.
+
+    An assistant message becomes up to three kinds of items, in this order: reasoning, text, tool calls.
+
+    Raises:
+        RequestError: something in the request that this system cannot give to the model.
+    """
+    items: list[Item] = []
+    for index, message in enumerate(list_at(request.get("messages", []), Place("messages"))):
+        at = Place(f"messages[{index}]")
+        fields = mapping_at(message, at)
+        match fields.get("role"):
+            case "tool":
+                content = _parts(fields.get("content"), at / "content")
+                items.append(ToolResult(call_id=text_at(fields, "tool_call_id", at), content=content))
+            case "assistant":
+                items += _chat_answer(fields, at)
+            case _:
+                items.append(_message(fields, at))
+    return Conversation(items=tuple(items), tools=_tools(request, nested=True))
+
+
+def responses_input(items: Sequence[Item]) -> list[dict[str, object]]:
+    """Conversation items as the `input` of a Responses request.
+
+    For a model server, `replay` the items first: see `cua_rl.renderers.replay`.
+    """
+    return [_responses_item(item, index) for index, item in enumerate(items)]
+
+
+def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
+    """Tools in the flat form of a Responses request, without `strict`, which a server would write into the prompt."""
+    return [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": dict(tool.parameters),
+        }
+        for tool in tools
+    ]
+
+
+def _text_message(role: Role, text: str) -> Message:
+    return Message(role=role, content=(TextPart(text=text),))
+
+
+def _message(fields: Json, at: Place) -> Message:
+    role = fields.get("role")
+    if role not in ("system", "developer", "user", "assistant"):
+        raise at.error("a role among system, developer, user, assistant and tool", role, "use one of them")
+    content = _parts(fields.get("content"), at / "content")
+    if role != "user" and any(isinstance(part, ImagePart) for part in content):
+        raise at.error(f"text in a message of the {role}", "an image", "put it into a user message or tool result")
+    return Message(role=role, content=content)
+
+
+def _reasoning(fields: Json, at: Place) -> Reasoning:
+    """The thought in `content`, as this system's gateway writes it, or else the summary of it."""
+    place, given = at / "content", fields.get("content")
+    if not given:
+        place, given = at / "summary", fields.get("summary")
+    texts = [part.text for part in _parts(given, place) if isinstance(part, TextPart)]
+    return Reasoning(text="\n".join(texts))
+
+
+def _tool_call(call_id: object, fields: Json, at: Place) -> ToolCall:
+    return ToolCall(
+        call_id=text_at({"call_id": call_id}, "call_id", at),
+        name=text_at(fields, "name", at),
+        arguments=text_at(fields, "arguments", at),
+    )
+
+
+def _chat_answer(fields: Json, at: Place) -> list[Item]:
+    reasoning = fields.get("reasoning_content") or fields.get("reasoning")
+    items: list[Item] = [Reasoning(text=reasoning)] if isinstance(reasoning, str) else []
+    calls = optional_list_at(fields.get("tool_calls"), at / "tool_calls")
+    message = _message(fields, at)
+    if any(isinstance(part, TextPart) and part.text for part in message.content) or not (items or calls):
+        items.append(message)
+    for index, call in enumerate(calls):
+        place = at / f"tool_calls[{index}]"
+        outer = mapping_at(call, place)
+        items.append(_tool_call(outer.get("id"), mapping_at(outer.get("function"), place / "function"), place))
+    return items
+
+
+def _parts(content: object, at: Place) -> tuple[Part, ...]:
+    if content is None:
+        return ()
+    if isinstance(content, str):
+        return (TextPart(text=text_at({"text": content}, "text", at)),)
+    return tuple(_part(part, Place(f"{at}[{index}]")) for index, part in enumerate(list_at(content, at)))
+
+
+def _part(part: object, at: Place) -> Part:
+    fields = mapping_at(part, at)
+    kind = fields.get("type")
+    if kind in _TEXT_TYPES:
+        return TextPart(text=text_at(fields, "text", at))
+    if kind == "refusal":
+        return TextPart(text=text_at(fields, "refusal", at))
+    if kind in _IMAGE_TYPES:
+        url = fields.get("image_url")
+        nested = cast("Json", url).get("url") if isinstance(url, Mapping) else url
+        return image_part(nested, at / "image_url")
+    raise at.error("a part of text or an image", kind, "send text or a screenshot")
+
+
+def _tools(request: Json, *, nested: bool) -> tuple[Tool, ...]:
+    tools = optional_list_at(request.get("tools"), Place("tools"))
+    return tuple(_tool(tool, Place(f"tools[{index}]"), nested=nested) for index, tool in enumerate(tools))
+
+
+def _tool(tool: object, at: Place, *, nested: bool) -> Tool:
+    fields = mapping_at(tool, at)
+    if fields.get("type") != "function":
+        raise at.error("a tool of type function", fields.get("type"), "describe it as a function")
+    function = mapping_at(fields.get("function"), at / "function") if nested else fields
+    parameters = function.get("parameters")
+    return Tool(
+        name=text_at(function, "name", at),
+        description=optional_text_at(function, "description", at) or "",
+        parameters={} if parameters is None else mapping_at(parameters, at / "parameters"),
+    )
+
+
+def _responses_item(item: Item, index: int) -> dict[str, object]:
+    match item:
+        case SampledAnswer():
+            return {"type": "message", "role": "assistant", "content": item.text}
+        case Message(role="assistant"):
+            text = "".join(part.text for part in item.content if isinstance(part, TextPart))
+            return {"type": "message", "role": "assistant", "content": text}
+        case Message():
+            return {"type": "message", "role": item.role, "content": [_responses_part(part) for part in item.content]}
+        case Reasoning():
+            thought = {"type": "reasoning_text", "text": item.text}
+            return {"type": "reasoning", "id": f"rs_{index}", "summary": [], "content": [thought]}
+        case ToolCall():
+            return {
+                "type": "function_call",
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.arguments,
+            }
+        case ToolResult():
+            output = [_responses_part(part) for part in item.content]
+            return {"type": "function_call_output", "call_id": item.call_id, "output": output or ""}
+
+
+def _responses_part(part: Part) -> dict[str, object]:
+    if isinstance(part, TextPart):
+        return {"type": "input_text", "text": part.text}
+    url = f"data:image/{part.format};base64,{b64encode(part.data).decode()}"
+    return {"type": "input_image", "image_url": url, "detail": "auto"}

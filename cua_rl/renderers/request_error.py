@@ -1,0 +1,11 @@
+"""The one error of this package that is the fault of whoever wrote a request."""
+
+
+class RequestError(ValueError):
+    """A request that cannot be rendered: what was expected, what came, what to do. A gateway answers it with 400."""
+
+    def __init__(self, *, expected: str, got: str, do: str) -> None:
+        super().__init__(f"expected {expected}, got {got}; {do}")
+        self.expected = expected
+        self.got = got
+        self.do = do
