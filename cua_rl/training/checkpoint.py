@@ -1,0 +1,109 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Folders that are either complete or absent, and checkpoints that say when they are damaged."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cua_rl.errors import TrainingError
+
+_MANIFEST = "checkpoint.json"
+_STATE = "trainer_state.pt"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """Everything but the weights that the next step depends on."""
+
+    policy_version: int
+    optimizer: dict[str, Any]
+    rng: list[torch.Tensor]
+    """Generator states: the CPU's, then every CUDA device's."""
+
+
+def write_folder(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a folder beside `path`, then move it there in one step; an older folder at `path` is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
+    for leftover in (partial, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
+    try:
+        write(partial)
+        for file in (*partial.rglob("*"), partial):
+            _fsync(file)
+        if path.exists():
+            path.rename(replaced)
+        partial.rename(path)
+        _fsync(path.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def save_checkpoint(path: Path, state: TrainerState, save_weights: Callable[[Path], None]) -> None:
+    """Write weights, optimizer, random state and a manifest with every file's sha256."""
+
+    def write(folder: Path) -> None:
+        save_weights(folder)
+        contents = {"policy_version": state.policy_version, "optimizer": state.optimizer, "rng": state.rng}
+        torch.save(contents, folder / _STATE)
+        files = {str(file.relative_to(folder)): _sha256(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+        manifest = {"format": _FORMAT, "policy_version": state.policy_version, "files": files}
+        (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2))
+
+    write_folder(path, write)
+
+
+def load_checkpoint(path: Path, load_weights: Callable[[Path], None]) -> TrainerState:
+    """Check every file, then load; raises `TrainingError` before anything changes if a file is missing or damaged."""
+    manifest = _read_manifest(path)
+    for name, expected in manifest["files"].items():
+        file = path / name
+        actual = _sha256(file) if file.is_file() else "no file"
+        if actual != expected:
+            raise TrainingError(
+                f"checkpoint {str(path)!r} is damaged: expected {name} with sha256 {expected}, got {actual}; "
+                "resume from an older checkpoint"
+            )
+    contents = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+    load_weights(path)
+    return TrainerState(**contents)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / _MANIFEST
+    if not file.is_file():
+        raise TrainingError(f"expected a checkpoint (a folder with {_MANIFEST}) at {str(path)!r}, found none")
+    try:
+        manifest = json.loads(file.read_text())
+    except ValueError as error:
+        raise TrainingError(f"checkpoint {str(path)!r} is damaged: {_MANIFEST} is no JSON: {error}") from error
+    if manifest.get("format") != _FORMAT:
+        raise TrainingError(f"expected checkpoint format {_FORMAT} at {str(path)!r}, got {manifest.get('format')!r}")
+    return manifest
+
+
+def _sha256(file: Path) -> str:
+    digest = sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

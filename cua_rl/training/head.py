@@ -1,0 +1,77 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Log-probabilities of given tokens, in float32, without ever holding [n, vocabulary] logits for the whole batch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.utils.checkpoint import checkpoint
+
+_MAX_LOGITS = 2**25
+"""Most logits at a time: 128 MiB in float32."""
+
+
+def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """log softmax(hidden @ weight.T / temperature) at `targets`.
+
+    hidden [n, hidden], weight [vocabulary, hidden], targets [n] -> [n] float32. Memory does not grow with n * vocabulary,
+    neither forward nor backward.
+    """
+    if weight.requires_grad and torch.is_grad_enabled():
+        return _trained_head(hidden, weight, targets, temperature)
+    return _FrozenHead.apply(hidden, weight, targets, temperature)  # type: ignore[no-any-return]
+
+
+class _FrozenHead(torch.autograd.Function):
+    """The gradient to `hidden` is known but for one factor per token, so the forward pass keeps it instead of logits.
+
+    d log p(target) / d hidden = (weight[target] - probabilities @ weight) / temperature.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        needs_gradient: bool = ctx.needs_input_grad[0]  # type: ignore[attr-defined]
+        logprobs, directions = [], []
+        matrix = _matrix(weight)
+        for part, part_targets in zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True):
+            logits = _logits(part, matrix) / temperature
+            normaliser = logits.logsumexp(dim=1, keepdim=True)
+            logprobs.append((logits.gather(1, part_targets[:, None]) - normaliser)[:, 0])
+            if needs_gradient:
+                expected = (logits - normaliser).exp_().to(matrix.dtype) @ matrix
+                directions.append((matrix[part_targets] - expected).to(hidden.dtype) / temperature)
+        if needs_gradient:
+            ctx.save_for_backward(torch.cat(directions))
+        return torch.cat(logprobs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (directions,) = ctx.saved_tensors
+        return directions * gradients[0][:, None].to(directions.dtype), None, None, None
+
+
+def _trained_head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """The plain way, for a head that is trained too; logits are computed again in the backward pass."""
+
+    def score(part: Tensor, part_targets: Tensor) -> Tensor:
+        logits = _logits(part, _matrix(weight)) / temperature
+        return logits.log_softmax(dim=1).gather(1, part_targets[:, None])[:, 0]
+
+    parts = zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True)
+    return torch.cat([checkpoint(score, part, part_targets, use_reentrant=False) for part, part_targets in parts])
+
+
+def _chunks(rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return rows.split(max(1, _MAX_LOGITS // weight.shape[0]))
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Half precision stays what it is on CUDA, whose kernels accumulate and answer in float32; CPUs get float32."""
+    return weight if weight.is_cuda else weight.float()
+
+
+def _logits(hidden: Tensor, matrix: Tensor) -> Tensor:
+    if matrix.dtype == torch.float32:
+        return hidden.float() @ matrix.T
+    return torch.mm(hidden.to(matrix.dtype), matrix.T, out_dtype=torch.float32)

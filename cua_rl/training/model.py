@@ -1,0 +1,177 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+"""Qwen3-VL with trainable weights: a LoRA adapter on the language model, or everything."""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import Qwen3VLForConditionalGeneration
+
+from cua_rl.config import LoraConfig, TrainerConfig
+from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.training.attention import PACKED_ATTENTION
+from cua_rl.training.batching import MicroBatch
+from cua_rl.training.head import token_logprobs
+
+LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
+"""Linear layers of the language model only: servers ignore adapters on the vision tower."""
+
+ADAPTER_FILE = "adapter_model.safetensors"
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_WEIGHT_INDEX_SUFFIX = ".index.json"
+
+
+class PolicyModel:
+    """The model that is trained: log-probabilities of trained tokens, and its weights as files."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        base = _load_base(config).to(self.device)
+        self.base = base
+        self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
+        self.trains_vision = self._peft is None
+        if config.gradient_checkpointing:
+            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        base.train()
+
+    @property
+    def image_token_id(self) -> int:
+        return self.base.config.image_token_id
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self.base.config.text_config.vocab_size
+
+    @property
+    def trainable_parameters(self) -> list[torch.nn.Parameter]:
+        """What the optimizer sees, in a fixed order."""
+        return [parameter for parameter in self.base.parameters() if parameter.requires_grad]
+
+    def rope_index(self, input_ids: Tensor, token_types: Tensor, grids: Tensor | None) -> Tensor:
+        """The model's own three-axis positions of one sequence, [3, 1, seq]."""
+        return self.base.model.get_rope_index(input_ids, token_types, image_grid_thw=grids)[0]
+
+    def precision(self) -> AbstractContextManager[None]:
+        """The context that every forward pass runs in."""
+        if self._config.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)  # type: ignore[return-value]
+
+    @contextmanager
+    def base_weights(self) -> Iterator[None]:
+        """Inside, the model is the base model: the adapter is switched off."""
+        if self._peft is None:
+            raise TrainingError(
+                "expected a LoRA adapter to switch off, but every parameter is trained: set trainer.lora"
+            )
+        with self._peft.disable_adapter():
+            yield
+
+    def logprobs(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> Tensor:
+        """Log-probabilities [n] of the trained tokens; `features` as from `encode_images`."""
+        with self.precision():
+            hidden = self._hidden_states(micro_batch, features)
+        predictors = (micro_batch.target_positions - 1).to(self.device)
+        return token_logprobs(
+            hidden[predictors], self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature
+        )
+
+    def _hidden_states(self, micro_batch: MicroBatch, features: Mapping[str, Tensor]) -> Tensor:
+        """The language model's last hidden states, [seq, hidden]."""
+        language_model = self.base.model.language_model
+        embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
+        is_image = micro_batch.is_image.to(self.device)
+        levels = None
+        if micro_batch.image_hashes:
+            levels = torch.cat([features[name] for name in micro_batch.image_hashes], dim=1).to(embeddings.dtype)
+            embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
+        output = language_model(
+            inputs_embeds=embeddings,
+            position_ids=micro_batch.position_ids.to(self.device),
+            visual_pos_masks=None if levels is None else is_image,
+            deepstack_visual_embeds=None if levels is None else list(levels[1:]),
+            sequence_lengths=micro_batch.lengths,
+            use_cache=False,
+        )
+        return output.last_hidden_state[0]
+
+    def save_weights(self, folder: Path) -> None:
+        """Write what a sampler loads into an existing folder: a peft adapter, or the whole model folder."""
+        if self._peft is not None:
+            _save_adapter(self._peft, folder)
+            return
+        self.base.save_pretrained(folder)
+        for file in self._config.model_path.iterdir():
+            is_weights = file.name.endswith((*_WEIGHT_SUFFIXES, _WEIGHT_INDEX_SUFFIX))
+            if file.is_file() and not is_weights and not (folder / file.name).exists():
+                shutil.copy2(file, folder / file.name)
+
+    def load_weights(self, folder: Path) -> None:
+        """Read back what `save_weights` wrote."""
+        if self._peft is not None:
+            _load_adapter(self._peft, folder)
+            return
+        saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        self.base.load_state_dict(saved.state_dict())
+
+
+def _load_base(config: TrainerConfig) -> Qwen3VLForConditionalGeneration:
+    """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
+    if not (config.model_path / "config.json").is_file():
+        raise ConfigError(
+            f"expected a model folder with config.json in trainer.model_path, got {str(config.model_path)!r}"
+        )
+    kind = json.loads((config.model_path / "config.json").read_text()).get("model_type")
+    if kind != "qwen3_vl":
+        raise ConfigError(f"expected a model of type 'qwen3_vl' in {str(config.model_path)!r}, got {kind!r}")
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" and config.lora is not None else torch.float32
+    return Qwen3VLForConditionalGeneration.from_pretrained(
+        config.model_path,
+        dtype=dtype,
+        attn_implementation={"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
+        local_files_only=True,
+    )
+
+
+def _attach_lora(base: Qwen3VLForConditionalGeneration, lora: LoraConfig) -> PeftModel:
+    peft_config = PeftLoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=LORA_TARGETS, bias="none"
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(lora.seed)
+        adapted = get_peft_model(base, peft_config)
+    assert isinstance(adapted, PeftModel)
+    return adapted
+
+
+def _save_adapter(model: PeftModel, folder: Path) -> None:
+    weights = get_peft_model_state_dict(model, save_embedding_layers=False)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / ADAPTER_FILE)
+    settings = model.peft_config["default"].to_dict()
+    settings |= {"inference_mode": True, "base_model_name_or_path": None}
+    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+    (folder / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
+
+
+def _load_adapter(model: PeftModel, folder: Path) -> None:
+    saved = load_file(folder / ADAPTER_FILE)
+    expected = {
+        name: tensor.shape for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
+    }
+    found = {name: tensor.shape for name, tensor in saved.items()}
+    if expected != found:
+        name = next(name for name in sorted(expected | found) if expected.get(name) != found.get(name))
+        raise TrainingError(
+            f"expected {name!r} with shape {expected.get(name)} in {str(folder)!r}, got {found.get(name)}: the adapter was "
+            "made for another model or with another rank"
+        )
+    set_peft_model_state_dict(model, saved)

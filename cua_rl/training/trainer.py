@@ -1,0 +1,193 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""The training algorithm inside the worker: log-probabilities, gradients, optimizer steps, state."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cua_rl.config import LossConfig, TrainerConfig
+from cua_rl.errors import TrainingError
+from cua_rl.training import checkpoint, wire
+from cua_rl.training.batching import MicroBatch, align_with_tokens, check_datums, make_micro_batches
+from cua_rl.training.losses import TokenLoss, check_loss_config, loss_metrics, token_losses
+from cua_rl.training.model import PolicyModel
+from cua_rl.training.vision import ImagePreprocessor, PreparedImage, encode_images
+from cua_rl.types import Datum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """The datums of one request, ready for the model."""
+
+    datums: Sequence[Datum]
+    micro_batches: list[MicroBatch]
+    images: Mapping[str, PreparedImage]
+    features: Mapping[str, Tensor]
+    """Of every image, if the vision tower is frozen; empty if it is trained."""
+
+
+class Trainer:
+    """Holds model and optimizer. Gradients of several `forward_backward` calls add up until `optim_step`."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        torch.manual_seed(config.seed)
+        self._config = config
+        self.model = PolicyModel(config)
+        self._preprocessor = ImagePreprocessor(config.model_path)
+        self._optimizer = self._make_optimizer()
+        self._num_trained_tokens = 0
+        self.policy_version = 0
+
+    def forward(self, request: wire.Forward) -> wire.ForwardOutput:
+        """Log-probabilities of the policy, or of the base model."""
+        with torch.no_grad():
+            batch = self._prepare(request.datums)
+            if request.weights == "base":
+                with self.model.base_weights():
+                    logprobs = [self._logprobs(batch, part, request.temperature) for part in batch.micro_batches]
+            else:
+                logprobs = [self._logprobs(batch, part, request.temperature) for part in batch.micro_batches]
+        return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
+
+    def forward_backward(self, request: wire.ForwardBackward) -> wire.ForwardBackwardOutput:
+        """Add the gradient of the summed loss; a loss that is not finite throws all gradients away and raises."""
+        check_loss_config(request.loss)
+        batch = self._prepare(request.datums)
+        logprobs, losses = [], []
+        with ExitStack() as if_it_fails:
+            if_it_fails.callback(self._drop_gradients)
+            for micro_batch in batch.micro_batches:
+                part_logprobs, part_loss = self._backward(batch, micro_batch, request.loss)
+                logprobs.append(part_logprobs)
+                losses.append(part_loss)
+            if_it_fails.pop_all()
+        self._num_trained_tokens += sum(len(part) for part in logprobs)
+        return wire.ForwardBackwardOutput(
+            training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs),
+            metrics=_metrics(request.loss, batch, logprobs, losses),
+        )
+
+    def _backward(self, batch: _Batch, micro_batch: MicroBatch, config: LossConfig) -> tuple[Tensor, TokenLoss]:
+        logprobs = self._logprobs(batch, micro_batch, config.temperature)
+        sampling_logprobs = micro_batch.sampling_logprobs.to(logprobs.device)
+        loss = token_losses(config, logprobs, sampling_logprobs, micro_batch.advantages.to(logprobs.device))
+        total = loss.losses.sum()
+        if not math.isfinite(total.item()):
+            rollouts = sorted({batch.datums[index].rollout_id for index in micro_batch.datum_indices})
+            raise TrainingError(
+                f"expected a finite loss, got {total.item()!r} in the micro-batch of rollouts {rollouts!r}; all gradients "
+                "since the last step were dropped, the weights are as they were"
+            )
+        if len(logprobs):
+            total.backward()
+        return logprobs.detach(), loss.detach()
+
+    def optim_step(self, request: wire.OptimStep) -> wire.OptimStepOutput:
+        """AdamW along the mean gradient per trained token; a norm that is not finite drops the gradients and raises."""
+        if not self._num_trained_tokens:
+            raise TrainingError("expected forward_backward before optim_step, got no gradient to step along")
+        optim, num_trained_tokens = request.optim, self._num_trained_tokens
+        gradients = [p.grad for p in self.model.trainable_parameters if p.grad is not None]
+        torch._foreach_div_(gradients, float(num_trained_tokens))
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not math.isfinite(norm.item()):
+            self._drop_gradients()
+            raise TrainingError(f"expected a finite gradient norm, got {norm.item()!r}; no step was taken")
+        if optim.grad_clip_norm > 0.0:
+            torch.nn.utils.clip_grads_with_norm_(self.model.trainable_parameters, optim.grad_clip_norm, norm)
+        for group in self._optimizer.param_groups:
+            group["lr"], group["betas"] = optim.learning_rate, (optim.beta1, optim.beta2)
+            group["eps"], group["weight_decay"] = optim.eps, optim.weight_decay
+        self._optimizer.step()
+        self._drop_gradients()
+        self.policy_version += 1
+        return wire.OptimStepOutput(
+            policy_version=self.policy_version,
+            grad_norm=norm.item(),
+            learning_rate=optim.learning_rate,
+            num_trained_tokens=num_trained_tokens,
+        )
+
+    def save_state(self, path: Path) -> None:
+        """Write a checkpoint; continuing from it equals never having stopped."""
+        if self._num_trained_tokens:
+            raise TrainingError("expected optim_step before save_state: gradients are not part of a checkpoint")
+        rng = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+        state = checkpoint.TrainerState(
+            policy_version=self.policy_version, optimizer=self._optimizer.state_dict(), rng=rng
+        )
+        checkpoint.save_checkpoint(path, state, self.model.save_weights)
+
+    def load_state(self, path: Path, *, with_optimizer: bool) -> None:
+        """Restore a checkpoint; without the optimizer only the weights come back, and steps count from where they were."""
+        state = checkpoint.load_checkpoint(path, self.model.load_weights)
+        self._drop_gradients()
+        self._optimizer = self._make_optimizer()
+        if not with_optimizer:
+            return
+        self._optimizer.load_state_dict(state.optimizer)
+        torch.set_rng_state(state.rng[0])
+        if torch.cuda.is_available() and len(state.rng) == 1 + torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(state.rng[1:])
+        self.policy_version = state.policy_version
+
+    def save_weights_for_sampler(self, path: Path) -> None:
+        """Write the adapter folder, or the model folder if everything is trained."""
+        checkpoint.write_folder(path, self.model.save_weights)
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        return torch.optim.AdamW(self.model.trainable_parameters, fused=True)
+
+    def _prepare(self, datums: Sequence[Datum]) -> _Batch:
+        check_datums(datums, vocabulary_size=self.model.vocabulary_size)
+        images = self._preprocessor.prepare(image for datum in datums for image in datum.model_input.images)
+        micro_batches = make_micro_batches(
+            datums,
+            grids={name: image.grid for name, image in images.items()},
+            rope_index=self.model.rope_index,
+            image_token_id=self.model.image_token_id,
+            max_tokens=self._config.micro_batch_tokens,
+        )
+        features = {} if self.model.trains_vision else self._encode(images)
+        return _Batch(datums=datums, micro_batches=list(micro_batches), images=images, features=features)
+
+    @torch.no_grad()
+    def _encode(self, images: Mapping[str, PreparedImage]) -> Mapping[str, Tensor]:
+        with self.model.precision():
+            return encode_images(self.model.base.model.visual, images)
+
+    def _logprobs(self, batch: _Batch, micro_batch: MicroBatch, temperature: float) -> Tensor:
+        features = batch.features
+        if self.model.trains_vision:
+            with self.model.precision():
+                images = {name: batch.images[name] for name in micro_batch.image_hashes}
+                features = encode_images(self.model.base.model.visual, images)
+        return self.model.logprobs(micro_batch, features, temperature)
+
+    def _drop_gradients(self) -> None:
+        self._optimizer.zero_grad()
+        self._num_trained_tokens = 0
+
+
+def _metrics(
+    config: LossConfig, batch: _Batch, logprobs: Sequence[Tensor], losses: Sequence[TokenLoss]
+) -> dict[str, float]:
+    together = TokenLoss(
+        losses=torch.cat([loss.losses for loss in losses]),
+        ratio=None if losses[0].ratio is None else torch.cat([x.ratio for x in losses if x.ratio is not None]),
+        clipped=None if losses[0].clipped is None else torch.cat([x.clipped for x in losses if x.clipped is not None]),
+    )
+    training_logprobs = torch.cat(list(logprobs))
+    sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
+    return loss_metrics(config, together, training_logprobs, sampling_logprobs.to(training_logprobs.device)) | {
+        "optim/num_datums": float(len(batch.datums)),
+        "optim/num_micro_batches": float(len(batch.micro_batches)),
+        "optim/trained_tokens": float(len(training_logprobs)),
+        "optim/total_tokens": float(sum(part.num_tokens for part in batch.micro_batches)),
+        "optim/encoded_images": float(len(batch.images)),
+    }

@@ -1,0 +1,98 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Screenshots to features: decoded and resized as the model server does it, encoded once per distinct image."""
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import Qwen2VLImageProcessor
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+from cua_rl.errors import TrainingError
+from cua_rl.training.batching import Grid
+from cua_rl.types import ImageChunk
+
+_MAX_PATCHES = 8192
+"""Most patches that the vision tower sees at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedImage:
+    """An image as the vision tower reads it."""
+
+    patches: Tensor  # [num_patches, patch_dim] float32
+    grid: Grid
+    num_tokens: int
+
+
+class ImagePreprocessor:
+    """Encoded images to patches, with the preprocessor settings of the model folder."""
+
+    def __init__(self, model_path: Path) -> None:
+        self._processor = Qwen2VLImageProcessor.from_pretrained(model_path)
+
+    def prepare(self, chunks: Iterable[ImageChunk]) -> dict[str, PreparedImage]:
+        """Every distinct image once, by sha256; raises `TrainingError` if one takes another number of tokens than said."""
+        distinct = {chunk.sha256: chunk for chunk in chunks}
+        if not distinct:
+            return {}
+        images = [_decode(chunk.data) for chunk in distinct.values()]
+        batch = self._processor(images=images, return_tensors="pt")
+        grids: list[list[int]] = batch["image_grid_thw"].tolist()
+        patches = batch["pixel_values"].split([time * height * width for time, height, width in grids])
+        prepared = {
+            name: self._check(chunk, patches[index], grids[index])
+            for index, (name, chunk) in enumerate(distinct.items())
+        }
+        return prepared
+
+    def _check(self, chunk: ImageChunk, patches: Tensor, grid: Sequence[int]) -> PreparedImage:
+        time, height, width = grid
+        num_tokens = time * height * width // self._processor.merge_size**2
+        if num_tokens != chunk.expected_tokens:
+            raise TrainingError(
+                f"expected image {chunk.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's prompt, got "
+                f"{num_tokens}: sampler and trainer must load the same preprocessor settings"
+            )
+        return PreparedImage(patches=patches, grid=(time, height, width), num_tokens=num_tokens)
+
+
+def _decode(data: bytes) -> Image.Image:
+    """Decode to RGB; transparency goes onto white, as the model server does it."""
+    image = Image.open(io.BytesIO(data))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        background = Image.new("RGB", rgba.size, (255, 255, 255))
+        background.paste(rgba, mask=rgba.getchannel("A"))
+        return background
+    return image.convert("RGB")
+
+
+def encode_images(tower: Qwen3VLVisionModel, images: Mapping[str, PreparedImage]) -> dict[str, Tensor]:
+    """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: first the merger's, then every deepstack level's."""
+    features: dict[str, Tensor] = {}
+    for names in _groups(images):
+        group = [images[name] for name in names]
+        patches = torch.cat([image.patches for image in group]).to(tower.device, tower.dtype)
+        grids = torch.tensor([image.grid for image in group], device=tower.device)
+        output = tower(patches, grid_thw=grids, return_dict=True)
+        stacked = torch.stack([output.pooler_output, *output.deepstack_features])
+        features |= zip(names, stacked.split([image.num_tokens for image in group], dim=1), strict=True)
+    return features
+
+
+def _groups(images: Mapping[str, PreparedImage]) -> Iterator[list[str]]:
+    group: list[str] = []
+    num_patches = 0
+    for name, image in images.items():
+        if group and num_patches + len(image.patches) > _MAX_PATCHES:
+            yield group
+            group, num_patches = [], 0
+        group.append(name)
+        num_patches += len(image.patches)
+    if group:
+        yield group

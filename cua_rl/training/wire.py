@@ -1,0 +1,195 @@
+"""What controller and trainer worker say to each other: typed requests and replies, framed on a unix socket. No torch here.
+
+Every frame is eight bytes of length (big endian) and a pickle. The socket lies in a private folder and both ends are ours.
+The first request is `Start`; closing the connection ends the worker.
+"""
+
+import io
+import pickle
+import socket
+import struct
+from collections.abc import Mapping
+from copyreg import __newobj__  # type: ignore[attr-defined]
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.types import Datum, ImageChunk
+
+_LENGTH = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Load the model; answered by `Started`."""
+
+    config: TrainerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """Log-probabilities of the trained tokens; answered by `ForwardOutput`."""
+
+    datums: tuple[Datum, ...]
+    temperature: float
+    weights: Literal["policy", "base"]
+    """base: with the adapter switched off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBackward:
+    """Add the gradient of the loss, summed over trained tokens; answered by `ForwardBackwardOutput`."""
+
+    datums: tuple[Datum, ...]
+    loss: LossConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimStep:
+    """Step along the mean gradient per trained token since the last step; answered by `OptimStepOutput`."""
+
+    optim: OptimConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveState:
+    """Write a checkpoint; answered by `Done`."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState:
+    """Restore a checkpoint; answered by `Done`."""
+
+    path: Path
+    with_optimizer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveWeightsForSampler:
+    """Write what the sampler loads: the adapter, or the whole model if all of it is trained; answered by `Done`."""
+
+    path: Path
+
+
+Request = Start | Forward | ForwardBackward | OptimStep | SaveState | LoadState | SaveWeightsForSampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The model is loaded."""
+
+    device: str
+    num_parameters: int
+    num_trainable_parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutput:
+    """Per datum, aligned with its tokens, 0.0 off-mask."""
+
+    training_logprobs: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBackwardOutput:
+    """What one forward and backward pass found out."""
+
+    training_logprobs: tuple[tuple[float, ...], ...]
+    """Per datum, aligned with its tokens, 0.0 off-mask."""
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimStepOutput:
+    """What one optimizer step did."""
+
+    policy_version: int
+    """Completed optimizer steps, this one included."""
+    grad_norm: float
+    """Norm of the mean gradient per trained token, before clipping."""
+    learning_rate: float
+    num_trained_tokens: int
+    """Trained tokens since the last step: what the summed gradient was divided by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The request was carried out; `policy_version` counts completed optimizer steps."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The request was refused or failed; weights are as they were."""
+
+    kind: Literal["config", "training"]
+    message: str
+
+
+Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | Done | Failed
+
+
+def encode(message: Request | Reply) -> bytes:
+    """Pickle a message; of all images with the same sha256 only one copy travels."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    return buffer.getvalue()
+
+
+def decode(payload: bytes) -> Any:
+    """The message that `encode` was given."""
+    return pickle.loads(payload)
+
+
+def frame_header(payload: bytes) -> bytes:
+    """The bytes that go before `payload`."""
+    return _LENGTH.pack(len(payload))
+
+
+def frame_length(header: bytes) -> int:
+    """The payload's length, from a header of `HEADER_LENGTH` bytes."""
+    return _LENGTH.unpack(header)[0]
+
+
+HEADER_LENGTH = _LENGTH.size
+
+
+def send(connection: socket.socket, message: Request | Reply) -> None:
+    """Write one frame (the worker's side, blocking)."""
+    payload = encode(message)
+    connection.sendall(frame_header(payload))
+    connection.sendall(payload)
+
+
+def receive(connection: socket.socket) -> Any:
+    """Read one frame (the worker's side, blocking); raises `EOFError` if the controller is gone."""
+    return decode(_read_exactly(connection, frame_length(_read_exactly(connection, HEADER_LENGTH))))
+
+
+def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    buffer = bytearray(length)
+    view, read = memoryview(buffer), 0
+    while read < length:
+        count = connection.recv_into(view[read:])
+        if count == 0:
+            raise EOFError("the controller closed the connection")
+        read += count
+    return bytes(buffer)
+
+
+class _Pickler(pickle.Pickler):
+    """Shares one bytes object between equal images: pickle writes an object it has met before as a reference."""
+
+    def __init__(self, file: io.BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol=protocol)
+        self._images: dict[str, bytes] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, ImageChunk):
+            return NotImplemented
+        data = self._images.setdefault(obj.sha256, obj.data)
+        return __newobj__, (ImageChunk,), [data, obj.format, obj.expected_tokens, obj.sha256]
