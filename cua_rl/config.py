@@ -1,4 +1,6 @@
-"""Settings as plain data, one chz class per part of the system. Secrets never live here: configuration is stored and shown."""
+"""Settings as plain data, one chz class per part of the system. Secrets never live here: configuration is stored and
+shown.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -22,10 +24,10 @@ class TrainerConfig:
     """The trainer process: which model, in which precision, how much at once."""
 
     model_path: Path = chz.field(doc="folder of a Qwen3-VL checkpoint with its tokenizer and preprocessor settings")
-    lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="None trains every parameter (supervised recipe)")
+    lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="None trains every parameter (supervised)")
     dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of weights and activations")
     micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass, padding included")
-    gradient_checkpointing: bool = chz.field(default=False, doc="recompute activations in the backward pass to save memory")
+    gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
     seed: int = chz.field(default=0, doc="seed of everything random in the trainer")
 
 
@@ -61,7 +63,7 @@ class ServerConfig:
     max_num_seqs: int = chz.field(default=128, doc="most requests in one batch")
     max_images: int = chz.field(default=32, doc="most images in one prompt")
     max_adapters: int = chz.field(default=4, doc="most adapters loaded at a time")
-    dtype: Literal["auto", "float32", "bfloat16"] = chz.field(default="auto", doc="precision; auto is the checkpoint's own")
+    dtype: Literal["auto", "float32", "bfloat16"] = chz.field(default="auto", doc="precision; auto is the checkpoint's")
     kv_cache_gib: float = chz.field(default=1.0, doc="memory for the KV cache on CPU, GiB")
     gpu_memory_utilization: float = chz.field(default=0.85, doc="share of the GPU's memory that vLLM may take")
     port: int | None = chz.field(default=None, doc="port to listen on, loopback only; None takes a free one")

@@ -1,4 +1,6 @@
-"""A conversation as typed items, shaped like the OpenAI Responses API; shared by agent, gateway, renderers and database."""
+"""A conversation as typed items, shaped like the OpenAI Responses API; shared by agent, gateway, renderers and
+database.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,8 +69,8 @@ class ToolResult:
 class SampledAnswer:
     """One earlier answer of the model, byte for byte as it was sampled, without its end-of-turn token.
 
-    The gateway puts it in place of the reasoning, message and tool-call items that were parsed from it, so that the next
-    prompt extends the earlier tokens.
+    The gateway puts it in place of the reasoning, message and tool-call items that were parsed from it, so that the
+    next prompt extends the earlier tokens.
     """
 
     text: str

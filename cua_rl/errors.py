@@ -13,7 +13,7 @@
 Messages say what was expected, what came (`!r`), and what to do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -54,11 +54,11 @@ class DatabaseError(CuaError):
 
 
 @contextmanager
-def boundary(kind: type[CuaError], doing: str) -> Iterator[None]:
+def boundary(kind: type[CuaError], doing: str) -> Generator[None]:
     """Turn a foreign exception into `kind`, saying what was being done; our own errors and cancellation pass."""
     try:
         yield
     except CuaError:
         raise
-    except Exception as error:  # noqa: BLE001 - the one place that may catch everything: it re-raises, classified
+    except Exception as error:
         raise kind(f"{doing}: {type(error).__name__}: {error}") from error

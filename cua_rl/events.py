@@ -80,7 +80,9 @@ class GroupEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrained:
-    """The optimizer step is done and its adapter is served. `datums_sha256` identifies what was trained, bit for bit."""
+    """The optimizer step is done and its adapter is served. `datums_sha256` identifies what was trained, bit for
+    bit.
+    """
 
     step: int
     policy_version: int

@@ -1,8 +1,8 @@
 """A guard between us and a child process: `python process_guard.py FD STOP_TIMEOUT_S COMMAND...`.
 
-The guard runs COMMAND in a session of its own and ends it, with everything it started, as soon as FD reaches end of file.
-The other end of FD belongs to the controller, so this happens even if the controller is killed with SIGKILL. The guard's exit
-status is the command's. Standard library only: it starts in about 20 ms.
+The guard runs COMMAND in a session of its own and ends it, with everything it started, as soon as FD reaches end of
+file. The other end of FD belongs to the controller, so this happens even if the controller is killed with SIGKILL. The
+guard's exit status is the command's. Standard library only: it starts in about 20 ms.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     child = subprocess.Popen(
         command,
-        preexec_fn=lambda: _prepare_child(libc),  # noqa: PLW1509 - the guard has one thread
+        preexec_fn=lambda: _prepare_child(libc),
     )
     while child.poll() is None and not _closed(lifeline):
         pass

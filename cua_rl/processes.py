@@ -16,10 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class OwnedProcess:
-    """A running command, an async context manager: leaving it, dying, or being killed ends the command and its children.
+    """A running command, an async context manager: leaving it, dying, or being killed ends the command and its
+    children.
 
-    Output goes to `log_path` (appended). Ctrl-C in a terminal reaches only the controller, which then stops what it owns in
-    order.
+    Output goes to `log_path` (appended). Ctrl-C in a terminal reaches only the controller, which then stops what it
+    owns in order.
     """
 
     def __init__(

@@ -255,8 +255,8 @@ class RolloutGroup:
 class Datum:
     """One training sequence. `model_input` is the whole sequence; the per-token fields align with it, token for token.
 
-    Position t of `loss_mask`, `advantages` and `sampling_logprobs` speaks of token t itself (the trainer predicts it from
-    the tokens before t). Off-mask values are 0.0. `policy_versions` has one entry per merged turn.
+    Position t of `loss_mask`, `advantages` and `sampling_logprobs` speaks of token t itself (the trainer predicts it
+    from the tokens before t). Off-mask values are 0.0. `policy_versions` has one entry per merged turn.
     """
 
     rollout_id: str
@@ -271,7 +271,9 @@ class Datum:
         length = self.model_input.length
         for name in ("loss_mask", "advantages", "sampling_logprobs"):
             if len(getattr(self, name)) != length:
-                raise ValueError(f"expected {length} entries in {name} of {self.rollout_id!r}, got {len(getattr(self, name))}")
+                raise ValueError(
+                    f"expected {length} entries in {name} of {self.rollout_id!r}, got {len(getattr(self, name))}"
+                )
         if self.loss_mask and self.loss_mask[0]:
             raise ValueError(f"expected the first token of {self.rollout_id!r} off-mask: nothing predicts it")
         if not all(isfinite(logprob) for logprob in self.sampling_logprobs):

@@ -91,9 +91,7 @@ def rollout(
 
 
 def group(*rollouts: Rollout, faulty: Sequence[Rollout] = ()) -> RolloutGroup:
-    return RolloutGroup(
-        group_id="g", index=0, task_id="task", seed=1, rollouts=tuple(rollouts), faulty=tuple(faulty)
-    )
+    return RolloutGroup(group_id="g", index=0, task_id="task", seed=1, rollouts=tuple(rollouts), faulty=tuple(faulty))
 
 
 def datum(

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from cua_rl.processes import OwnedProcess
 
-SPAWNER = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
+SPAWNER = (
+    "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
+)
 
 
 def is_alive(pid: int) -> bool:

@@ -1,7 +1,7 @@
 """Devices are leased, never created in passing: the pool bounds how many live at once and always gets them back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from cua_rl.devices.device import Device
@@ -21,7 +21,7 @@ class DevicePool:
         self.num_leased = 0
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[Device]:
+    async def lease(self, task: Task) -> AsyncGenerator[Device]:
         """Wait for a free slot and lend a device prepared for `task`; it is given back even if the rollout is cancelled."""
         async with self._slots:
             with boundary(DeviceError, f"make a device for task {task.task_id!r}"):

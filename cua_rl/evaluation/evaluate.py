@@ -67,9 +67,7 @@ class Evaluator:
 def summarise(groups: Sequence[RolloutGroup], tasks: Sequence[Task]) -> EvalResult:
     """Success over all members that ended without a fault."""
     outcomes = [
-        (task.category, rollout)
-        for group, task in zip(groups, tasks, strict=True)
-        for rollout in group.rollouts
+        (task.category, rollout) for group, task in zip(groups, tasks, strict=True) for rollout in group.rollouts
     ]
     num_successes = sum(rollout.success for _, rollout in outcomes)
     low, high = wilson_interval(num_successes, len(outcomes))

@@ -10,8 +10,8 @@ AdvantageKind = Literal["mean", "mean_std"]
 def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[float, ...]:
     """Centre rewards in their group: [1, 0, 0, 1] -> [.5, -.5, -.5, .5] (Dr. GRPO, arXiv:2503.20783).
 
-    "mean_std" also divides by the population standard deviation (GRPO, arXiv:2402.03300): [1, 0, 0, 0] -> [1.73, -.58, ...].
-    A constant group gets exact zeros: it must not train on rounding errors.
+    "mean_std" also divides by the population standard deviation (GRPO, arXiv:2402.03300): [1, 0, 0, 0] -> [1.73, -.58,
+    ...]. A constant group gets exact zeros: it must not train on rounding errors.
     """
     if len(set(rewards)) <= 1:
         return (0.0,) * len(rewards)

@@ -1,7 +1,7 @@
 """Rollouts to training sequences: turns merge while the next prompt extends the last prompt and answer exactly.
 
-Every trained token stands in the very context in which it was sampled. Where a prompt does not extend what came before, a new
-datum begins, and the reason is counted.
+Every trained token stands in the very context in which it was sampled. Where a prompt does not extend what came
+before, a new datum begins, and the reason is counted.
 """
 
 import json
@@ -91,7 +91,9 @@ def count_retokenised(datums: Iterable[Datum], rollouts: Iterable[Rollout], imag
         trained.setdefault(datum.rollout_id, []).extend(
             token for token, is_trained in zip(ids, datum.loss_mask, strict=True) if is_trained
         )
-    sampled = {rollout.rollout_id: [t for turn in rollout.turns for t in turn.model.sampled_tokens] for rollout in rollouts}
+    sampled = {
+        rollout.rollout_id: [t for turn in rollout.turns for t in turn.model.sampled_tokens] for rollout in rollouts
+    }
     return sum(_num_differences(tokens, sampled[rollout_id]) for rollout_id, tokens in trained.items())
 
 

@@ -11,9 +11,9 @@ def penalise_divergence(
 ) -> tuple[list[Datum], float]:
     """Lower the advantage of tokens that the policy likes better than the base model does; also the mean KL estimate.
 
-    Per trained token the estimate is d = sampling_logprob - base_logprob, and the advantage changes by coef * (mean(d) - d):
-    the mean is taken out so that the penalty moves probability around instead of pushing all of it one way. Tokens off the
-    mask keep their zeros.
+    Per trained token the estimate is d = sampling_logprob - base_logprob, and the advantage changes by coef * (mean(d)
+    - d): the mean is taken out so that the penalty moves probability around instead of pushing all of it one way.
+    Tokens off the mask keep their zeros.
     """
     gaps = [
         logprob - base

@@ -1,4 +1,6 @@
-"""Do sampler and trainer agree? Their log-probabilities of the same tokens, compared every step before anything is learned."""
+"""Do sampler and trainer agree? Their log-probabilities of the same tokens, compared every step before anything is
+learned.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,8 +9,9 @@ from cua_rl.errors import ParityError
 from cua_rl.types import Datum, ImageChunk
 
 LIKELY_CAUSES = (
-    "the server serves another adapter than the trainer holds, the image preprocessing differs (resize limits, patch size), "
-    "positions of image tokens differ (M-RoPE), the temperature is not applied on one side, or the precisions differ"
+    "the server serves another adapter than the trainer holds, the image preprocessing differs (resize limits, "
+    "patch size), positions of image tokens differ (M-RoPE), the temperature is not applied on one side, or the "
+    "precisions differ"
 )
 
 

@@ -4,7 +4,7 @@ Everything waits for everything: rollouts of step k+1 begin when the adapter of 
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,9 @@ from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 
 
 class TaskStream(Protocol):
-    """Training tasks; `batch` is a pure function, so a resumed run sees the tasks that the first one would have seen."""
+    """Training tasks; `batch` is a pure function, so a resumed run sees the tasks that the first one would have
+    seen.
+    """
 
     def batch(self, step: int, num_tasks: int) -> list[Task]: ...
 
@@ -161,7 +163,7 @@ class Clock:
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
     @contextmanager
-    def time(self, phase: str) -> Iterator[None]:
+    def time(self, phase: str) -> Generator[None]:
         """Measure the block as `phase`."""
         start = time.monotonic()
         yield

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from cua_rl.config import LossConfig, OptimConfig
@@ -63,7 +64,7 @@ async def train_step(
             require_parity(parity, settings.parity_limit, step=step)
             metrics |= parity.metrics()
         taken = await trainer.optim_step(settings.optim)
-        metrics |= output.metrics | {"optim/grad_norm": taken.grad_norm, "optim/learning_rate": taken.learning_rate}
+        metrics |= {**output.metrics} | {"optim/grad_norm": taken.grad_norm, "optim/learning_rate": taken.learning_rate}
     if settings.compute_post_kl:
         after = await trainer.forward(datums, temperature=settings.loss.temperature)
         metrics["policy/kl_post"] = _mean_gap(datums, training_logprobs, after)
@@ -73,12 +74,10 @@ async def train_step(
 def _split(datums: Sequence[Datum], num_parts: int) -> list[Sequence[Datum]]:
     """Deal `datums` to at most `num_parts` parts, as even as possible, in order."""
     bounds = [len(datums) * part // num_parts for part in range(num_parts + 1)]
-    return [datums[start:end] for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
+    return [datums[start:end] for start, end in pairwise(bounds) if end > start]
 
 
-def _mean_gap(
-    datums: Sequence[Datum], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
-) -> float:
+def _mean_gap(datums: Sequence[Datum], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> float:
     """Mean of log-probability before minus after over trained tokens: an estimate of KL(before || after)."""
     gaps = [
         old - new
@@ -87,4 +86,3 @@ def _mean_gap(
         if is_trained
     ]
     return sum(gaps) / len(gaps)
-

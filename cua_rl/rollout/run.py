@@ -19,7 +19,6 @@ from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import CuaError, DeviceError, SamplingError, TaskError, boundary
 from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.sampling.gateway import Gateway
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, ModelTurn, Reward, Rollout, SamplingParams, StopReason, Turn, Validation
 
@@ -34,9 +33,25 @@ class Agent(Protocol):
     ) -> AgentOutcome: ...
 
 
+class ModelAccess(Protocol):
+    """Where rollouts reach the model: one OpenAI address each, everything recorded (the gateway)."""
+
+    def open_rollout(
+        self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
+    ) -> None: ...
+
+    def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
+
+    def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
+
+    def openai_client(self, rollout_id: str) -> AsyncOpenAI: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """The longest that the agent and the validator may take, seconds; sampling has no limit of its own, its pace follows load."""
+    """The longest that the agent and the validator may take, seconds; sampling has no limit of its own, its pace
+    follows load.
+    """
 
     agent_s: float = 1800.0
     validate_s: float = 60.0
@@ -74,7 +89,7 @@ class RolloutRunner:
         self,
         *,
         devices: DevicePool,
-        gateway: Gateway,
+        gateway: ModelAccess,
         agent: Agent,
         reward: RewardFunction,
         recorder: Recorder,
@@ -105,7 +120,9 @@ class RolloutRunner:
         finally:
             self._gateway.close_rollout(rollout_id)
         if outcome.error:
-            logger.warning("rollout_id=%s task=%s stop=%s %s", rollout_id, plan.task.task_id, outcome.stop_reason, outcome.error)
+            logger.warning(
+                "rollout_id=%s task=%s stop=%s %s", rollout_id, plan.task.task_id, outcome.stop_reason, outcome.error
+            )
         return Rollout(
             rollout_id=rollout_id,
             task_id=plan.task.task_id,
@@ -166,7 +183,9 @@ def join_turn(index: int, done: AgentTurn, recorded: tuple[ModelTurn, ...]) -> T
     """Put together what the agent did and what the gateway recorded of the same answer."""
     model = next((turn for turn in reversed(recorded) if turn.response_id == done.response_id), None)
     if model is None:
-        raise SamplingError(f"expected the gateway to know response {done.response_id!r}, it has {len(recorded)} others")
+        raise SamplingError(
+            f"expected the gateway to know response {done.response_id!r}, it has {len(recorded)} others"
+        )
     return Turn(
         index=index,
         model=model,

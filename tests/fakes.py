@@ -1,0 +1,173 @@
+"""Stand-ins for device, gateway, agent, trainer and recorder behind the same protocols."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cua_rl.actions import Action
+from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.errors import CuaError
+from cua_rl.events import Event
+from cua_rl.tasks.task import Task
+from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
+from cua_rl.types import AdapterRef, Datum, ModelTurn, Observation, StopReason, Validation
+from tests.builders import model_turn, prompt, text
+
+
+@dataclass
+class FakeDevice:
+    """Counts what is done to it; `state` answers every query."""
+
+    device_id: str = "device-0"
+    kind: str = "android"
+    state: str = "0"
+    is_closed: bool = False
+    actions: list[Action] = field(default_factory=list)
+
+    async def observe(self) -> Observation:
+        return Observation(png=b"screen", width_px=100, height_px=200)
+
+    async def execute(self, action: Action) -> None:
+        self.actions.append(action)
+
+    async def query(self, name: str) -> str:
+        return self.state
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def make_task(task_id: str = "task", seed: int = 1, max_turns: int = 3) -> Task:
+    async def validate(device: Any, answer: str | None) -> Validation:
+        actual = await device.query("state")
+        return Validation(query="state", expected="1", actual=actual, success=actual == "1")
+
+    return Task(
+        task_id=task_id,
+        seed=seed,
+        instruction="Do it.",
+        category="app",
+        difficulty="easy",
+        max_turns=max_turns,
+        validate=validate,
+    )
+
+
+class FakeGateway:
+    """Remembers which rollouts are open and hands out the turns that tests put in."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.recorded: dict[str, list[ModelTurn]] = {}
+
+    def open_rollout(self, rollout_id: str, *, params: object = None, adapter: object = None) -> None:
+        self.open.add(rollout_id)
+        self.recorded[rollout_id] = []
+
+    def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
+        self.open.remove(rollout_id)
+        return tuple(self.recorded[rollout_id])
+
+    def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
+        return tuple(self.recorded[rollout_id])
+
+    def openai_client(self, rollout_id: str) -> list[ModelTurn]:
+        return self.recorded[rollout_id]
+
+
+class FakeAgent:
+    """Takes one turn and sets the device's state to the next entry of `outcomes`; an exception there is raised."""
+
+    def __init__(self, outcomes: Sequence[str | CuaError]) -> None:
+        self._outcomes = list(outcomes)
+        self.num_runs = 0
+
+    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+        outcome = self._outcomes[self.num_runs % len(self._outcomes)]
+        self.num_runs += 1
+        response_id = f"resp-{self.num_runs}"
+        client.append(model_turn(prompt(text(1, 2)), response_id=response_id))
+        seen = await device.observe()
+        await on_turn(
+            AgentTurn(
+                index=0,
+                response_id=response_id,
+                before=seen,
+                action=None,
+                action_error=None,
+                after=None,
+                durations_s={"respond": 0.1},
+            )
+        )
+        if isinstance(outcome, CuaError):
+            raise outcome
+        device.state = outcome
+        return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1, answer="done")
+
+
+class FakeRecorder:
+    """Keeps every event in a list."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    async def record(self, event: Event) -> None:
+        self.events.append(event)
+
+    async def flush(self) -> None:
+        return
+
+
+class FakeTrainer:
+    """Repeats the sampler's log-probabilities, `gap` apart, and counts what it is asked to do."""
+
+    def __init__(self, gap: float = 0.0) -> None:
+        self.gap = gap
+        self.calls: list[str] = []
+        self.policy_version = 0
+
+    def _rows(self, datums: Sequence[Datum]) -> tuple[tuple[float, ...], ...]:
+        return tuple(
+            tuple(
+                logprob + self.gap if flag else 0.0
+                for logprob, flag in zip(datum.sampling_logprobs, datum.loss_mask, strict=True)
+            )
+            for datum in datums
+        )
+
+    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        self.calls.append("forward")
+        return list(self._rows(datums))
+
+    async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        self.calls.append("base_logprobs")
+        return list(self._rows(datums))
+
+    async def forward_backward(self, datums: Sequence[Datum], loss: LossConfig) -> ForwardBackwardOutput:
+        self.calls.append(f"forward_backward {len(datums)}")
+        return ForwardBackwardOutput(training_logprobs=self._rows(datums), metrics={"loss/policy": 0.0})
+
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput:
+        self.calls.append("optim_step")
+        self.policy_version += 1
+        return OptimStepOutput(
+            policy_version=self.policy_version, grad_norm=1.0, learning_rate=optim.learning_rate, num_trained_tokens=1
+        )
+
+
+class FakePolicy:
+    """Publishes by writing its name down."""
+
+    def __init__(self) -> None:
+        self.published: list[int] = []
+        self.saved: list[int] = []
+
+    async def publish(self, step: int) -> AdapterRef:
+        self.published.append(step)
+        return AdapterRef(path=Path(f"/adapters/{step}"), policy_version=step)
+
+    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+        self.saved.append(step)
+        return Path(f"/weights/{step}"), Path(f"/sampler_weights/{step}")

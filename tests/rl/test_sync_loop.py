@@ -1,0 +1,151 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.errors import ParityError
+from cua_rl.evaluation.evaluate import EvalResult, Evaluator
+from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
+from cua_rl.rl.sync_loop import LoopSettings, Parts, train
+from cua_rl.rl.train_step import TrainStepSettings
+from cua_rl.tasks.task import Task
+from cua_rl.types import SamplingParams
+from tests.builders import IMAGE_TOKEN
+from tests.fakes import FakeAgent, FakePolicy, FakeTrainer, make_task
+from tests.rollout.test_run import Bench
+
+PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
+
+
+class Seeds:
+    def batch(self, step: int, num_tasks: int) -> list[Task]:
+        return [make_task(seed=100 * step + index) for index in range(num_tasks)]
+
+
+class Log:
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, Mapping[str, float]]] = []
+        self.evaluations: list[tuple[str, int]] = []
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append((step, metrics))
+
+    def log_evaluation(self, phase: str, step: int, result: EvalResult) -> None:
+        self.evaluations.append((phase, step))
+
+
+def settings(**changes: Any) -> LoopSettings:
+    values: dict[str, Any] = {
+        "first_step": 0,
+        "max_steps": 2,
+        "groups_per_batch": 2,
+        "group_size": 2,
+        "params": PARAMS,
+        "advantages": "mean",
+        "train": TrainStepSettings(
+            loss=LossConfig(),
+            optim=OptimConfig(),
+            num_substeps=1,
+            parity_limit=0.05,
+            kl_penalty_coef=0.0,
+            compute_post_kl=False,
+        ),
+        "eval_every": 0,
+        "save_every": 1,
+        "image_token_id": IMAGE_TOKEN,
+    }
+    return LoopSettings(**values | changes)
+
+
+def parts(agent: FakeAgent, trainer: FakeTrainer | None = None) -> tuple[Parts, Bench, Log, FakePolicy]:
+    bench, log, policy = Bench(agent), Log(), FakePolicy()
+    evaluator = Evaluator([make_task(seed=9)], runner=bench.runner, params=PARAMS, recorder=bench.recorder)
+    made = Parts(
+        tasks=Seeds(),
+        runner=bench.runner,
+        trainer=trainer or FakeTrainer(),
+        policy=policy,
+        evaluator=evaluator,
+        recorder=bench.recorder,
+        log=log,
+    )
+    return made, bench, log, policy
+
+
+async def test_every_step_trains_publishes_and_the_ends_are_evaluated() -> None:
+    trainer = FakeTrainer()
+    loop, bench, log, policy = parts(FakeAgent(["1", "0"]), trainer)
+
+    await train(settings(), loop)
+
+    assert trainer.calls == ["forward_backward 4", "optim_step"] * 2
+    assert policy.published == [0, 1, 2]
+    assert policy.saved == [1, 2]
+    assert log.evaluations == [("baseline", 0), ("eval", 2)]
+    kinds = [type(event) for event in bench.recorder.events]
+    assert [
+        kinds.count(kind) for kind in (SourceStarted, GroupEnded, StepTrained, EvaluationEnded, CheckpointSaved)
+    ] == [
+        4,
+        6,
+        2,
+        2,
+        2,
+    ]
+
+
+async def test_a_step_of_constant_groups_trains_nothing_and_keeps_the_policy() -> None:
+    trainer = FakeTrainer()
+    loop, _, log, policy = parts(FakeAgent(["1"]), trainer)
+
+    await train(settings(), loop)
+
+    assert trainer.calls == []
+    assert policy.published == [0]
+    assert log.steps[0][1]["reward/constant_group_frac"] == 1.0
+
+
+async def test_a_resumed_run_sees_the_tasks_of_its_own_steps_and_no_baseline() -> None:
+    loop, bench, log, policy = parts(FakeAgent(["1", "0"]))
+
+    await train(settings(first_step=1), loop)
+
+    starts = [event for event in bench.recorder.events if isinstance(event, SourceStarted)]
+    assert [task.seed for task in starts[0].tasks] == [100, 101]
+    assert policy.published == [1, 2]
+    assert log.evaluations == [("eval", 2)]
+
+
+async def test_disagreement_of_sampler_and_trainer_stops_the_run_before_anything_is_learned() -> None:
+    trainer = FakeTrainer(gap=0.3)
+    loop, *_ = parts(FakeAgent(["1", "0"]), trainer)
+
+    with pytest.raises(ParityError, match="step 0"):
+        await train(settings(), loop)
+
+    assert trainer.calls == ["forward_backward 4"]
+
+
+async def test_substeps_and_penalties_add_their_passes() -> None:
+    trainer = FakeTrainer()
+    loop, *_ = parts(FakeAgent(["1", "0"]), trainer)
+    train_settings = TrainStepSettings(
+        loss=LossConfig(),
+        optim=OptimConfig(),
+        num_substeps=2,
+        parity_limit=0.05,
+        kl_penalty_coef=0.1,
+        compute_post_kl=True,
+    )
+
+    await train(settings(max_steps=1, train=train_settings), loop)
+
+    assert trainer.calls == [
+        "base_logprobs",
+        "forward_backward 2",
+        "optim_step",
+        "forward_backward 2",
+        "optim_step",
+        "forward",
+    ]

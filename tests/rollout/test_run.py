@@ -1,0 +1,133 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from cua_rl.devices.pool import DevicePool
+from cua_rl.errors import DeviceError, SamplingError
+from cua_rl.events import RolloutStarted, Source, TurnTaken
+from cua_rl.rewards.reward import binary_reward
+from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.types import RolloutGroup, SamplingParams, StopReason
+from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
+
+PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
+SOURCE = Source(phase="step", step=0)
+
+
+class Bench:
+    """A runner with everything around it faked, and the fakes at hand."""
+
+    def __init__(self, agent: Any, max_devices: int = 4) -> None:
+        self.devices: list[FakeDevice] = []
+        self.gateway, self.recorder = FakeGateway(), FakeRecorder()
+        self.pool = DevicePool(self._make, max_devices=max_devices)
+        self.runner = RolloutRunner(
+            devices=self.pool,
+            gateway=self.gateway,  # type: ignore[arg-type]
+            agent=agent,
+            reward=binary_reward,
+            recorder=self.recorder,
+            max_turns=5,
+        )
+
+    async def _make(self, task: object) -> Any:
+        self.devices.append(FakeDevice(device_id=f"device-{len(self.devices)}"))
+        return self.devices[-1]
+
+
+def plan() -> RolloutPlan:
+    return RolloutPlan(source=SOURCE, group_id="g", group_index=0, member_index=0, task=make_task(), params=PARAMS)
+
+
+async def test_success_is_read_from_the_device_and_not_from_the_agent() -> None:
+    bench = Bench(FakeAgent(["1", "0"]))
+
+    solved, failed = await bench.runner.run(plan()), await bench.runner.run(plan())
+
+    assert (solved.success, solved.reward and solved.reward.total) == (True, 1.0)
+    assert (failed.success, failed.reward and failed.reward.total) == (False, 0.0)
+    assert failed.answer == "done"
+
+
+async def test_turns_carry_the_agents_side_and_the_gateways_side() -> None:
+    bench = Bench(FakeAgent(["1"]))
+
+    rollout = await bench.runner.run(plan())
+
+    assert rollout.turns[0].model.response_id == "resp-1"
+    assert rollout.turns[0].before.png == b"screen"
+    assert [type(event) for event in bench.recorder.events] == [RolloutStarted, TurnTaken]
+
+
+@pytest.mark.parametrize(
+    ("error", "stop_reason"),
+    [(DeviceError("gone"), StopReason.DEVICE_ERROR), (SamplingError("503"), StopReason.SAMPLING_ERROR)],
+)
+async def test_a_fault_is_data_without_a_reward_and_keeps_its_turns(error: Exception, stop_reason: StopReason) -> None:
+    bench = Bench(FakeAgent([error]))  # type: ignore[list-item]
+
+    rollout = await bench.runner.run(plan())
+
+    assert rollout.stop_reason == stop_reason
+    assert rollout.reward is None
+    assert len(rollout.turns) == 1
+    assert all(device.is_closed for device in bench.devices)
+    assert not bench.gateway.open
+
+
+async def test_a_cancelled_rollout_gives_its_device_back() -> None:
+    class Hanging:
+        async def run(self, *_: Any, **__: Any) -> Any:
+            await asyncio.Event().wait()
+
+    bench = Bench(Hanging())
+    running = asyncio.create_task(bench.runner.run(plan()))
+    while not bench.devices:
+        await asyncio.sleep(0)
+
+    running.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert bench.devices[0].is_closed
+    assert bench.pool.num_leased == 0
+    assert not bench.gateway.open
+
+
+async def test_a_faulty_member_is_tried_again_and_the_fault_is_kept_apart() -> None:
+    bench = Bench(FakeAgent([DeviceError("gone"), "1", "0"]), max_devices=1)
+    ended: list[RolloutGroup] = []
+
+    async def on_group(group: RolloutGroup) -> None:
+        ended.append(group)
+
+    (group,) = await run_groups(
+        bench.runner, [make_task()], GroupPlan(source=SOURCE, group_size=2, params=PARAMS), on_group
+    )
+
+    assert sorted(group.rewards) == [0.0, 1.0]
+    assert [rollout.stop_reason for rollout in group.faulty] == [StopReason.DEVICE_ERROR]
+    assert ended == [group]
+
+
+async def test_the_pool_never_lends_more_devices_than_it_may() -> None:
+    most = 0
+
+    class Counting(FakeAgent):
+        async def run(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal most
+            most = max(most, bench.pool.num_leased)
+            await asyncio.sleep(0)
+            return await super().run(*args, **kwargs)
+
+    bench = Bench(Counting(["1"]), max_devices=3)
+
+    async def on_group(_: RolloutGroup) -> None:
+        return
+
+    await run_groups(bench.runner, [make_task()] * 4, GroupPlan(source=SOURCE, group_size=4, params=PARAMS), on_group)
+
+    assert most == 3
+    assert len(bench.devices) == 16
