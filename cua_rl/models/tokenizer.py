@@ -1,0 +1,30 @@
+"""The tiny model's tokenizer: bytes, and whole pieces of text that are matched before anything is split into bytes."""
+
+from collections.abc import Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+CONTROL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+"""Special tokens, never part of a text; their ids follow the bytes."""
+
+
+def build_tokenizer(pieces: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE without merges, and `pieces` as added tokens: ids 0-255 are bytes, then control tokens, then pieces.
+
+    Where several pieces match, the leftmost wins, and of those the longest.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL_TOKENS])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in pieces if text not in alphabet])
+    return tokenizer

@@ -1,0 +1,123 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""The tiny model before training, as a model folder: `python -m cua_rl.models.untrained FOLDER SEED`.
+
+A Qwen3-VL of under two million parameters: a 192 x 320 screenshot is 60 image tokens. Imports torch and transformers, so
+recipes run it as a process of its own.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from cua_rl.models.tokenizer import CONTROL_TOKENS, build_tokenizer
+from cua_rl.models.vocabulary import pieces
+from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
+
+_PATCH_SIZE, _MERGE_SIZE, _TEMPORAL_PATCH_SIZE = 16, 2, 2
+_MAX_POSITIONS = 4096
+
+
+def write_untrained_model(folder: Path, *, seed: int) -> None:
+    """Write config, tokenizer, preprocessor settings, chat template and random float32 weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(pieces())
+    tokenizer.save(str(folder / "tokenizer.json"))
+    shutil.copyfile(CHAT_TEMPLATE_PATH, folder / "chat_template.jinja")
+    for name, settings in _settings_files(tokenizer).items():
+        (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    torch.manual_seed(seed)
+    Qwen3VLForConditionalGeneration(_config(tokenizer)).save_pretrained(folder)
+    _write_generation_config(folder, tokenizer)
+
+
+def _config(tokenizer: Tokenizer) -> Qwen3VLConfig:
+    hidden_size = 128
+    return Qwen3VLConfig(
+        text_config={
+            "vocab_size": -(-tokenizer.get_vocab_size() // 64) * 64,
+            "hidden_size": hidden_size,
+            "intermediate_size": 384,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": _MAX_POSITIONS,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 96,
+            "intermediate_size": 384,
+            "num_heads": 4,
+            "patch_size": _PATCH_SIZE,
+            "spatial_merge_size": _MERGE_SIZE,
+            "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
+            "out_hidden_size": hidden_size,
+            "num_position_embeddings": 400,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        image_token_id=_id(tokenizer, "<|image_pad|>"),
+        video_token_id=_id(tokenizer, "<|video_pad|>"),
+        vision_start_token_id=_id(tokenizer, "<|vision_start|>"),
+        vision_end_token_id=_id(tokenizer, "<|vision_end|>"),
+        tie_word_embeddings=True,
+    )
+
+
+def _settings_files(tokenizer: Tokenizer) -> dict[str, object]:
+    image = {
+        "patch_size": _PATCH_SIZE,
+        "merge_size": _MERGE_SIZE,
+        "temporal_patch_size": _TEMPORAL_PATCH_SIZE,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    factor = _PATCH_SIZE * _MERGE_SIZE
+    range_px = {"shortest_edge": 4 * factor**2, "longest_edge": 1024 * factor**2}
+    return {
+        "preprocessor_config.json": image
+        | {"size": range_px, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen3VLProcessor"},
+        "video_preprocessor_config.json": image
+        | {"size": range_px, "video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "processor_class": "Qwen3VLProcessor",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "additional_special_tokens": list(CONTROL_TOKENS[1:]),
+            "model_max_length": _MAX_POSITIONS,
+            "clean_up_tokenization_spaces": False,
+        },
+    }
+
+
+def _write_generation_config(folder: Path, tokenizer: Tokenizer) -> None:
+    """Sampling as training sees it: no top-k, no top-p, temperature 1."""
+    settings = {
+        "eos_token_id": [_id(tokenizer, "<|im_end|>"), _id(tokenizer, "<|endoftext|>")],
+        "pad_token_id": _id(tokenizer, "<|endoftext|>"),
+        "do_sample": True,
+        "temperature": 1.0,
+    }
+    (folder / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None, token
+    return token_id
+
+
+if __name__ == "__main__":
+    write_untrained_model(Path(sys.argv[1]), seed=int(sys.argv[2]))
