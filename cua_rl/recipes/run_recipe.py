@@ -29,7 +29,7 @@ def run_recipe(
     """Run `main` on the configuration that the command line asks for and return the exit status, for `sys.exit`.
 
     0 done; 1 a `CuaError`; 2 a `ConfigError`; 130 and 143 after SIGINT and SIGTERM, which cancel `main` so that every
-    context it is in unwinds. A second signal ends the process at once. Any other exception is a bug: its traceback stays.
+    context it is in unwinds. A second signal ends the process at once. Any other exception is a bug, with traceback.
     """
     load_environment_file(Path(".env"))
     try:

@@ -1,0 +1,62 @@
+"""Is a checkpoint folder whole? Checked without torch, before anything loads it."""
+
+import json
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+MANIFEST_NAME = "checkpoint.json"
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None if it is whole.
+
+    A folder with a manifest (`{"files": {name: sha256}}`) must match it; without one, every file must have content, and
+    .safetensors files must be as long as their headers say.
+    """
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not files:
+        return f"{folder} is empty"
+    if (folder / MANIFEST_NAME).is_file():
+        return _compare_with_manifest(folder)
+    return next((damage for file in files if (damage := _find_file_damage(file))), None)
+
+
+def _compare_with_manifest(folder: Path) -> str | None:
+    try:
+        expected: dict[str, str] = json.loads((folder / MANIFEST_NAME).read_text())["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{folder / MANIFEST_NAME} is not a manifest: {type(error).__name__}: {error}"
+    for name, digest in expected.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{file} is missing"
+        with file.open("rb") as stream:
+            if file_digest(stream, "sha256").hexdigest() != digest:
+                return f"{file} is not what was saved: its sha256 differs from the manifest's"
+    return None
+
+
+def _find_file_damage(file: Path) -> str | None:
+    size = file.stat().st_size
+    if size == 0:
+        return f"{file} is empty"
+    if file.suffix == ".safetensors" and size != _safetensors_size(file):
+        return f"{file} is cut short"
+    return None
+
+
+def _safetensors_size(file: Path) -> int | None:
+    """Length that the header announces: 8 bytes of header length, the JSON header, then the tensors."""
+    with file.open("rb") as stream:
+        header_length = int.from_bytes(stream.read(8), "little")
+        if header_length > file.stat().st_size:
+            return None
+        try:
+            header: dict[str, Any] = json.loads(stream.read(header_length))
+        except ValueError:
+            return None
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + header_length + max(ends, default=0)
