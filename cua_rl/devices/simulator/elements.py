@@ -1,0 +1,211 @@
+"""What a screen consists of. Drawing and hit testing read the same elements, so that what is seen is what is tapped."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from cua_rl.actions import Button
+from cua_rl.devices.simulator.catalog import Colour, Toggle
+from cua_rl.devices.simulator.state import Field
+
+Kind = Literal[
+    "app_icon",
+    "title",
+    "heading",
+    "text",
+    "row",
+    "switch_row",
+    "choice_row",
+    "slider",
+    "button",
+    "field",
+    "key",
+    "round_button",
+    "photo",
+    "bubble",
+    "art",
+    "nav",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Bring an app to the foreground."""
+
+    app: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """Open a screen inside the app."""
+
+    subscreen: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """Flip a toggle."""
+
+    toggle: Toggle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choose:
+    """Pick a screen timeout."""
+
+    screen_timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slide:
+    """Set a level by touching the slider; works for taps and drags."""
+
+    level: Literal["brightness", "media_volume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeKey:
+    """A key of the on-screen keyboard: a character, "backspace", "enter"."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FocusField:
+    """Put the cursor into a text field and show the keyboard."""
+
+    field: Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Press:
+    """A button of the navigation bar."""
+
+    button: Button
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enter:
+    """A key of the dialler or the calculator."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayTrack:
+    """Play a track, or stop it."""
+
+    track: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchAlarm:
+    """Turn an alarm on or off."""
+
+    alarm: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Do:
+    """A command of the current screen that needs no argument."""
+
+    command: Literal["save_note", "send_text", "clear_recents", "take_photo", "call"]
+
+
+Effect = (
+    Launch
+    | Push
+    | Switch
+    | Choose
+    | Slide
+    | TypeKey
+    | FocusField
+    | Press
+    | Enter
+    | PlayTrack
+    | SwitchAlarm
+    | Do
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rect:
+    """A rectangle in logical units; right and bottom edges are outside."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+    @property
+    def right(self) -> int:
+        return self.x + self.width
+
+    @property
+    def bottom(self) -> int:
+        return self.y + self.height
+
+    @property
+    def centre(self) -> tuple[int, int]:
+        return self.x + self.width // 2, self.y + self.height // 2
+
+    def contains(self, x: float, y: float) -> bool:
+        """Whether the point lies inside."""
+        return self.x <= x < self.right and self.y <= y < self.bottom
+
+    def moved(self, dy: int) -> "Rect":
+        """The same rectangle `dy` further down."""
+        return Rect(x=self.x, y=self.y + dy, width=self.width, height=self.height)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Element:
+    """One thing on a screen."""
+
+    element_id: str
+    """Unique on its screen, such as "app:mail"."""
+    label: str
+    """A short stable name."""
+    kind: Kind
+    rect: Rect
+    effect: Effect | None = None
+    text: str = ""
+    detail: str = ""
+    glyph: str = ""
+    paper: Colour = ""
+    ink: Colour = ""
+    is_on: bool = False
+    """Switches, choices, bubbles of the owner, pressed keys."""
+    level: float = 0.0
+    """Sliders, 0-1."""
+
+    @property
+    def is_tappable(self) -> bool:
+        return self.effect is not None
+
+    def scrolled(self, distance: int) -> "Element":
+        """The same element after its list was scrolled down by `distance`."""
+        return replace(self, rect=self.rect.moved(-distance)) if distance else self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """What is on the phone's screen: `content` scrolls inside `viewport`, `fixed` lies above it. Both in reading order."""
+
+    name: str
+    content: tuple[Element, ...]
+    fixed: tuple[Element, ...] = ()
+    viewport: Rect
+    max_scroll: int = 0
+    """How far the content can be scrolled down, logical units."""
+
+    def visible_content(self) -> tuple[Element, ...]:
+        """The content elements whose centre can be seen."""
+        return tuple(element for element in self.content if self.viewport.contains(*element.rect.centre))
+
+    def element_at(self, x: float, y: float) -> Element | None:
+        """The tappable element under a point."""
+        content = self.content if self.viewport.contains(x, y) else ()
+        for element in (*reversed(self.fixed), *reversed(content)):
+            if element.is_tappable and element.rect.contains(x, y):
+                return element
+        return None

@@ -1,0 +1,226 @@
+"""What the phone does: pure functions from state and gesture to the next state."""
+
+from dataclasses import replace
+
+from cua_rl.actions import Button
+from cua_rl.devices.simulator.arithmetic import evaluate
+from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, Toggle
+from cua_rl.devices.simulator.elements import (
+    Choose,
+    Do,
+    Effect,
+    Enter,
+    FocusField,
+    Launch,
+    PlayTrack,
+    Press,
+    Push,
+    Screen,
+    Slide,
+    Switch,
+    SwitchAlarm,
+    TypeKey,
+)
+from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
+from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.devices.simulator.state import Field, PhoneState, Text
+
+MIN_SWIPE = 24
+"""Logical units; a shorter drag is a tap."""
+
+
+def tap(state: PhoneState, x: float, y: float) -> PhoneState:
+    """Touch a point (logical units)."""
+    state = replace(state, is_volume_shown=False)
+    element = build_screen(state).element_at(x, y)
+    return state if element is None or element.effect is None else _apply(state, element.effect, x)
+
+
+def drag(state: PhoneState, x: float, y: float, to_x: float, to_y: float) -> PhoneState:
+    """Move a finger from one point to another (logical units): turns home pages, scrolls lists, moves sliders."""
+    state = replace(state, is_volume_shown=False)
+    screen = build_screen(state)
+    element = screen.element_at(x, y)
+    if element is not None and isinstance(element.effect, Slide):
+        return _apply(state, element.effect, to_x)
+    dx, dy = to_x - x, to_y - y
+    if max(abs(dx), abs(dy)) < MIN_SWIPE:
+        return tap(state, x, y)
+    if abs(dx) > abs(dy):
+        return _turn_page(state, screen, -1 if dx > 0 else 1)
+    return scroll_by(state, round(-dy))
+
+
+def scroll_by(state: PhoneState, down: int) -> PhoneState:
+    """Scroll the current list down (logical units; negative is up), as far as it goes."""
+    max_scroll = build_screen(state).max_scroll
+    return replace(state, scroll=min(max(state.scroll + down, 0), max_scroll), is_volume_shown=False)
+
+
+def type_text(state: PhoneState, text: str) -> PhoneState:
+    """Type into the focused field; a state without focus stays as it is."""
+    return state if state.focus is None else replace(state, draft=state.draft + text)
+
+
+def press(state: PhoneState, button: Button) -> PhoneState:
+    """Press a system button."""
+    state = replace(state, is_volume_shown=False)
+    match button:
+        case Button.POWER:
+            return replace(state, is_screen_on=not state.is_screen_on)
+        case Button.VOLUME_UP | Button.VOLUME_DOWN:
+            volume = state.media_volume + (1 if button is Button.VOLUME_UP else -1)
+            return replace(state, media_volume=min(max(volume, 0), MAX_VOLUME), is_volume_shown=True)
+        case _ if not state.is_screen_on:
+            return state
+        case Button.HOME:
+            return _leave(replace(state, app=None, subscreens=(), home_page=0 if state.app is None else state.home_page))
+        case Button.RECENTS:
+            return replace(_leave(state), is_recents_open=not state.is_recents_open)
+        case Button.BACK:
+            return _go_back(state)
+
+
+def launch(state: PhoneState, app: str) -> PhoneState:
+    """Bring an app to the foreground, on its first screen."""
+    recent = (app, *(other for other in state.recent_apps if other != app))
+    return replace(_leave(state), app=app, subscreens=(), recent_apps=recent)
+
+
+def enter_key(state: PhoneState) -> PhoneState:
+    """The Enter key of a keyboard: sends, opens, or starts a new line, depending on the field."""
+    match state.focus:
+        case "message":
+            return _do(state, "send_text")
+        case "address" if state.draft.strip():
+            return _push(state, state.draft.strip())
+        case "note":
+            return type_text(state, "\n")
+        case _:
+            return state
+
+
+def erase_key(state: PhoneState) -> PhoneState:
+    """The Backspace key of a keyboard."""
+    return state if state.focus is None else replace(state, draft=state.draft[:-1])
+
+
+def _leave(state: PhoneState) -> PhoneState:
+    return replace(state, is_recents_open=False, scroll=0, focus=None, draft="")
+
+
+def _go_back(state: PhoneState) -> PhoneState:
+    if state.focus is not None:
+        return replace(state, focus=None)
+    if state.is_recents_open:
+        return _leave(state)
+    if state.subscreens:
+        return replace(_leave(state), subscreens=state.subscreens[:-1])
+    return replace(_leave(state), app=None, home_page=state.home_page if state.app is not None else 0)
+
+
+def _push(state: PhoneState, subscreen: str) -> PhoneState:
+    focus: Field | None = "note" if state.app == "notes" else None
+    return replace(_leave(state), subscreens=(*state.subscreens, subscreen), focus=focus)
+
+
+def _turn_page(state: PhoneState, screen: Screen, by: int) -> PhoneState:
+    if screen.name != "home":
+        return state
+    return replace(state, home_page=min(max(state.home_page + by, 0), len(state.home_pages) - 1))
+
+
+def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
+    match effect:
+        case Launch(app=app):
+            return launch(state, app)
+        case Push(subscreen=subscreen):
+            return _push(state, subscreen)
+        case Switch(toggle=toggle):
+            return _switch(state, toggle)
+        case Slide(level=level):
+            return _slide(state, level, x)
+        case Press(button=button):
+            return press(state, button)
+        case FocusField(field=field):
+            return replace(state, focus=field)
+        case TypeKey(key=key):
+            return _type_key(state, key)
+        case Enter(key=key):
+            return _enter(state, key)
+        case _:
+            return _apply_in_app(state, effect)
+
+
+def _apply_in_app(state: PhoneState, effect: Choose | PlayTrack | SwitchAlarm | Do) -> PhoneState:
+    match effect:
+        case Choose(screen_timeout_ms=timeout_ms):
+            return replace(state, screen_timeout_ms=timeout_ms)
+        case PlayTrack(track=track):
+            return replace(state, track=None if state.track == track else track)
+        case SwitchAlarm(alarm=alarm):
+            return replace(state, alarms_on=tuple(sorted({*state.alarms_on} ^ {alarm})))
+        case Do(command=command):
+            return _do(state, command)
+
+
+def _switch(state: PhoneState, toggle: Toggle) -> PhoneState:
+    is_on = not state.is_on(toggle)
+    state = state.with_toggle(toggle, is_on)
+    if toggle is Toggle.AIRPLANE_MODE and is_on:
+        return state.with_toggle(Toggle.WIFI, False).with_toggle(Toggle.BLUETOOTH, False)
+    return state
+
+
+def _slide(state: PhoneState, level: str, x: float) -> PhoneState:
+    share = min(max((x - SLIDER_LEFT) / (SLIDER_RIGHT - SLIDER_LEFT), 0.0), 1.0)
+    if level == "brightness":
+        return replace(state, brightness_level=round(share * MAX_BRIGHTNESS))
+    return replace(state, media_volume=round(share * MAX_VOLUME))
+
+
+def _type_key(state: PhoneState, key: str) -> PhoneState:
+    match key:
+        case "enter":
+            return enter_key(state)
+        case "backspace":
+            return erase_key(state)
+        case _:
+            return type_text(state, key)
+
+
+def _enter(state: PhoneState, key: str) -> PhoneState:
+    match state.app, key:
+        case "phone", "delete":
+            return replace(state, dialled=state.dialled[:-1])
+        case "phone", _:
+            return replace(state, dialled=(state.dialled + key)[:14])
+        case _, "C":
+            return replace(state, calculation="")
+        case _, "=":
+            return replace(state, calculation=evaluate(state.calculation))
+        case _:
+            return replace(state, calculation=(state.calculation + key)[:14])
+
+
+def _do(state: PhoneState, command: str) -> PhoneState:
+    match command:
+        case "save_note" if state.draft.strip():
+            return _go_back(replace(state, notes=(*state.notes, state.draft.strip()), focus=None))
+        case "send_text" if state.draft.strip():
+            return _send_text(state)
+        case "clear_recents":
+            return replace(_leave(state), app=None, subscreens=(), recent_apps=())
+        case "take_photo":
+            return replace(state, num_photos=state.num_photos + 1)
+        case "call" if state.dialled:
+            return replace(state, calls=(*state.calls, state.dialled), dialled="")
+        case _:
+            return state
+
+
+def _send_text(state: PhoneState) -> PhoneState:
+    index = int(state.subscreens[-1])
+    thread = state.threads[index]
+    thread = replace(thread, texts=(*thread.texts, Text(text=state.draft.strip(), is_mine=True)))
+    return replace(state, threads=(*state.threads[:index], thread, *state.threads[index + 1 :]), draft="")
