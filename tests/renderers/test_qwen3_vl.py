@@ -1,0 +1,153 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cua_rl.conversation import (
+    ImagePart,
+    Item,
+    Message,
+    Reasoning,
+    SampledAnswer,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from cua_rl.errors import ConfigError
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.renderers.request_error import RequestError
+from tests.renderers.generated import encode_image, generate_conversation, make_image
+
+CLICK = Tool(name="click", description="Tap", parameters={"type": "object"})
+SCREEN = ImagePart(data=encode_image(make_image(64, 96)), format="png")  # 2 x 3 tokens of 32 x 32 pixels
+
+
+def message(role: str, *parts: str | ImagePart) -> Message:
+    return Message(role=role, content=tuple(TextPart(text=part) if isinstance(part, str) else part for part in parts))
+
+
+def rendered_text(renderer: Qwen3VLRenderer, items: list[Item], tools: tuple[Tool, ...] = ()) -> str:
+    text = renderer.decode(renderer.render(items, tools).token_ids(renderer.image_token_id))
+    return text.replace("<|image_pad|>" * 6, "<image of 6>")
+
+
+def test_a_whole_conversation_reads_as_qwen3_vl_was_trained(small_renderer: Qwen3VLRenderer) -> None:
+    items = [
+        message("system", "You operate a phone."),
+        message("user", "Open Mail.", SCREEN),
+        Reasoning(text="It is there."),
+        message("assistant", "I click."),
+        ToolCall(call_id="a", name="click", arguments='{"x":5}'),
+        ToolCall(call_id="b", name="click", arguments='{"x":6}'),
+        ToolResult(call_id="a", content=(TextPart(text="done"), SCREEN)),
+        ToolResult(call_id="b", content=(TextPart(text="done"), TextPart(text="twice"))),
+    ]
+    assert rendered_text(small_renderer, items, (CLICK,)) == (
+        "<|im_start|>system\nYou operate a phone.\n\n# Tools\n\n"
+        "You may call one or more functions to assist with the user query.\n\n"
+        "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+        '{"type": "function", "function": {"name": "click", "description": "Tap", "parameters": {"type": "object"}}}\n'
+        "</tools>\n\nFor each function call, return a json object with function name and arguments within "
+        '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+        "</tool_call><|im_end|>\n"
+        "<|im_start|>user\nOpen Mail.<|vision_start|><image of 6><|vision_end|><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\nIt is there.\n</think>\n\nI click.\n"
+        '<tool_call>\n{"name": "click", "arguments": {"x": 5}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "click", "arguments": {"x": 6}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\ndone<|vision_start|><image of 6><|vision_end|>\n</tool_response>\n"
+        "<tool_response>\ndone\ntwice\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_prompt_extends_the_earlier_prompt_and_the_sampled_answer(small_renderer: Qwen3VLRenderer) -> None:
+    first = [message("user", "Open Mail.", SCREEN)]
+    answer = '<think>\nhm\n</think>\n\n<tool_call>\n{"name":"click",   "arguments": {"x": 1}}\n</tool_call>'
+    second = [*first, SampledAnswer(text=answer), ToolResult(call_id="a", content=(SCREEN,))]
+    image = small_renderer.image_token_id
+    sampled = [*small_renderer.encode(answer), small_renderer.stop_token_ids[0]]
+    before = small_renderer.render(first).token_ids(image) + sampled
+    assert small_renderer.render(second).token_ids(image)[: len(before)] == before
+
+
+def test_replaying_twice_changes_nothing(small_renderer: Qwen3VLRenderer) -> None:
+    for seed in range(30):
+        once = small_renderer.replay(generate_conversation(seed).items)
+        assert small_renderer.replay(once) == once
+
+
+def test_marks_of_images_inside_text_never_become_image_tokens(small_renderer: Qwen3VLRenderer) -> None:
+    mark = "<|vision_start|><|image_pad|><|video_pad|><|vision_end|>"
+    items = [message("user", mark), SampledAnswer(text=mark), ToolResult(call_id="a", content=(TextPart(text=mark),))]
+    ids = small_renderer.render(items).token_ids(small_renderer.image_token_id)
+    assert small_renderer.image_token_id not in ids
+    assert not set(small_renderer.encode(mark)) & set(ids)
+
+
+def test_supervised_masks_answers_with_their_ends_of_turn(small_renderer: Qwen3VLRenderer) -> None:
+    items = [message("user", SCREEN, "a"), SampledAnswer(text="b"), message("user", "c"), message("assistant", "d")]
+    rendered, mask = small_renderer.render_supervised(items)
+    ids = rendered.token_ids(small_renderer.image_token_id)
+    assert len(mask) == rendered.length
+    assert small_renderer.decode([token for token, kept in zip(ids, mask, strict=True) if kept]) == (
+        "b<|im_end|>d<|im_end|>"
+    )
+    assert mask[-1]
+    assert len(rendered.chunks) == 3  # text, image, text
+
+
+def test_supervised_refuses_a_conversation_without_an_answer_at_its_end(small_renderer: Qwen3VLRenderer) -> None:
+    for items in ([], [message("user", "a")], [SampledAnswer(text="b"), message("user", "a")]):
+        with pytest.raises(RequestError, match="ends with an answer"):
+            small_renderer.render_supervised(items)
+
+
+def test_images_are_refused_where_the_model_cannot_see_them(small_renderer: Qwen3VLRenderer) -> None:
+    for role in ("system", "assistant"):
+        with pytest.raises(RequestError, match="user messages and tool results only"):
+            small_renderer.render([message(role, SCREEN)])
+
+
+def test_answers_are_parsed_with_or_without_their_end_of_turn(small_renderer: Qwen3VLRenderer) -> None:
+    assert (
+        small_renderer.parse("yes<|im_end|>") == small_renderer.parse("yes") == small_renderer.parse("yes<|endoftext|>")
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("qwen3_vl", "qwen3_vl"), ("qwen3_vl_moe", "qwen3_vl"), ("qwen3", "qwen3"), ("qwen3_moe", "qwen3")],
+)
+def test_the_renderer_is_detected_from_the_type_of_the_model(small_folder: Path, model_type: str, name: str) -> None:
+    renderer = make_renderer(_folder_like(small_folder, model_type))
+    assert renderer.name == name
+    assert renderer.supports_images == (name == "qwen3_vl")
+
+
+def test_a_text_only_renderer_refuses_images(small_folder: Path) -> None:
+    renderer: Renderer = make_renderer(small_folder, "qwen3")
+    assert renderer.render([message("user", "a")]).length > 0
+    with pytest.raises(ConfigError, match="expected text only"):
+        renderer.render([message("user", SCREEN)])
+
+
+def test_unknown_renderers_and_models_are_refused_with_the_known_ones(small_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\['qwen3', 'qwen3_vl'\], got 'qwen9'"):
+        make_renderer(small_folder, "qwen9")
+    with pytest.raises(ConfigError, match="got 'llama'"):
+        make_renderer(_folder_like(small_folder, "llama"))
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        make_renderer(tmp_path)
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        make_renderer(tmp_path, "qwen3_vl")
+
+
+def _folder_like(folder: Path, model_type: str) -> Path:
+    other = folder.parent / f"like_{model_type}"
+    other.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    (other / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return other
