@@ -7,6 +7,7 @@ from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
+from cua_rl.metrics import check_names
 from cua_rl.rl.sync_loop import LoopSettings, Parts, train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.tasks.task import Task
@@ -29,9 +30,11 @@ class Log:
         self.evaluations: list[tuple[str, int]] = []
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        check_names(metrics)
         self.steps.append((step, metrics))
 
     def log_evaluation(self, phase: str, step: int, result: EvalResult) -> None:
+        check_names(result.metrics("held_out"))
         self.evaluations.append((phase, step))
 
 

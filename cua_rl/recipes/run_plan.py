@@ -1,0 +1,164 @@
+"""Everything about a run that can be known, and refused, before a model loads or a device is leased."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cua_rl.database.session import check_connection, database_url
+from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.recipes.checkpoint_damage import find_damage
+from cua_rl.recipes.model_folder import find_model
+from cua_rl.recipes.train_config import CLIConfig
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.task_loader import TaskSet, load_tasks
+from cua_rl.tasks.task import Task
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A configuration whose every reference has been looked up."""
+
+    config: CLIConfig
+    run_name: str
+    log_path: Path
+    model_path: Path
+    renderer: Renderer
+    train_tasks: TaskSet
+    eval_tasks: tuple[Task, ...]
+    max_lora_rank: int
+    checkpoint_path: Path | None
+    database_url: str | None
+    """None for the embedded database."""
+
+    def effective(self) -> dict[str, object]:
+        """What the run will really use, for people and for the dry run."""
+        return {
+            "run_name": self.run_name,
+            "log_path": str(self.log_path),
+            "model_path": str(self.model_path),
+            "renderer": self.renderer.name,
+            "num_eval_tasks": len(self.eval_tasks),
+            "database": "embedded" if self.database_url is None else "from the environment",
+            "sampler": self.config.base_url or "started by the run",
+        }
+
+
+async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
+    """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
+    _require_simulator(config)
+    model_path = find_model(config.model_name)
+    renderer = make_renderer(model_path, config.renderer_name)
+    if not renderer.supports_images:
+        raise ConfigError(
+            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
+            "or leave renderer_name out"
+        )
+    _require_room(config, model_path)
+    train_tasks = load_tasks(config.tasks, seed=config.seed, split="train")
+    eval_tasks: tuple[Task, ...] = ()
+    if config.eval_tasks is not None:
+        held_out = load_tasks(config.eval_tasks, seed=config.seed, split="eval")
+        eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
+    for name in ("server_port", "gateway_port"):
+        _require_free_port(name, getattr(config, name))
+    return RunPlan(
+        config=config,
+        run_name=run_name(config),
+        log_path=log_path(config),
+        model_path=model_path,
+        renderer=renderer,
+        train_tasks=train_tasks,
+        eval_tasks=eval_tasks,
+        max_lora_rank=_max_lora_rank(config.lora_rank),
+        checkpoint_path=_checkpoint(config.load_checkpoint_path),
+        database_url=await _reachable_database(environ),
+    )
+
+
+def run_name(config: CLIConfig) -> str:
+    """The same settings give the same name, so that the same command can resume."""
+    if config.log_path is not None:
+        return Path(config.log_path).name
+    model = "embedded-demo" if config.model_name is None else Path(config.model_name).name
+    return f"{model}-g{config.groups_per_batch}x{config.group_size}-lr{config.learning_rate:g}-seed{config.seed}"
+
+
+def log_path(config: CLIConfig) -> Path:
+    """Where the run writes."""
+    if config.log_path is not None:
+        return Path(config.log_path).expanduser().absolute()
+    return (Path(config.log_dir or "runs").expanduser() / run_name(config)).absolute()
+
+
+def _require_simulator(config: CLIConfig) -> None:
+    if config.box_type != "android":
+        raise ConfigError(
+            f"box_type: expected 'android', the kind of the embedded simulator, got {config.box_type!r}; leave it out"
+        )
+
+
+def _require_room(config: CLIConfig, model_path: Path) -> None:
+    longest = _max_positions(model_path)
+    if config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got {config.max_model_len}; "
+            f"set max_model_len={longest}"
+        )
+    if config.max_tokens >= config.max_model_len:
+        raise ConfigError(
+            f"max_tokens: expected less than max_model_len={config.max_model_len}, got {config.max_tokens}; lower it"
+        )
+
+
+def _max_positions(model_path: Path) -> int:
+    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    return int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
+
+
+def _max_lora_rank(rank: int) -> int:
+    fitting = [allowed for allowed in LORA_RANKS if allowed >= rank]
+    if not fitting:
+        raise ConfigError(f"lora_rank: expected at most {LORA_RANKS[-1]}, got {rank}; lower it")
+    return fitting[0]
+
+
+def _require_free_port(name: str, port: int | None) -> None:
+    if port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"{name}: expected a free port, got {port} ({error.strerror}); choose another one, or leave it out"
+            ) from None
+
+
+def _checkpoint(path: str | None) -> Path | None:
+    if path is None:
+        return None
+    folder = Path(path).expanduser().absolute()
+    damage = find_damage(folder)
+    if damage is not None:
+        raise ConfigError(
+            f"load_checkpoint_path: expected a folder weights/<step> of an earlier run, got {path!r} ({damage}); "
+            "look into the checkpoints.jsonl of that run"
+        )
+    return folder
+
+
+async def _reachable_database(environ: Mapping[str, str]) -> str | None:
+    url = database_url(environ)
+    if url is not None:
+        try:
+            await check_connection(url)
+        except DatabaseError as error:
+            raise ConfigError(str(error)) from None
+    return url

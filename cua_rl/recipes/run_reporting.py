@@ -1,0 +1,72 @@
+"""What a training run writes for people: progress while it runs, a table, reward.png and summary.json at its end."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from cua_rl.recipes.log_directory import LogDirectory
+from cua_rl.recipes.plain_config import plain_config
+from cua_rl.recipes.run_plan import RunPlan
+from cua_rl.reporting.json_lines import read_records
+from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.progress import ProgressDisplay
+from cua_rl.reporting.reward_plot import write_reward_plot
+from cua_rl.reporting.run_report import RunReport
+from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
+
+BASELINE = "eval/held_out/success_rate"
+
+
+def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, first_step: int) -> RunReport:
+    """Open metric files and display; a resumed run remembers the baseline that its first attempt measured."""
+    config = plan.config
+    display = stack.enter_context(ProgressDisplay(config.max_steps, first_step=first_step))
+    if config.model_name is None:
+        display.note("embedded demo: tiny Qwen3-VL, simulated phone, real vLLM (name a model with model_name=...)")
+    display.note(f"run {plan.run_name} in {folder.path}")
+    metric_log = stack.enter_context(
+        MetricLog(
+            folder.path,
+            config=plain_config(config),
+            first_step=first_step,
+            wandb_project=config.wandb_project,
+            wandb_name=config.wandb_name or plan.run_name,
+        )
+    )
+    return RunReport(
+        metric_log=metric_log,
+        display=display,
+        total_steps=config.max_steps,
+        baseline_success_rate=_earlier_baseline(folder),
+    )
+
+
+def _earlier_baseline(folder: LogDirectory) -> float | None:
+    rates = [
+        record[BASELINE]
+        for record in read_records(folder.metrics_path)
+        if record.get("step") == 0 and isinstance(record.get(BASELINE), float)
+    ]
+    return float(str(rates[0])) if rates else None
+
+
+async def finish_report(
+    report: RunReport, plan: RunPlan, folder: LogDirectory, *, setup_time_s: float, train_time_s: float
+) -> None:
+    """Write summary.json and reward.png and print the table that ends the run."""
+    summary = RunSummary(
+        run_name=plan.run_name,
+        log_path=str(folder.path),
+        baseline_success_rate=report.baseline_success_rate,
+        final_success_rate=report.final_success_rate,
+        num_eval_rollouts=report.num_eval_rollouts,
+        num_steps=plan.config.max_steps,
+        setup_time_s=setup_time_s,
+        train_time_s=train_time_s,
+        parity_mean_abs=report.parity_mean_abs,
+        retokenised_tokens=report.retokenised_tokens,
+    )
+    write_summary(folder.path / "summary.json", summary)
+    await asyncio.to_thread(
+        write_reward_plot, folder.metrics_path, folder.path / "reward.png", title=f"Success of {plan.run_name}"
+    )
+    print_summary(summary)

@@ -1,0 +1,253 @@
+"""Train a vision computer-use agent: `python -m cua_rl.recipes.train key=value ...`.
+
+With no model named, this is the embedded demo: a tiny Qwen3-VL on a simulated phone, a database of its own, and vLLM on
+whatever the machine has.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.database.session import migrate
+from cua_rl.devices.device import Device
+from cua_rl.devices.pool import DevicePool
+from cua_rl.devices.simulator import make_simulated_phone
+from cua_rl.evaluation.evaluate import Evaluator
+from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
+from cua_rl.recipes.command_line import given_names
+from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.plain_config import plain_config
+from cua_rl.recipes.run_plan import RunPlan, plan_run
+from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.recipes.run_reporting import finish_report, open_report
+from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
+from cua_rl.reporting.run_report import RunReport
+from cua_rl.rewards.reward import binary_reward
+from cua_rl.rl.served_policy import ServedPolicy
+from cua_rl.rl.sync_loop import LoopSettings, Parts, train
+from cua_rl.rl.train_step import TrainStepSettings
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.tasks.task import Task
+from cua_rl.training.client import TrainingClient
+from cua_rl.types import AdapterRef, SamplingParams
+
+__all__ = ["CLIConfig", "cli_main"]
+
+logger = logging.getLogger(__name__)
+
+
+async def cli_main(config: CLIConfig) -> None:
+    """Check the configuration, then run it; returns when the run is complete and everything it owned is gone."""
+    started = time.monotonic()
+    plan = await plan_run(config)
+    if config.dry_run:
+        print(json.dumps(plain_config(config) | plan.effective(), indent=2))
+        return
+    with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+        if folder.decision is Decision.SKIP:
+            print(f"skipped: {folder.path} holds an earlier run")
+            return
+        folder.write_config(plain_config(config) | plan.effective())
+        await _run(plan, folder, started)
+
+
+async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
+    """Start what the run needs, train, and record how it ended."""
+    checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
+    first_step = checkpoint.step if checkpoint else 0
+    folder.truncate_after(first_step)
+    async with AsyncExitStack() as stack:
+        recorder = await _open_database(stack, plan, folder)
+        report = open_report(stack, plan, folder, first_step)
+        await recorder.record(_training_started(plan, folder, first_step))
+        try:
+            report.display.status("starting model server and trainer")
+            engine = await _start_engine(stack, plan, folder, checkpoint)
+            ready = time.monotonic()
+            report.display.begin_steps()
+            await train(_loop_settings(plan, first_step), _parts(plan, folder, engine, recorder, report))
+        except BaseException as error:
+            await asyncio.shield(recorder.record(_training_ended(error)))
+            raise
+        await recorder.record(TrainingEnded(status="completed"))
+        await recorder.flush()
+    await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
+
+
+async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> DatabaseRecorder:
+    """The database that the environment names, or one of our own in the run's folder; migrated, with its writer."""
+    url = plan.database_url
+    if url is None:
+        log_path = folder.path / "logs" / "postgres.log"
+        url = (await stack.enter_async_context(EmbeddedPostgres(folder.path / "postgres", log_path))).url
+    await migrate(url)
+    return await stack.enter_async_context(DatabaseRecorder(url, image_token_id=plan.renderer.image_token_id))
+
+
+def _training_started(plan: RunPlan, folder: LogDirectory, first_step: int) -> TrainingStarted:
+    return TrainingStarted(
+        run_name=plan.run_name,
+        log_path=str(folder.path),
+        config=plain_config(plan.config) | plan.effective(),
+        first_step=first_step,
+        total_steps=plan.config.max_steps,
+    )
+
+
+def _training_ended(error: BaseException) -> TrainingEnded:
+    is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+    return TrainingEnded(status="cancelled" if is_cancelled else "failed", error=f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Trainer and sampler, running."""
+
+    trainer: TrainingClient
+    sampler: SamplingClient
+
+
+async def _start_engine(
+    stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+) -> Engine:
+    """Start model server and trainer side by side; load the checkpoint that the run goes on from."""
+    server = _make_server(plan, folder)
+    trainer = TrainingClient(_trainer_config(plan), folder.path / "logs" / "trainer.log")
+    async with asyncio.TaskGroup() as starting:
+        starting.create_task(stack.enter_async_context(server), name="start-server")
+        starting.create_task(stack.enter_async_context(trainer), name="start-trainer")
+    if checkpoint is not None:
+        await trainer.load_state(checkpoint.state_path)
+    elif plan.checkpoint_path is not None:
+        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+    sampler = await stack.enter_async_context(SamplingClient(server))
+    return Engine(trainer=trainer, sampler=sampler)
+
+
+def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:
+    config = plan.config
+    if config.base_url is not None:
+        return ExternalServer(config.base_url)
+    return VllmServer(
+        ServerConfig(
+            model_path=plan.model_path,
+            max_lora_rank=plan.max_lora_rank,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            kv_cache_gib=config.kv_cache_gib,
+            port=config.server_port,
+        ),
+        folder.path / "logs" / "vllm.log",
+    )
+
+
+def _trainer_config(plan: RunPlan) -> TrainerConfig:
+    config = plan.config
+    return TrainerConfig(
+        model_path=plan.model_path,
+        lora=LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed),
+        dtype=config.trainer_dtype,
+        micro_batch_tokens=config.micro_batch_tokens,
+        gradient_checkpointing=config.gradient_checkpointing,
+        seed=config.seed,
+    )
+
+
+def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
+    config = plan.config
+    return LoopSettings(
+        first_step=first_step,
+        max_steps=config.max_steps,
+        groups_per_batch=config.groups_per_batch,
+        group_size=config.group_size,
+        params=_sampling_params(config),
+        advantages=config.advantages,
+        train=TrainStepSettings(
+            loss=LossConfig(
+                name=config.loss,
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                temperature=config.temperature,
+            ),
+            optim=OptimConfig(learning_rate=config.learning_rate, grad_clip_norm=config.grad_clip_norm),
+            num_substeps=config.num_substeps,
+            parity_limit=config.parity_limit,
+            kl_penalty_coef=config.kl_penalty_coef,
+            compute_post_kl=config.compute_post_kl,
+        ),
+        eval_every=config.eval_every,
+        save_every=config.save_every,
+        image_token_id=plan.renderer.image_token_id,
+    )
+
+
+def _sampling_params(config: CLIConfig) -> SamplingParams:
+    return SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature)
+
+
+def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Recorder, report: RunReport) -> Parts:
+    """Put the run together: who makes devices, who acts, who judges, who remembers."""
+    config = plan.config
+
+    async def make_device(task: Task) -> Device:
+        return make_simulated_phone(task, scale=config.screen_scale)
+
+    runner = RolloutRunner(
+        devices=DevicePool(make_device, max_devices=config.max_concurrent_rollouts),
+        gateway=Gateway(engine.sampler, plan.renderer, _sampling_params(config)),
+        agent=GBoxAgent(),
+        reward=binary_reward,
+        recorder=recorder,
+        max_turns=config.max_turns,
+    )
+    evaluator = Evaluator(plan.eval_tasks, runner=runner, params=_sampling_params(config), recorder=recorder)
+    return Parts(
+        tasks=plan.train_tasks,
+        runner=runner,
+        trainer=engine.trainer,
+        policy=_served_policy(engine, folder),
+        evaluator=evaluator if plan.eval_tasks else None,
+        recorder=recorder,
+        log=report,
+    )
+
+
+def _served_policy(engine: Engine, folder: LogDirectory) -> ServedPolicy:
+    async def prove_and_serve(adapter: AdapterRef) -> None:
+        await engine.sampler.publish(adapter, None)
+
+    def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
+        folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
+
+    return ServedPolicy(
+        trainer=engine.trainer,
+        prove_and_serve=prove_and_serve,
+        state_path=folder.state_path,
+        sampler_path=folder.sampler_path,
+        record_checkpoint=record_checkpoint,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the recipe from the command line; the embedded demo if no model is named."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    is_demo = "model_name" not in given_names(arguments)
+    return run_recipe(CLIConfig, cli_main, arguments, EMBEDDED_DEMO if is_demo else None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
