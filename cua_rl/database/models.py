@@ -1,0 +1,394 @@
+"""The tables. `*_id` strings are the ids that the rest of the system uses; `id` and `*_pk` are keys of this database.
+
+    trainings ── steps ──┐
+        │    └── evals ──┴── groups ── rollouts ── turns ── screenshots
+        └── checkpoints                  ├── validations
+    tasks ── groups, rollouts            └── environments
+    status_history: every change of status of a training, step, eval, group or rollout
+
+Deleting a row deletes what hangs on it; screenshots and tasks are shared by trainings and stay.
+"""
+
+from datetime import datetime
+from typing import Any, ClassVar
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from cua_rl.database.columns import AnyJson, AnyText
+from cua_rl.types import StopReason
+
+Json = dict[str, Any]
+
+TRAINING_STATUSES = ("running", "completed", "failed", "cancelled")
+STEP_STATUSES = ("rollouts", "training", "completed", "failed", "cancelled")
+RUN_STATUSES = ("running", "completed", "failed", "cancelled")
+"""Of evals, groups and rollouts; a failed rollout is one that an infrastructure fault ended."""
+
+
+class Base(DeclarativeBase):
+    """Naming rules and column types common to all tables."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[object, object]] = {
+        str: AnyText(),
+        int: Integer(),
+        float: Double[float](),
+        datetime: DateTime(timezone=True),
+        Json: AnyJson(),
+        list[int]: ARRAY(Integer()),
+        list[float]: ARRAY(Double[float]()),
+        UUID: Uuid(),
+    }
+
+
+def _key() -> Mapped[int]:
+    return mapped_column(BigInteger, Identity(), primary_key=True)
+
+
+def _foreign_key(target: str, *, index: bool = False) -> Mapped[Any]:
+    return mapped_column(BigInteger, ForeignKey(target, ondelete="CASCADE"), index=index)
+
+
+def _now() -> Mapped[datetime]:
+    return mapped_column(DateTime(timezone=True), server_default=func.now())
+
+
+def _updated() -> Mapped[datetime]:
+    return mapped_column(DateTime(timezone=True), server_default=func.now(), onupdate=func.now())
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+class Training(Base):
+    """One run, found by name and folder; a resumed run goes on in its row."""
+
+    __tablename__ = "trainings"
+    __table_args__ = (
+        UniqueConstraint("run_name", "log_path"),
+        _one_of("status", TRAINING_STATUSES),
+        Index("ix_trainings_latest", "started_at", "id"),
+    )
+
+    id: Mapped[int] = _key()
+    run_name: Mapped[str]
+    log_path: Mapped[str]
+    config: Mapped[Json]
+    image_token_id: Mapped[int]
+    """The id that stands for every image token in `turns.prompt_token_ids`."""
+    attempt_id: Mapped[UUID]
+    """The recorder that wrote last; what an earlier one left unfinished is void."""
+    num_attempts: Mapped[int] = mapped_column(default=1)
+    status: Mapped[str]
+    error: Mapped[str | None]
+    first_step: Mapped[int]
+    """Where the latest attempt began."""
+    num_completed_steps: Mapped[int] = mapped_column(default=0)
+    total_steps: Mapped[int]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    heartbeat_at: Mapped[datetime]
+    """The recorder's last sign of life."""
+    updated_at: Mapped[datetime] = _updated()
+
+
+class Step(Base):
+    """One training step: its rollouts, then one optimizer step."""
+
+    __tablename__ = "steps"
+    __table_args__ = (UniqueConstraint("training_id", "step"), _one_of("status", STEP_STATUSES))
+
+    id: Mapped[int] = _key()
+    training_id: Mapped[int] = _foreign_key("trainings.id")
+    step: Mapped[int]
+    attempt_id: Mapped[UUID]
+    status: Mapped[str]
+    policy_version: Mapped[int]
+    """The newest version when the step began; every turn has its own."""
+    trained_policy_version: Mapped[int | None]
+    """The version that the step made."""
+    group_size: Mapped[int]
+    num_groups: Mapped[int]
+    num_ended_groups: Mapped[int] = mapped_column(default=0)
+    task_pks: Mapped[list[int]] = mapped_column(ARRAY(BigInteger()))
+    """The task instances that the step set out to run, in order."""
+    datums_sha256: Mapped[str | None]
+    num_datums: Mapped[int | None]
+    metrics: Mapped[Json | None]
+    started_at: Mapped[datetime]
+    rollouts_ended_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    updated_at: Mapped[datetime] = _updated()
+
+
+class Eval(Base):
+    """One evaluation after `step` optimizer steps; the baseline is the evaluation of the untrained model."""
+
+    __tablename__ = "evals"
+    __table_args__ = (
+        UniqueConstraint("training_id", "phase", "step"),
+        _one_of("status", RUN_STATUSES),
+        _one_of("phase", ("baseline", "eval")),
+    )
+
+    id: Mapped[int] = _key()
+    training_id: Mapped[int] = _foreign_key("trainings.id")
+    phase: Mapped[str]
+    step: Mapped[int]
+    attempt_id: Mapped[UUID]
+    status: Mapped[str]
+    policy_version: Mapped[int]
+    group_size: Mapped[int]
+    num_groups: Mapped[int]
+    num_ended_groups: Mapped[int] = mapped_column(default=0)
+    task_pks: Mapped[list[int]] = mapped_column(ARRAY(BigInteger()))
+    metrics: Mapped[Json | None]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    updated_at: Mapped[datetime] = _updated()
+
+
+class TaskRow(Base):
+    """One task instance as it was defined when a run used it; a changed definition is a new row."""
+
+    __tablename__ = "tasks"
+    __table_args__ = (Index("ix_tasks_task_id_seed", "task_id", "seed"),)
+
+    id: Mapped[int] = _key()
+    definition_sha256: Mapped[str] = mapped_column(Text, unique=True)
+    task_id: Mapped[str]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    instruction: Mapped[str]
+    category: Mapped[str]
+    difficulty: Mapped[str]
+    max_turns: Mapped[int]
+    tags: Mapped[list[str]] = mapped_column(ARRAY(Text()))
+    created_at: Mapped[datetime] = _now()
+
+
+class Group(Base):
+    """Rollouts of one task instance, in a step or in an evaluation."""
+
+    __tablename__ = "groups"
+    __table_args__ = (
+        CheckConstraint("num_nonnulls(step_id, eval_id) = 1", name="one_parent"),
+        UniqueConstraint("step_id", "group_id"),
+        UniqueConstraint("eval_id", "group_id"),
+        _one_of("status", RUN_STATUSES),
+    )
+
+    id: Mapped[int] = _key()
+    training_id: Mapped[int] = _foreign_key("trainings.id", index=True)
+    step_id: Mapped[int | None] = _foreign_key("steps.id")
+    eval_id: Mapped[int | None] = _foreign_key("evals.id")
+    group_id: Mapped[str]
+    group_index: Mapped[int]
+    task_pk: Mapped[int | None] = mapped_column(BigInteger, ForeignKey("tasks.id"), index=True)
+    task_id: Mapped[str]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str]
+    num_rollouts: Mapped[int | None]
+    """Members with a reward."""
+    num_faulty: Mapped[int | None]
+    num_successes: Mapped[int | None]
+    reward_mean: Mapped[float | None]
+    reward_std: Mapped[float | None]
+    """Population standard deviation."""
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    updated_at: Mapped[datetime] = _updated()
+
+
+class RolloutRow(Base):
+    """One attempt at a task; there from its start, complete when its group has ended."""
+
+    __tablename__ = "rollouts"
+    __table_args__ = (
+        UniqueConstraint("training_id", "rollout_id"),
+        _one_of("status", RUN_STATUSES),
+        _one_of("stop_reason", tuple(StopReason)),
+        Index("ix_rollouts_task_id_started_at", "task_id", "started_at"),
+        Index("ix_rollouts_rollout_id", "rollout_id"),
+    )
+
+    id: Mapped[int] = _key()
+    training_id: Mapped[int] = _foreign_key("trainings.id")
+    group_pk: Mapped[int] = _foreign_key("groups.id", index=True)
+    task_pk: Mapped[int | None] = mapped_column(BigInteger, ForeignKey("tasks.id"), index=True)
+    rollout_id: Mapped[str]
+    task_id: Mapped[str]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    group_index: Mapped[int]
+    member_index: Mapped[int]
+    position: Mapped[int | None]
+    """Place in the group's `rollouts` or, if it has no reward, in its `faulty`."""
+    device_id: Mapped[str | None]
+    max_turns: Mapped[int | None]
+    status: Mapped[str]
+    num_turns: Mapped[int] = mapped_column(default=0)
+    stop_reason: Mapped[str | None]
+    answer: Mapped[str | None]
+    error: Mapped[str | None]
+    success: Mapped[bool | None]
+    reward: Mapped[float | None]
+    reward_parts: Mapped[Json | None]
+    advantage: Mapped[float | None]
+    started_at: Mapped[datetime]
+    started_unix_s: Mapped[float | None]
+    """`started_at` as the run measured it, exact."""
+    duration_s: Mapped[float | None]
+    ended_at: Mapped[datetime | None]
+    updated_at: Mapped[datetime] = _updated()
+
+
+class Environment(Base):
+    """The device that a rollout used."""
+
+    __tablename__ = "environments"
+    __table_args__ = (_one_of("status", ("running", "released", "failed")),)
+
+    id: Mapped[int] = _key()
+    rollout_pk: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollouts.id", ondelete="CASCADE"), unique=True)
+    device_id: Mapped[str] = mapped_column(index=True)
+    status: Mapped[str]
+    error: Mapped[str | None]
+    started_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+
+
+class Screenshot(Base):
+    """An encoded image, once, however many turns show it."""
+
+    __tablename__ = "screenshots"
+    __table_args__ = (_one_of("format", ("png", "jpeg")),)
+
+    sha256: Mapped[str] = mapped_column(Text, primary_key=True)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+    format: Mapped[str]
+    width_px: Mapped[int | None]
+    """None for an image that only ever stood in a prompt."""
+    height_px: Mapped[int | None]
+    created_at: Mapped[datetime] = _now()
+
+
+class TurnRow(Base):
+    """One turn: the request to the model, what was sampled, what was done, what the device showed."""
+
+    __tablename__ = "turns"
+    __table_args__ = (
+        UniqueConstraint("rollout_pk", "turn_index"),
+        CheckConstraint("cardinality(sampled_tokens) = cardinality(sampling_logprobs)", name="sampling_logprobs"),
+        CheckConstraint(
+            "training_logprobs IS NULL OR cardinality(training_logprobs) = cardinality(sampled_tokens)",
+            name="training_logprobs",
+        ),
+        CheckConstraint("num_nonnulls(failure_kind, failure_message) IN (0, 2)", name="failure"),
+    )
+
+    id: Mapped[int] = _key()
+    rollout_pk: Mapped[int] = _foreign_key("rollouts.id")
+    turn_index: Mapped[int]
+    response_id: Mapped[str] = mapped_column(index=True)
+    prompt_token_ids: Mapped[list[int]]
+    """Image tokens expanded, each as the training's `image_token_id`."""
+    prompt_chunks: Mapped[Any] = mapped_column(AnyJson(), nullable=False)
+    """The prompt's chunks in order: {"text": num_tokens} or {"image": sha256, "tokens": num_tokens}."""
+    sampled_tokens: Mapped[list[int]]
+    sampling_logprobs: Mapped[list[float]]
+    training_logprobs: Mapped[list[float] | None]
+    policy_version: Mapped[int]
+    stop: Mapped[str]
+    text: Mapped[str]
+    failure_kind: Mapped[str | None]
+    failure_message: Mapped[str | None]
+    prompt_matches_renderer: Mapped[bool]
+    request: Mapped[Json]
+    cached_tokens: Mapped[int]
+    started_at: Mapped[datetime]
+    started_unix_s: Mapped[float]
+    duration_s: Mapped[float]
+    """Of the request to the model."""
+    durations_s: Mapped[Json]
+    """Seconds per stage of the turn."""
+    action: Mapped[Json | None]
+    """{"type": "Click", "x": 3, "y": 4}"""
+    action_error: Mapped[str | None]
+    before_sha256: Mapped[str] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)
+    after_sha256: Mapped[str | None] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)
+    created_at: Mapped[datetime] = _now()
+
+
+class ValidationRow(Base):
+    """What a task's validator read at the end of a rollout."""
+
+    __tablename__ = "validations"
+
+    id: Mapped[int] = _key()
+    rollout_pk: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollouts.id", ondelete="CASCADE"), unique=True)
+    query: Mapped[str]
+    expected: Mapped[str]
+    actual: Mapped[str]
+    success: Mapped[bool]
+    duration_s: Mapped[float]
+    created_at: Mapped[datetime] = _now()
+
+
+class Checkpoint(Base):
+    """A checkpoint on disk that the run can resume from."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (UniqueConstraint("training_id", "step"),)
+
+    id: Mapped[int] = _key()
+    training_id: Mapped[int] = _foreign_key("trainings.id")
+    step: Mapped[int]
+    state_path: Mapped[str]
+    sampler_path: Mapped[str]
+    created_at: Mapped[datetime] = _now()
+
+
+class StatusChange(Base):
+    """One change of status of exactly one thing."""
+
+    __tablename__ = "status_history"
+    __table_args__ = (
+        CheckConstraint("num_nonnulls(training_id, step_id, eval_id, group_pk, rollout_pk) = 1", name="one_subject"),
+    )
+
+    id: Mapped[int] = _key()
+    training_id: Mapped[int | None] = _foreign_key("trainings.id", index=True)
+    step_id: Mapped[int | None] = _foreign_key("steps.id", index=True)
+    eval_id: Mapped[int | None] = _foreign_key("evals.id", index=True)
+    group_pk: Mapped[int | None] = _foreign_key("groups.id", index=True)
+    rollout_pk: Mapped[int | None] = _foreign_key("rollouts.id", index=True)
+    old_status: Mapped[str | None]
+    new_status: Mapped[str]
+    changed_at: Mapped[datetime]

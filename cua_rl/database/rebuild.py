@@ -1,0 +1,173 @@
+"""Groups as they were recorded, rebuilt from the database alone: equal in every token, pixel and float."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.conversation import ImageFormat, ParseFailure
+from cua_rl.database.encoding import decode_action, decode_prompt
+from cua_rl.database.models import Eval, Group, RolloutRow, Screenshot, Step, TurnRow, ValidationRow
+from cua_rl.errors import DatabaseError
+from cua_rl.events import Phase
+from cua_rl.types import ModelTurn, Observation, Reward, Rollout, RolloutGroup, StopReason, Turn, Validation
+
+
+async def load_groups(
+    session: AsyncSession, training_id: int, step: int, *, phase: Phase = "step"
+) -> list[RolloutGroup]:
+    """All ended groups of a step or evaluation, by index; raises `DatabaseError` if it was never recorded."""
+    group_rows = await _load_group_rows(session, training_id, step, phase)
+    rollouts = await _load_rollouts(session, [row.id for row in group_rows])
+    return [_build_group(row, rollouts[row.id]) for row in group_rows]
+
+
+async def load_advantages(session: AsyncSession, training_id: int, step: int) -> list[tuple[float, ...]]:
+    """The advantages of a step's groups, aligned with `load_groups` and each group's `rollouts`."""
+    group_rows = await _load_group_rows(session, training_id, step, "step")
+    query = (
+        select(RolloutRow.group_pk, RolloutRow.advantage)
+        .where(RolloutRow.group_pk.in_([row.id for row in group_rows]), RolloutRow.status == "completed")
+        .order_by(RolloutRow.position)
+    )
+    by_group: dict[int, list[float]] = defaultdict(list)
+    for group_pk, advantage in (await session.execute(query)).tuples():
+        if advantage is None:
+            raise DatabaseError(f"expected an advantage for every rollout of step {step}, got NULL in group {group_pk}")
+        by_group[group_pk].append(advantage)
+    return [tuple(by_group[row.id]) for row in group_rows]
+
+
+async def _load_group_rows(session: AsyncSession, training_id: int, step: int, phase: Phase) -> Sequence[Group]:
+    """Ended groups of a step or evaluation; a step must exist, a group that still runs is left out."""
+    if phase == "step":
+        source = select(Step.id).where(Step.training_id == training_id, Step.step == step)
+    else:
+        source = select(Eval.id).where(Eval.training_id == training_id, Eval.step == step, Eval.phase == phase)
+    source_id = await session.scalar(source)
+    if source_id is None:
+        raise DatabaseError(f"expected {phase} {step} of training {training_id} in the database, got no row")
+    mine: ColumnElement[bool] = Group.step_id == source_id if phase == "step" else Group.eval_id == source_id
+    query = select(Group).where(mine, Group.status == "completed").order_by(Group.group_index, Group.id)
+    return (await session.scalars(query)).all()
+
+
+async def _load_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
+    """Rollouts by group, in the order of their group; cancelled ones never became part of it."""
+    ended = RolloutRow.status.in_(("completed", "failed"))
+    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks), ended).order_by(RolloutRow.position)
+    rows = (await session.scalars(query)).all()
+    keys = [row.id for row in rows]
+    validations = {
+        row.rollout_pk: _build_validation(row)
+        for row in await session.scalars(select(ValidationRow).where(ValidationRow.rollout_pk.in_(keys)))
+    }
+    turns = await _load_turns(session, keys)
+    by_group: dict[int, list[Rollout]] = defaultdict(list)
+    for row in rows:
+        by_group[row.group_pk].append(_build_rollout(row, turns[row.id], validations.get(row.id)))
+    return by_group
+
+
+async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, list[Turn]]:
+    query = select(TurnRow).where(TurnRow.rollout_pk.in_(rollout_pks)).order_by(TurnRow.turn_index)
+    rows = (await session.scalars(query)).all()
+    screenshots = await _load_screenshots(session, rows)
+    by_rollout: dict[int, list[Turn]] = defaultdict(list)
+    for row in rows:
+        by_rollout[row.rollout_pk].append(_build_turn(row, screenshots))
+    return by_rollout
+
+
+async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> Mapping[str, Screenshot]:
+    wanted = {str(chunk["image"]) for turn in turns for chunk in turn.prompt_chunks if "image" in chunk}
+    wanted |= {sha for turn in turns for sha in (turn.before_sha256, turn.after_sha256) if sha is not None}
+    rows = await session.scalars(select(Screenshot).where(Screenshot.sha256.in_(sorted(wanted))))
+    return {row.sha256: row for row in rows}
+
+
+def _build_group(row: Group, rollouts: Sequence[Rollout]) -> RolloutGroup:
+    return RolloutGroup(
+        group_id=row.group_id,
+        index=row.group_index,
+        task_id=row.task_id,
+        seed=row.seed,
+        rollouts=tuple(rollout for rollout in rollouts if rollout.reward is not None),
+        faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
+    )
+
+
+def _build_rollout(row: RolloutRow, turns: Sequence[Turn], validation: Validation | None) -> Rollout:
+    if row.started_unix_s is None or row.duration_s is None or row.stop_reason is None:
+        raise DatabaseError(f"expected an ended rollout {row.rollout_id!r}, got one without its end")
+    parts = {name: float(value) for name, value in (row.reward_parts or {}).items()}
+    return Rollout(
+        rollout_id=row.rollout_id,
+        task_id=row.task_id,
+        seed=row.seed,
+        group_index=row.group_index,
+        member_index=row.member_index,
+        device_id=row.device_id,
+        turns=tuple(turns),
+        stop_reason=StopReason(row.stop_reason),
+        answer=row.answer,
+        validation=validation,
+        reward=None if row.reward is None else Reward(total=row.reward, parts=parts),
+        error=row.error,
+        started_at=row.started_unix_s,
+        duration_s=row.duration_s,
+    )
+
+
+def _build_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Turn:
+    return Turn(
+        index=row.turn_index,
+        model=_build_model_turn(row, screenshots),
+        before=_build_observation(screenshots[row.before_sha256]),
+        action=None if row.action is None else decode_action(row.action),
+        action_error=row.action_error,
+        after=None if row.after_sha256 is None else _build_observation(screenshots[row.after_sha256]),
+        durations_s=row.durations_s,
+    )
+
+
+def _build_model_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> ModelTurn:
+    images = {sha: (shot.data, _image_format(shot)) for sha, shot in screenshots.items()}
+    return ModelTurn(
+        response_id=row.response_id,
+        prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, images),
+        sampled_tokens=tuple(row.sampled_tokens),
+        sampling_logprobs=tuple(row.sampling_logprobs),
+        policy_version=row.policy_version,
+        stop=row.stop,
+        text=row.text,
+        failure=_build_failure(row),
+        prompt_matches_renderer=row.prompt_matches_renderer,
+        request=row.request,
+        started_at=row.started_unix_s,
+        duration_s=row.duration_s,
+        cached_tokens=row.cached_tokens,
+    )
+
+
+def _image_format(shot: Screenshot) -> ImageFormat:
+    return "png" if shot.format == "png" else "jpeg"
+
+
+def _build_failure(row: TurnRow) -> ParseFailure | None:
+    if row.failure_kind is None or row.failure_message is None:
+        return None
+    return ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
+
+
+def _build_observation(shot: Screenshot) -> Observation:
+    if shot.width_px is None or shot.height_px is None:
+        raise DatabaseError(f"expected the size of screenshot {shot.sha256!r}, got NULL")
+    return Observation(png=shot.data, width_px=shot.width_px, height_px=shot.height_px)
+
+
+def _build_validation(row: ValidationRow) -> Validation:
+    return Validation(
+        query=row.query, expected=row.expected, actual=row.actual, success=row.success, duration_s=row.duration_s
+    )

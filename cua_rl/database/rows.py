@@ -1,0 +1,117 @@
+"""What all writers share: whose rows these are, how statuses advance, how parents are found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from json import dumps
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy.dialects import postgresql
+
+from cua_rl.database.columns import escape_text
+from cua_rl.database.models import Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
+from cua_rl.errors import DatabaseError
+from cua_rl.events import Source
+from cua_rl.tasks.task import Task
+
+Table = type[Training] | type[Step] | type[Eval] | type[Group] | type[RolloutRow]
+
+_SUBJECT_COLUMNS: dict[Table, str] = {
+    Training: "training_id",
+    Step: "step_id",
+    Eval: "eval_id",
+    Group: "group_pk",
+    RolloutRow: "rollout_pk",
+}
+_RANKS = {"rollouts": 0, "running": 0, "training": 1, "completed": 2, "failed": 2, "cancelled": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Whose rows are written: one attempt of one training, known once `TrainingStarted` is written."""
+
+    image_token_id: int
+    attempt_id: UUID = field(default_factory=uuid4)
+    training_id: int | None = None
+
+    def require_training(self) -> int:
+        """The training's id; raises `DatabaseError` if none has started."""
+        if self.training_id is None:
+            raise DatabaseError("expected TrainingStarted before any other event; report it first")
+        return self.training_id
+
+
+def note_status(
+    connection: Connection, table: Table, row_id: int, old_status: str | None, new_status: str, at: datetime
+) -> None:
+    """Add a line to the status history."""
+    subject = {_SUBJECT_COLUMNS[table]: row_id}
+    connection.execute(
+        insert(StatusChange).values(old_status=old_status, new_status=new_status, changed_at=at, **subject)
+    )
+
+
+def advance_status(
+    connection: Connection, table: Table, row_id: int, new_status: str, at: datetime, **values: object
+) -> bool:
+    """Move a row on to `new_status` and set `values` with it; False, and nothing done, if it is there or beyond."""
+    old_status = connection.scalars(select(table.status).where(table.id == row_id).with_for_update()).one()
+    if _RANKS[new_status] <= _RANKS[old_status]:
+        return False
+    connection.execute(update(table).where(table.id == row_id).values(status=new_status, **values))
+    note_status(connection, table, row_id, old_status, new_status, at)
+    return True
+
+
+def source_table(source: Source) -> type[Step] | type[Eval]:
+    """Steps and evaluations live in tables of their own."""
+    return Step if source.phase == "step" else Eval
+
+
+def find_source(connection: Connection, scope: Scope, source: Source) -> Row[int, UUID, list[int]] | None:
+    """id, attempt_id and task_pks of a step or evaluation; None if it has not started."""
+    table = source_table(source)
+    query = select(table.id, table.attempt_id, table.task_pks).where(
+        table.training_id == scope.require_training(), table.step == source.step
+    )
+    if table is Eval:
+        query = query.where(Eval.phase == source.phase)
+    return connection.execute(query).one_or_none()
+
+
+def require_source(connection: Connection, scope: Scope, source: Source) -> Row[int, UUID, list[int]]:
+    """`find_source`, or `DatabaseError` if it has not started."""
+    found = find_source(connection, scope, source)
+    if found is None:
+        raise DatabaseError(
+            f"expected {source.phase} {source.step} to have started, got no row; report SourceStarted first"
+        )
+    return found
+
+
+def add_tasks(connection: Connection, tasks: Sequence[Task]) -> list[int]:
+    """Keys of the task instances, in their order; those not known yet are inserted."""
+    return [_add_task(connection, task) for task in tasks]
+
+
+def _add_task(connection: Connection, task: Task) -> int:
+    values: dict[str, Any] = {
+        "task_id": task.task_id,
+        "seed": task.seed,
+        "instruction": task.instruction,
+        "category": task.category,
+        "difficulty": task.difficulty,
+        "max_turns": task.max_turns,
+        "tags": [escape_text(tag) for tag in task.tags],
+    }
+    digest = sha256(dumps(values, sort_keys=True).encode()).hexdigest()
+    query = select(TaskRow.id).where(TaskRow.definition_sha256 == digest)
+    found = connection.scalar(query)
+    if found is not None:
+        return found
+    statement = postgresql.insert(TaskRow).values(definition_sha256=digest, **values).on_conflict_do_nothing()
+    inserted = connection.scalar(statement.returning(TaskRow.id))
+    return connection.scalars(query).one() if inserted is None else inserted

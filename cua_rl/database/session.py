@@ -1,0 +1,144 @@
+"""Where the database is, and how to talk to it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+from alembic import command
+from alembic.config import Config
+from dotenv import dotenv_values, find_dotenv
+from sqlalchemy import URL, Engine, create_engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+from cua_rl.errors import ConfigError, DatabaseError, boundary
+
+_SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
+_CONNECT_TIMEOUT_S = 3.0
+_CONNECT_ARGUMENTS = {
+    "connect_timeout": 3,
+    "tcp_user_timeout": 20_000,  # ms; a host that vanished must not hold a writer for minutes
+    "options": "-c statement_timeout=120000 -c timezone=UTC",
+}
+_ALEMBIC_INI = Path(__file__).resolve().parent.parent / "alembic.ini"
+
+
+def database_url(environ: Mapping[str, str]) -> str | None:
+    """The database that the environment names: DATABASE_URL, or POSTGRES_HOST, _PORT, _DB, _USER and _PASSWORD.
+
+    None if it names none. Raises `ConfigError` for half a set of POSTGRES_ variables or a URL that is not Postgres.
+    """
+    if environ.get("DATABASE_URL"):
+        return _sqlalchemy_url(environ["DATABASE_URL"]).render_as_string(hide_password=False)
+    given = {name: environ.get(f"POSTGRES_{name}", "") for name in ("HOST", "PORT", "DB", "USER")}
+    if not any(given.values()):
+        return None
+    missing = [f"POSTGRES_{name}" for name in ("DB", "USER") if not given[name]]
+    if missing:
+        raise ConfigError(
+            f"expected POSTGRES_DB and POSTGRES_USER beside POSTGRES_HOST and POSTGRES_PORT, got no "
+            f"{' and no '.join(missing)}; set it, or DATABASE_URL, or unset all of them for the embedded database"
+        )
+    if not (given["PORT"] or "5432").isdecimal():
+        raise ConfigError(f"expected a number in POSTGRES_PORT, got {given['PORT']!r}; the usual one is 5432")
+    return URL.create(
+        "postgresql+psycopg",
+        username=given["USER"],
+        password=environ.get("POSTGRES_PASSWORD") or None,
+        host=given["HOST"] or "127.0.0.1",
+        port=int(given["PORT"] or 5432),
+        database=given["DB"],
+    ).render_as_string(hide_password=False)
+
+
+def command_line_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with what a `.env` file in this folder or above adds to it, for command-line tools."""
+    found = dotenv_values(find_dotenv(usecwd=True))
+    return {name: value for name, value in found.items() if value is not None} | dict(environ)
+
+
+def shown_url(url: str) -> str:
+    """The URL without its password, for people and logs."""
+    return _sqlalchemy_url(url).render_as_string(hide_password=True)
+
+
+def make_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
+    """An engine for readers on the event loop; dispose of it when done."""
+    return create_async_engine(
+        _sqlalchemy_url(url), pool_size=pool_size, max_overflow=10, pool_pre_ping=True, connect_args=_CONNECT_ARGUMENTS
+    )
+
+
+def make_writer_engine(url: str) -> Engine:
+    """An engine with one connection, for a thread that writes."""
+    return create_engine(_sqlalchemy_url(url), pool_size=1, max_overflow=0, connect_args=_CONNECT_ARGUMENTS)
+
+
+@asynccontextmanager
+async def open_sessions(url: str, *, pool_size: int = 10) -> AsyncGenerator[async_sessionmaker[AsyncSession]]:
+    """A session factory for readers; leaving the context closes all connections."""
+    engine = make_engine(url, pool_size=pool_size)
+    try:
+        yield async_sessionmaker(engine, expire_on_commit=False)
+    finally:
+        await engine.dispose()
+
+
+async def check_connection(url: str) -> None:
+    """Connect once; raises `DatabaseError` within about 3 s if that fails, `ConfigError` for a URL that cannot work."""
+    parsed = _sqlalchemy_url(url)
+    shown = parsed.render_as_string(hide_password=True)
+    target = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            connection = await psycopg.AsyncConnection.connect(target, connect_timeout=3)
+            await connection.close()
+    except TimeoutError:
+        raise DatabaseError(
+            f"expected a Postgres server at {shown!r}, got no answer within {_CONNECT_TIMEOUT_S:.0f} s; "
+            "check host, port and firewall, or unset DATABASE_URL for the embedded database"
+        ) from None
+    except psycopg.Error as error:
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise DatabaseError(
+            f"expected a Postgres server at {shown!r}, got {reason[0].strip()!r}; "
+            "check that it runs and that user and password are right, or unset DATABASE_URL for the embedded database"
+        ) from None
+
+
+async def migrate(url: str) -> None:
+    """Bring the schema up to date; several processes may try at once. Raises `DatabaseError` if it cannot be done."""
+    await asyncio.to_thread(migrate_blocking, url)
+
+
+def migrate_blocking(url: str) -> None:
+    """`migrate` for code without an event loop."""
+    config = alembic_config(url)
+    with boundary(DatabaseError, f"cannot migrate {shown_url(url)}"):
+        command.upgrade(config, "head")
+
+
+def alembic_config(url: str) -> Config:
+    """Alembic's settings for a database of our choice; says nothing unless something is wrong."""
+    config = Config(_ALEMBIC_INI)
+    config.attributes["url"] = url
+    return config
+
+
+def _sqlalchemy_url(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigError(
+            "expected DATABASE_URL to read postgresql://user:password@host:port/database, got something that is no URL "
+            "(not shown, it may hold a password); percent-encode special characters in user and password"
+        ) from None
+    if parsed.drivername not in _SCHEMES:
+        raise ConfigError(
+            f"expected a Postgres URL (postgresql://…), got the scheme {parsed.drivername!r}; "
+            "only Postgres is supported, unset DATABASE_URL for the embedded one"
+        )
+    return parsed.set(drivername="postgresql+psycopg")

@@ -1,0 +1,225 @@
+"""Events as rows: what each event inserts and changes. Blocking; runs in the recorder's thread, in its transaction.
+
+Everything is an insert that gives way to what is there, or an update that gives the same result twice, so an event can
+be written again after a commit whose answer was lost. Statuses only advance.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, ScalarSelect, delete, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cua_rl.database.group_writer import cancel_running_rollouts, write_group_end, write_rollout_start
+from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Training, TurnRow
+from cua_rl.database.rows import (
+    Scope,
+    add_tasks,
+    advance_status,
+    find_source,
+    note_status,
+    require_source,
+    source_table,
+)
+from cua_rl.database.turn_writer import write_turn
+from cua_rl.errors import DatabaseError
+from cua_rl.events import (
+    CheckpointSaved,
+    EvaluationEnded,
+    Event,
+    GroupEnded,
+    RolloutStarted,
+    Source,
+    SourceStarted,
+    StepTrained,
+    TrainingEnded,
+    TrainingStarted,
+    TurnTaken,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedEvent:
+    """An event and when it was reported."""
+
+    event: Event
+    at: datetime
+
+
+def write_events(connection: Connection, scope: Scope, events: list[TimedEvent]) -> Scope:
+    """Write events in their order and return the scope that later events belong to; the caller commits."""
+    for timed in events:
+        if isinstance(timed.event, TrainingStarted):
+            scope = _write_training_start(connection, scope, timed.event, timed.at)
+        else:
+            _write(connection, scope, timed.event, timed.at)
+    if scope.training_id is not None:
+        write_heartbeat(connection, scope, datetime.now(UTC))
+    return scope
+
+
+def write_heartbeat(connection: Connection, scope: Scope, at: datetime) -> None:
+    """Note that the recorder lives."""
+    connection.execute(update(Training).where(Training.id == scope.training_id).values(heartbeat_at=at))
+
+
+def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> None:
+    training_id = scope.require_training()
+    match event:
+        case SourceStarted():
+            _write_source_start(connection, scope, event, at)
+        case RolloutStarted():
+            write_rollout_start(connection, scope, event, at)
+        case TurnTaken():
+            write_turn(connection, scope, event.rollout_id, event.turn)
+        case GroupEnded():
+            write_group_end(connection, scope, event, at)
+        case StepTrained():
+            _write_step_end(connection, scope, event, at)
+        case EvaluationEnded():
+            evaluation = require_source(connection, scope, event.source)
+            advance_status(connection, Eval, evaluation.id, "completed", at, metrics=event.metrics, ended_at=at)
+        case CheckpointSaved():
+            _write_checkpoint(connection, scope, event)
+        case TrainingEnded():
+            _write_training_end(connection, training_id, event, at)
+        case TrainingStarted():
+            raise AssertionError("handled by write_events")
+
+
+def _write_training_start(connection: Connection, scope: Scope, event: TrainingStarted, at: datetime) -> Scope:
+    """Insert the run, or take its row over and void what an earlier attempt left; nothing if this attempt did so."""
+    values = {
+        "config": event.config,
+        "image_token_id": scope.image_token_id,
+        "attempt_id": scope.attempt_id,
+        "first_step": event.first_step,
+        "total_steps": event.total_steps,
+        "heartbeat_at": at,
+    }
+    statement = insert(Training).values(
+        run_name=event.run_name, log_path=event.log_path, status="running", started_at=at, **values
+    )
+    inserted = connection.scalar(statement.on_conflict_do_nothing().returning(Training.id))
+    if inserted is not None:
+        note_status(connection, Training, inserted, None, "running", at)
+        return replace(scope, training_id=inserted)
+    found = connection.execute(
+        select(Training.id, Training.attempt_id, Training.status)
+        .where(Training.run_name == event.run_name, Training.log_path == event.log_path)
+        .with_for_update()
+    ).one()
+    if found.attempt_id != scope.attempt_id:
+        _void(connection, found.id, event.first_step)
+        if found.status != "running":
+            note_status(connection, Training, found.id, found.status, "running", at)
+        connection.execute(
+            update(Training)
+            .where(Training.id == found.id)
+            .values(
+                status="running",
+                error=None,
+                ended_at=None,
+                num_attempts=Training.num_attempts + 1,
+                num_completed_steps=_count_completed(found.id),
+                **values,
+            )
+        )
+    return replace(scope, training_id=found.id)
+
+
+def _void(connection: Connection, training_id: int, first_step: int) -> None:
+    """Delete what an earlier attempt left and the new one will do again."""
+    connection.execute(delete(Step).where(Step.training_id == training_id, Step.step >= first_step))
+    unfinished = or_(Eval.step > first_step, Eval.status != "completed")
+    connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
+    connection.execute(delete(Checkpoint).where(Checkpoint.training_id == training_id, Checkpoint.step > first_step))
+
+
+def _count_completed(training_id: int) -> ScalarSelect[int]:
+    done = (Step.training_id == training_id) & (Step.status == "completed")
+    return select(func.count()).select_from(Step).where(done).scalar_subquery()
+
+
+def _write_source_start(connection: Connection, scope: Scope, event: SourceStarted, at: datetime) -> None:
+    table = source_table(event.source)
+    existing = find_source(connection, scope, event.source)
+    if existing is not None and existing.attempt_id == scope.attempt_id:
+        return
+    if existing is not None:  # of an earlier attempt, and about to run again
+        connection.execute(delete(table).where(table.id == existing.id))
+    values: dict[str, object] = {
+        "training_id": scope.training_id,
+        "step": event.source.step,
+        "attempt_id": scope.attempt_id,
+        "status": "rollouts" if table is Step else "running",
+        "policy_version": event.policy_version,
+        "group_size": event.group_size,
+        "num_groups": len(event.tasks),
+        "task_pks": add_tasks(connection, event.tasks),
+        "started_at": at,
+    }
+    if table is Eval:
+        values["phase"] = event.source.phase
+    inserted = connection.execute(insert(table).values(values).returning(table.id)).scalar_one()
+    note_status(connection, table, inserted, None, str(values["status"]), at)
+
+
+def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at: datetime) -> None:
+    step_id = require_source(connection, scope, Source(phase="step", step=event.step)).id
+    _write_training_logprobs(connection, scope, event)
+    advance_status(
+        connection,
+        Step,
+        step_id,
+        "completed",
+        at,
+        trained_policy_version=event.policy_version,
+        datums_sha256=event.datums_sha256,
+        num_datums=event.num_datums,
+        metrics=event.metrics,
+        ended_at=at,
+    )
+    connection.execute(
+        update(Training)
+        .where(Training.id == scope.training_id)
+        .values(num_completed_steps=_count_completed(scope.require_training()))
+    )
+
+
+def _write_training_logprobs(connection: Connection, scope: Scope, event: StepTrained) -> None:
+    rows = connection.execute(
+        select(RolloutRow.rollout_id, RolloutRow.id).where(
+            RolloutRow.training_id == scope.training_id, RolloutRow.rollout_id.in_(list(event.training_logprobs))
+        )
+    ).all()
+    keys = {row.rollout_id: row.id for row in rows}
+    for rollout_id, turns in event.training_logprobs.items():
+        if rollout_id not in keys:
+            raise DatabaseError(f"expected rollout {rollout_id!r} of step {event.step} to be recorded, got no such row")
+        for turn_index, logprobs in turns:
+            connection.execute(
+                update(TurnRow)
+                .where(TurnRow.rollout_pk == keys[rollout_id], TurnRow.turn_index == turn_index)
+                .values(training_logprobs=list(logprobs))
+            )
+
+
+def _write_checkpoint(connection: Connection, scope: Scope, event: CheckpointSaved) -> None:
+    paths = {"state_path": event.state_path, "sampler_path": event.sampler_path}
+    connection.execute(
+        insert(Checkpoint)
+        .values(training_id=scope.training_id, step=event.step, **paths)
+        .on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
+    )
+
+
+def _write_training_end(connection: Connection, training_id: int, event: TrainingEnded, at: datetime) -> None:
+    """End the run and with it whatever still runs in it."""
+    inner = "cancelled" if event.status == "completed" else event.status
+    cancel_running_rollouts(connection, at, training_id=training_id)
+    for table in (Group, Step, Eval):
+        is_open = table.status.in_(("rollouts", "training", "running"))
+        for row_id in connection.scalars(select(table.id).where(table.training_id == training_id, is_open)).all():
+            advance_status(connection, table, row_id, inner, at, ended_at=at)
+    advance_status(connection, Training, training_id, event.status, at, error=event.error, ended_at=at)

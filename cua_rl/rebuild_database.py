@@ -1,0 +1,92 @@
+"""`python -m cua_rl.rebuild_database`: drop our tables and create them anew. Asks before it destroys data."""
+# ruff: noqa: T201 - it talks to a person
+
+import argparse
+import asyncio
+import os
+import sys
+
+from sqlalchemy import Connection, Engine, func, inspect, select, text
+
+from cua_rl.database.models import Base
+from cua_rl.database.session import (
+    check_connection,
+    command_line_environ,
+    database_url,
+    make_writer_engine,
+    migrate_blocking,
+    shown_url,
+)
+from cua_rl.errors import ConfigError, CuaError, DatabaseError, boundary
+
+_SHOWN_TABLES = ("trainings", "steps", "rollouts", "turns", "screenshots")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cua_rl.rebuild_database", description="drop our tables and create them anew"
+    )
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    options = parser.parse_args(arguments)
+    try:
+        return _rebuild(_configured_url(), asks=not options.yes)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except CuaError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _configured_url() -> str:
+    url = database_url(command_line_environ(os.environ))
+    if url is None:
+        raise ConfigError(
+            "expected a database in DATABASE_URL (or POSTGRES_HOST, POSTGRES_DB, POSTGRES_USER, POSTGRES_PASSWORD), "
+            "got none; set it. An embedded database is rebuilt by deleting its folder while no run uses it."
+        )
+    return url
+
+
+def _rebuild(url: str, *, asks: bool) -> int:
+    asyncio.run(check_connection(url))
+    engine = make_writer_engine(url)
+    try:
+        with engine.connect() as connection:
+            counts = _count_rows(connection)
+        print(f"Database {shown_url(url)}")
+        print("Rows that will be deleted: " + (", ".join(f"{n} {name}" for name, n in counts.items()) or "none"))
+        if asks and not _confirmed():
+            print("Nothing was changed.")
+            return 1
+        _drop(engine)
+    finally:
+        engine.dispose()
+    migrate_blocking(url)
+    print(f"Dropped the old tables and created {len(Base.metadata.tables)} empty ones.")
+    return 0
+
+
+def _count_rows(connection: Connection) -> dict[str, int]:
+    present = set(inspect(connection).get_table_names())
+    tables = [Base.metadata.tables[name] for name in _SHOWN_TABLES if name in present]
+    return {table.name: connection.scalars(select(func.count()).select_from(table)).one() for table in tables}
+
+
+def _confirmed() -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError("expected a terminal to ask before deleting, got none; add --yes if you are sure")
+    return input("Delete them all? Type yes: ").strip() == "yes"
+
+
+def _drop(engine: Engine) -> None:
+    """Drop our tables and Alembic's mark, and nothing else that lives in the database."""
+    with boundary(DatabaseError, "cannot drop the tables (does a run still use them?)"), engine.begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '5s'"))
+        Base.metadata.drop_all(connection)
+        connection.execute(text("DROP TABLE IF EXISTS alembic_version"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
