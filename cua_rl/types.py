@@ -22,7 +22,7 @@ class EncodedTextChunk:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class ImageChunk:
     """One encoded image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
 

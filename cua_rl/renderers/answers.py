@@ -80,13 +80,13 @@ def _parse_call(block: re.Match[str], *, call_id: str) -> ToolCall:
     name, arguments = fields["name"], fields["arguments"]
     if not isinstance(name, str) or not name:
         raise _Malformed(
-            _failure("tool_name", f"the name of a tool must be a non-empty string, not {_shortened(str(name))!r}")
+            _failure("tool_name", f"the name of a tool must be a non-empty string, unlike in {_shortened(body)!r}")
         )
     if not isinstance(arguments, Mapping):
         raise _Malformed(
             _failure(
                 "tool_arguments",
-                f"the arguments of {_shortened(name)!r} must be a JSON object, not {_shortened(str(arguments))!r}",
+                f"the arguments of {_shortened(name)!r} must be a JSON object, unlike in {_shortened(body)!r}",
             )
         )
     return ToolCall(call_id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False))

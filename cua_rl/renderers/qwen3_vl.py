@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from tokenizers import Tokenizer
 
@@ -57,6 +58,7 @@ class Qwen3VLRenderer:
         self.name = name
         self.image_settings = image_settings
         self._tokenizer = tokenizer
+        self._image_chunks: WeakValueDictionary[str, ImageChunk] = WeakValueDictionary()
         self._end_of_turn = _token_id(tokenizer, END_OF_TURN)
         self.image_token_id = _token_id(tokenizer, _IMAGE) if image_settings else -1
         """The placeholder of which an image takes `expected_tokens`; -1 if the model takes no images."""
@@ -136,9 +138,14 @@ class Qwen3VLRenderer:
             raise ConfigError(
                 f"expected text only for the renderer {self.name!r}, got an image; use a vision model such as Qwen3-VL"
             )
-        width_px, height_px = image_size(image.data)
-        expected_tokens = num_image_tokens(width_px, height_px, self.image_settings)
-        return ImageChunk(data=image.data, format=image.format, expected_tokens=expected_tokens)
+        # Prompts that hold the same screenshot share one chunk, as long as one of them is alive.
+        chunk = self._image_chunks.get(image.sha256)
+        if chunk is None:
+            width_px, height_px = image_size(image.data)
+            expected_tokens = num_image_tokens(width_px, height_px, self.image_settings)
+            chunk = ImageChunk(data=image.data, format=image.format, expected_tokens=expected_tokens)
+            self._image_chunks[image.sha256] = chunk
+        return chunk
 
 
 def load_qwen3_vl(model_path: Path) -> Qwen3VLRenderer:

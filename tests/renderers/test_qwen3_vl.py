@@ -72,6 +72,13 @@ def test_a_prompt_extends_the_earlier_prompt_and_the_sampled_answer(small_render
     assert small_renderer.render(second).token_ids(image)[: len(before)] == before
 
 
+def test_prompts_with_the_same_screenshot_share_its_bytes(small_renderer: Qwen3VLRenderer) -> None:
+    data = encode_image(make_image(65, 97))
+    first = small_renderer.render([message("user", ImagePart(data=data, format="png"))])
+    again = small_renderer.render([message("user", ImagePart(data=bytes(bytearray(data)), format="png"))])
+    assert first.images[0] is again.images[0]
+
+
 def test_replaying_twice_changes_nothing(small_renderer: Qwen3VLRenderer) -> None:
     for seed in range(30):
         once = small_renderer.replay(generate_conversation(seed).items)
