@@ -16,8 +16,8 @@ from cua_rl.devices.simulator.elements import (
     Rect,
     SwitchAlarm,
 )
-from cua_rl.devices.simulator.layout import CONTENT_BOTTOM, CONTENT_TOP, NAV_TOP, Column, row
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
+from cua_rl.devices.simulator.layout import CONTENT_BOTTOM, CONTENT_TOP, NAV_TOP, Column, row
 from cua_rl.devices.simulator.state import Field, PhoneState
 
 _GREEN = "#2e9e4f"
@@ -42,13 +42,30 @@ def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
 
 
 def _place(
-    element_id: str, label: str, kind: Kind, rect: tuple[int, int, int, int], *, effect: Effect | None = None, text: str = "",
-    glyph: str = "", paper: str = "", ink: str = "", is_on: bool = False,
+    element_id: str,
+    label: str,
+    kind: Kind,
+    rect: tuple[int, int, int, int],
+    *,
+    effect: Effect | None = None,
+    text: str = "",
+    glyph: str = "",
+    paper: str = "",
+    ink: str = "",
+    is_on: bool = False,
 ) -> Element:
     x, y, width, height = rect
     box = Rect(x=x, y=y, width=width, height=height)
     return Element(
-        element_id=element_id, label=label, kind=kind, rect=box, effect=effect, text=text, glyph=glyph, paper=paper, ink=ink,
+        element_id=element_id,
+        label=label,
+        kind=kind,
+        rect=box,
+        effect=effect,
+        text=text,
+        glyph=glyph,
+        paper=paper,
+        ink=ink,
         is_on=is_on,
     )
 
@@ -56,15 +73,27 @@ def _place(
 def _field(state: PhoneState, field: Field, hint: str, rect: tuple[int, int, int, int]) -> Element:
     text = state.draft or ("" if state.focus == field else hint)
     return _place(
-        f"field:{field}", hint.split(maxsplit=1)[0], "field", rect, effect=FocusField(field=field), text=text,
-        is_on=state.focus == field, ink="" if state.draft else "hint",
+        f"field:{field}",
+        hint.split(maxsplit=1)[0],
+        "field",
+        rect,
+        effect=FocusField(field=field),
+        text=text,
+        is_on=state.focus == field,
+        ink="" if state.draft else "hint",
     )
 
 
 def _phone(state: PhoneState, column: Column) -> None:
-    column.add(_place("number", "Number", "text", (20, 52, WIDTH - 40, 28), text=state.dialled or "Dial a number", ink="large"))
+    column.add(
+        _place("number", "Number", "text", (20, 52, WIDTH - 40, 28), text=state.dialled or "Dial a number", ink="large")
+    )
     _add_keypad(column, "123456789*0#", top=86, num_columns=3, key_height=38)
-    column.add(_place("call", "Call", "round_button", (78, 244, 36, 36), effect=Do(command="call"), glyph="phone", paper=_GREEN))
+    column.add(
+        _place(
+            "call", "Call", "round_button", (78, 244, 36, 36), effect=Do(command="call"), glyph="phone", paper=_GREEN
+        )
+    )
     column.add(_place("key:delete", "Delete", "button", (134, 252, 40, 20), effect=Enter(key="delete"), text="Del"))
 
 
@@ -80,8 +109,17 @@ def _messages(state: PhoneState, column: Column) -> None:
         last = thread.texts[-1]
         detail = f"You: {last.text}" if last.is_mine else last.text
         column.add(
-            row(f"thread:{i}", y=column.y, label=thread.contact, text=thread.contact, detail=detail, glyph="person",
-                paper="#7a8494", effect=Push(subscreen=str(i)), height=42)
+            row(
+                f"thread:{i}",
+                y=column.y,
+                label=thread.contact,
+                text=thread.contact,
+                detail=detail,
+                glyph="person",
+                paper="#7a8494",
+                effect=Push(subscreen=str(i)),
+                height=42,
+            )
         )
 
 
@@ -102,8 +140,17 @@ def _thread(state: PhoneState, column: Column, index: int) -> tuple[str, Column]
 def _mails(state: PhoneState, column: Column) -> None:
     for i, (sender, subject) in enumerate(content.mails(state.seed)):
         column.add(
-            row(f"mail:{i}", y=column.y, label=sender, text=sender, detail=subject, glyph="person", paper="#7a8494",
-                effect=Push(subscreen=str(i)), height=42)
+            row(
+                f"mail:{i}",
+                y=column.y,
+                label=sender,
+                text=sender,
+                detail=subject,
+                glyph="person",
+                paper="#7a8494",
+                effect=Push(subscreen=str(i)),
+                height=42,
+            )
         )
 
 
@@ -120,7 +167,15 @@ def _notes(state: PhoneState, column: Column) -> None:
     for i, note in enumerate(state.notes):
         column.add(row(f"note:{i}", y=column.y, label=note, text=note, glyph="notes", paper="#f7c927", ink="#4a3b00"))
     column.pin(
-        _place("new", "New", "round_button", (146, 256, 36, 36), effect=Push(subscreen="new"), glyph="plus", paper="#1f6fe5")
+        _place(
+            "new",
+            "New",
+            "round_button",
+            (146, 256, 36, 36),
+            effect=Push(subscreen="new"),
+            glyph="plus",
+            paper="#1f6fe5",
+        )
     )
 
 
@@ -132,7 +187,9 @@ def _new_note(state: PhoneState, column: Column) -> tuple[str, Column]:
 
 def _contacts(state: PhoneState, column: Column) -> None:
     for name, number in content.contacts(state.seed):
-        column.add(row(f"contact:{name}", y=column.y, label=name, text=name, detail=number, glyph="person", paper="#00796b"))
+        column.add(
+            row(f"contact:{name}", y=column.y, label=name, text=name, detail=number, glyph="person", paper="#00796b")
+        )
 
 
 def _clock(state: PhoneState, column: Column) -> None:
@@ -140,15 +197,26 @@ def _clock(state: PhoneState, column: Column) -> None:
     column.add_heading("Alarms")
     for i, time in enumerate(content.alarms(state.seed)):
         column.add(
-            row(f"alarm:{i}", y=column.y, label=time, text=time, effect=SwitchAlarm(alarm=i), kind="switch_row",
-                is_on=i in state.alarms_on)
+            row(
+                f"alarm:{i}",
+                y=column.y,
+                label=time,
+                text=time,
+                effect=SwitchAlarm(alarm=i),
+                kind="switch_row",
+                is_on=i in state.alarms_on,
+            )
         )
 
 
 def _camera(state: PhoneState, column: Column) -> None:
     column.add(_place("view", "View", "art", (0, CONTENT_TOP, WIDTH, 196), glyph="viewfinder"))
     shutter = Do(command="take_photo")
-    column.add(_place("shutter", "Shutter", "round_button", (75, 248, 42, 42), effect=shutter, glyph="shutter", paper="#e8eaee"))
+    column.add(
+        _place(
+            "shutter", "Shutter", "round_button", (75, 248, 42, 42), effect=shutter, glyph="shutter", paper="#e8eaee"
+        )
+    )
     column.add(_place("count", "Photos", "text", (10, 262, 62, 14), text=f"{state.num_photos} photos"))
 
 
@@ -173,15 +241,32 @@ def _music(state: PhoneState, column: Column) -> None:
     for i, (name, artist) in enumerate(content.tracks(state.seed)):
         is_on = i == state.track
         column.add(
-            row(f"track:{i}", y=column.y, label=name, text=name, detail="Playing" if is_on else artist,
-                glyph="pause" if is_on else "play", paper="#f4721e", effect=PlayTrack(track=i), is_on=is_on)
+            row(
+                f"track:{i}",
+                y=column.y,
+                label=name,
+                text=name,
+                detail="Playing" if is_on else artist,
+                glyph="pause" if is_on else "play",
+                paper="#f4721e",
+                effect=PlayTrack(track=i),
+                is_on=is_on,
+            )
         )
 
 
 def _files(state: PhoneState, column: Column) -> None:
     for name, count in content.folders(state.seed):
         column.add(
-            row(f"folder:{name}", y=column.y, label=name, text=name, detail=f"{count} files", glyph="files", paper="#8a6a4a")
+            row(
+                f"folder:{name}",
+                y=column.y,
+                label=name,
+                text=name,
+                detail=f"{count} files",
+                glyph="files",
+                paper="#8a6a4a",
+            )
         )
 
 
@@ -190,8 +275,15 @@ def _chrome(state: PhoneState, column: Column) -> None:
     column.add_heading("Bookmarks")
     for name in ("News", "Recipes", "Trains", "Library"):
         column.add(
-            row(f"bookmark:{name}", y=column.y, label=name, text=name, glyph="chrome", paper="#16b5cf",
-                effect=Push(subscreen=name))
+            row(
+                f"bookmark:{name}",
+                y=column.y,
+                label=name,
+                text=name,
+                glyph="chrome",
+                paper="#16b5cf",
+                effect=Push(subscreen=name),
+            )
         )
 
 
@@ -203,7 +295,9 @@ def _web_page(column: Column, address: str) -> tuple[str, Column]:
 
 
 def _calculator(state: PhoneState, column: Column) -> None:
-    column.add(_place("display", "Display", "text", (14, 52, WIDTH - 28, 44), text=state.calculation or "0", ink="right"))
+    column.add(
+        _place("display", "Display", "text", (14, 52, WIDTH - 28, 44), text=state.calculation or "0", ink="right")
+    )
     _add_keypad(column, "789/456*123-C0=+", top=104, num_columns=4, key_height=46)
 
 

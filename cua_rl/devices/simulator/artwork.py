@@ -49,7 +49,11 @@ def _draw_viewfinder(canvas: Canvas, rect: Rect) -> None:
 def _draw_map(canvas: Canvas, rect: Rect, seed: int) -> None:
     random = Random(f"map-{seed}")
     canvas.fill(rect, "#e8efe0")
-    canvas.rounded(Rect(x=random.randrange(20, 110), y=rect.y + random.randrange(20, 150), width=60, height=70), "#b9e6a3", radius=12)
+    canvas.rounded(
+        Rect(x=random.randrange(20, 110), y=rect.y + random.randrange(20, 150), width=60, height=70),
+        "#b9e6a3",
+        radius=12,
+    )
     river = tuple((x, rect.y + 40 + 0.7 * x + random.randrange(-8, 9)) for x in range(0, 193, 24))
     canvas.line(river, "#9fd0f2", width=12)
     for _ in range(4):

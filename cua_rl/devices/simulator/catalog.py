@@ -111,7 +111,7 @@ SCREEN_TIMEOUTS_MS: dict[int, str] = {
     300_000: "5 minutes",
     600_000: "10 minutes",
 }
-MAX_BRIGHTNESS = 255
+MIN_BRIGHTNESS, MAX_BRIGHTNESS = 1, 255
 MAX_VOLUME = 15
 
 

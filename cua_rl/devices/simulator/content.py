@@ -4,11 +4,41 @@ from random import Random
 
 from cua_rl.devices.simulator.state import Text, Thread
 
-_PEOPLE = ("Ada", "Ben", "Chloe", "David", "Emma", "Farid", "Grace", "Hugo", "Ines", "Jonas", "Kira", "Liam", "Mina", "Noah")
-_NOTES = ("Buy oat milk", "Call the bank", "Book train to Bern", "Water the plants", "Gift for Emma", "Return library books")
+_PEOPLE = (
+    "Ada",
+    "Ben",
+    "Chloe",
+    "David",
+    "Emma",
+    "Farid",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kira",
+    "Liam",
+    "Mina",
+    "Noah",
+)
+_NOTES = (
+    "Buy oat milk",
+    "Call the bank",
+    "Book train to Bern",
+    "Water the plants",
+    "Gift for Emma",
+    "Return library books",
+)
 _QUESTIONS = ("Are you home?", "Lunch at noon?", "Did you see the news?", "Can you call me?", "See you at 8?")
 _ANSWERS = ("Yes, sure.", "Give me an hour.", "On my way.", "Sounds good.", "Not today.")
-_SUBJECTS = ("Your invoice", "Team lunch", "Flight details", "Weekly report", "Parcel on its way", "New login", "Invitation")
+_SUBJECTS = (
+    "Your invoice",
+    "Team lunch",
+    "Flight details",
+    "Weekly report",
+    "Parcel on its way",
+    "New login",
+    "Invitation",
+)
 _MAIL_LINES = (
     "Hello,",
     "please find the details below.",
@@ -16,7 +46,16 @@ _MAIL_LINES = (
     "is missing or unclear.",
     "Kind regards",
 )
-_TRACKS = ("Blue Hour", "Paper Boats", "Northern Line", "Slow River", "Glass Garden", "Late Train", "Saffron", "Low Tide")
+_TRACKS = (
+    "Blue Hour",
+    "Paper Boats",
+    "Northern Line",
+    "Slow River",
+    "Glass Garden",
+    "Late Train",
+    "Saffron",
+    "Low Tide",
+)
 _FOLDERS = ("Documents", "Downloads", "Music", "Pictures", "Receipts", "Recordings", "Videos", "Work")
 _SKIES = ("Sunny", "Cloudy", "Light rain", "Windy", "Clear")
 

@@ -111,20 +111,7 @@ class Do:
     command: Literal["save_note", "send_text", "clear_recents", "take_photo", "call"]
 
 
-Effect = (
-    Launch
-    | Push
-    | Switch
-    | Choose
-    | Slide
-    | TypeKey
-    | FocusField
-    | Press
-    | Enter
-    | PlayTrack
-    | SwitchAlarm
-    | Do
-)
+Effect = Launch | Push | Switch | Choose | Slide | TypeKey | FocusField | Press | Enter | PlayTrack | SwitchAlarm | Do
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

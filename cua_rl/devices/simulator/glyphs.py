@@ -39,7 +39,9 @@ class Pen:
         corners = [self._at((x - radius, y - radius)), self._at((x + radius, y + radius))]
         self._draw.ellipse(corners, outline=colour, width=max(1, round(width * self._unit_px)))
 
-    def arc(self, x: float, y: float, radius: float, start: float, end: float, *, colour: Colour, width: float = 2.4) -> None:
+    def arc(
+        self, x: float, y: float, radius: float, start: float, end: float, *, colour: Colour, width: float = 2.4
+    ) -> None:
         """Part of a circle, clockwise from `start` to `end` degrees, 0 being three o'clock."""
         corners = [self._at((x - radius, y - radius)), self._at((x + radius, y + radius))]
         self._draw.arc(corners, start, end, fill=colour, width=max(1, round(width * self._unit_px)))

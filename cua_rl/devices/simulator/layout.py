@@ -61,7 +61,9 @@ def title(text: str, *, y: int, height: int, indent: int = 12) -> Element:
 def back_arrow() -> Element:
     """The arrow left of the title that leads one screen back."""
     rect = Rect(x=2, y=STATUS_HEIGHT, width=28, height=CONTENT_TOP - STATUS_HEIGHT)
-    return Element(element_id="arrow", label="Up", kind="nav", rect=rect, effect=Press(button=Button.BACK), glyph="arrow")
+    return Element(
+        element_id="arrow", label="Up", kind="nav", rect=rect, effect=Press(button=Button.BACK), glyph="arrow"
+    )
 
 
 def row(

@@ -9,7 +9,7 @@ from cua_rl.devices.simulator.canvas import Canvas, text_width
 from cua_rl.devices.simulator.catalog import DARK, HEIGHT, LIGHT, MAX_VOLUME, WALLPAPERS, WIDTH, Palette, Toggle
 from cua_rl.devices.simulator.elements import Element, Rect
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
-from cua_rl.devices.simulator.layout import CONTENT_TOP, NAV_TOP, SLIDER_LEFT, SLIDER_RIGHT, STATUS_HEIGHT
+from cua_rl.devices.simulator.layout import NAV_TOP, SLIDER_LEFT, SLIDER_RIGHT, STATUS_HEIGHT
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
@@ -67,7 +67,12 @@ def _draw_status_bar(canvas: Canvas, state: PhoneState, palette: Palette) -> Non
     canvas.text(WIDTH - 8, STATUS_HEIGHT / 2 + 1, f"{state.battery_pct}%", palette.text, size=8, anchor="rm")
     x = WIDTH - 42
     saver = "#f59f00" if state.is_on(Toggle.BATTERY_SAVER) else palette.text
-    canvas.glyph("battery_saver" if state.is_on(Toggle.BATTERY_SAVER) else "battery", Rect(x=x, y=3, width=11, height=11), ink=saver, paper=palette.background)
+    canvas.glyph(
+        "battery_saver" if state.is_on(Toggle.BATTERY_SAVER) else "battery",
+        Rect(x=x, y=3, width=11, height=11),
+        ink=saver,
+        paper=palette.background,
+    )
     for toggle in (Toggle.AIRPLANE_MODE, Toggle.WIFI, Toggle.BLUETOOTH, Toggle.DO_NOT_DISTURB, Toggle.LOCATION):
         if state.is_on(toggle):
             x -= 14
@@ -92,9 +97,23 @@ def _draw_element(canvas: Canvas, element: Element, palette: Palette) -> None:
         case "slider":
             _draw_slider(canvas, element, palette)
         case "title":
-            canvas.text(element.rect.x, element.rect.centre[1] + 1, element.text, palette.text, size=15, max_width=element.rect.width)
+            canvas.text(
+                element.rect.x,
+                element.rect.centre[1] + 1,
+                element.text,
+                palette.text,
+                size=15,
+                max_width=element.rect.width,
+            )
         case "heading":
-            canvas.text(element.rect.x, element.rect.centre[1], element.text, palette.accent, size=9, max_width=element.rect.width)
+            canvas.text(
+                element.rect.x,
+                element.rect.centre[1],
+                element.text,
+                palette.accent,
+                size=9,
+                max_width=element.rect.width,
+            )
         case "nav":
             _draw_nav(canvas, element, palette)
         case "art":
@@ -114,7 +133,9 @@ def _draw_control(canvas: Canvas, element: Element, palette: Palette) -> None:
         case "field":
             _draw_field(canvas, element, palette)
         case "key":
-            inner = Rect(x=element.rect.x + 1, y=element.rect.y + 1, width=element.rect.width - 2, height=element.rect.height - 2)
+            inner = Rect(
+                x=element.rect.x + 1, y=element.rect.y + 1, width=element.rect.width - 2, height=element.rect.height - 2
+            )
             canvas.rounded(inner, palette.surface, radius=4)
             x, y = element.rect.centre
             canvas.text(x, y, element.text, palette.text, size=9 if len(element.text) > 1 else 12, anchor="mm")
@@ -160,7 +181,9 @@ def _draw_row(canvas: Canvas, element: Element, palette: Palette) -> None:
 def _draw_switch(canvas: Canvas, is_on: bool, x: int, middle: int, palette: Palette) -> None:
     canvas.rounded(Rect(x=x, y=middle - 9, width=32, height=18), palette.accent if is_on else palette.track, radius=9)
     knob_x = x + (16 if is_on else 2)
-    canvas.rounded(Rect(x=knob_x, y=middle - 7, width=14, height=14), palette.on_accent if is_on else palette.surface, radius=7)
+    canvas.rounded(
+        Rect(x=knob_x, y=middle - 7, width=14, height=14), palette.on_accent if is_on else palette.surface, radius=7
+    )
 
 
 def _draw_choice(canvas: Canvas, is_on: bool, x: int, middle: int, palette: Palette) -> None:
@@ -177,7 +200,9 @@ def _draw_slider(canvas: Canvas, element: Element, palette: Palette) -> None:
     width = SLIDER_RIGHT - SLIDER_LEFT
     knob = SLIDER_LEFT + round(width * element.level)
     canvas.rounded(Rect(x=SLIDER_LEFT, y=middle - 3, width=width, height=6), palette.track, radius=3)
-    canvas.rounded(Rect(x=SLIDER_LEFT, y=middle - 3, width=max(6, knob - SLIDER_LEFT), height=6), palette.accent, radius=3)
+    canvas.rounded(
+        Rect(x=SLIDER_LEFT, y=middle - 3, width=max(6, knob - SLIDER_LEFT), height=6), palette.accent, radius=3
+    )
     canvas.rounded(Rect(x=knob - 9, y=middle - 9, width=18, height=18), palette.accent, radius=9)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.arithmetic import evaluate
-from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, Toggle
+from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS, Toggle
 from cua_rl.devices.simulator.elements import (
     Choose,
     Do,
@@ -15,7 +15,6 @@ from cua_rl.devices.simulator.elements import (
     PlayTrack,
     Press,
     Push,
-    Screen,
     Slide,
     Switch,
     SwitchAlarm,
@@ -39,15 +38,14 @@ def tap(state: PhoneState, x: float, y: float) -> PhoneState:
 def drag(state: PhoneState, x: float, y: float, to_x: float, to_y: float) -> PhoneState:
     """Move a finger from one point to another (logical units): turns home pages, scrolls lists, moves sliders."""
     state = replace(state, is_volume_shown=False)
-    screen = build_screen(state)
-    element = screen.element_at(x, y)
+    element = build_screen(state).element_at(x, y)
     if element is not None and isinstance(element.effect, Slide):
         return _apply(state, element.effect, to_x)
     dx, dy = to_x - x, to_y - y
     if max(abs(dx), abs(dy)) < MIN_SWIPE:
         return tap(state, x, y)
     if abs(dx) > abs(dy):
-        return _turn_page(state, screen, -1 if dx > 0 else 1)
+        return turn_page(state, -1 if dx > 0 else 1)
     return scroll_by(state, round(-dy))
 
 
@@ -55,6 +53,13 @@ def scroll_by(state: PhoneState, down: int) -> PhoneState:
     """Scroll the current list down (logical units; negative is up), as far as it goes."""
     max_scroll = build_screen(state).max_scroll
     return replace(state, scroll=min(max(state.scroll + down, 0), max_scroll), is_volume_shown=False)
+
+
+def turn_page(state: PhoneState, by: int) -> PhoneState:
+    """Show the next (1) or previous (-1) home page, if the home screen shows and has one."""
+    if state.screen != "home":
+        return state
+    return replace(state, home_page=min(max(state.home_page + by, 0), len(state.home_pages) - 1))
 
 
 def type_text(state: PhoneState, text: str) -> PhoneState:
@@ -74,7 +79,9 @@ def press(state: PhoneState, button: Button) -> PhoneState:
         case _ if not state.is_screen_on:
             return state
         case Button.HOME:
-            return _leave(replace(state, app=None, subscreens=(), home_page=0 if state.app is None else state.home_page))
+            return _leave(
+                replace(state, app=None, subscreens=(), home_page=0 if state.app is None else state.home_page)
+            )
         case Button.RECENTS:
             return replace(_leave(state), is_recents_open=not state.is_recents_open)
         case Button.BACK:
@@ -124,12 +131,6 @@ def _push(state: PhoneState, subscreen: str) -> PhoneState:
     return replace(_leave(state), subscreens=(*state.subscreens, subscreen), focus=focus)
 
 
-def _turn_page(state: PhoneState, screen: Screen, by: int) -> PhoneState:
-    if screen.name != "home":
-        return state
-    return replace(state, home_page=min(max(state.home_page + by, 0), len(state.home_pages) - 1))
-
-
 def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
     match effect:
         case Launch(app=app):
@@ -175,7 +176,7 @@ def _switch(state: PhoneState, toggle: Toggle) -> PhoneState:
 def _slide(state: PhoneState, level: str, x: float) -> PhoneState:
     share = min(max((x - SLIDER_LEFT) / (SLIDER_RIGHT - SLIDER_LEFT), 0.0), 1.0)
     if level == "brightness":
-        return replace(state, brightness_level=round(share * MAX_BRIGHTNESS))
+        return replace(state, brightness_level=max(MIN_BRIGHTNESS, round(share * MAX_BRIGHTNESS)))
     return replace(state, media_volume=round(share * MAX_VOLUME))
 
 

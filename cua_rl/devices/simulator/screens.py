@@ -15,7 +15,16 @@ from cua_rl.devices.simulator.catalog import (
 )
 from cua_rl.devices.simulator.elements import Choose, Do, Element, Launch, Press, Push, Rect, Screen, Slide, Switch
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT, keyboard_elements
-from cua_rl.devices.simulator.layout import CONTENT_BOTTOM, CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, Column, back_arrow, row, title
+from cua_rl.devices.simulator.layout import (
+    CONTENT_BOTTOM,
+    CONTENT_TOP,
+    NAV_TOP,
+    STATUS_HEIGHT,
+    Column,
+    back_arrow,
+    row,
+    title,
+)
 from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
 
@@ -75,7 +84,14 @@ def _recents(state: PhoneState) -> Screen:
     if state.recent_apps:
         rect = Rect(x=56, y=column.y + 6, width=80, height=22)
         column.add(
-            Element(element_id="clear", label="Clear", kind="button", rect=rect, text="Clear all", effect=Do(command="clear_recents"))
+            Element(
+                element_id="clear",
+                label="Clear",
+                kind="button",
+                rect=rect,
+                text="Clear all",
+                effect=Do(command="clear_recents"),
+            )
         )
     else:
         column.add_text("Nothing has been opened yet", indent=14)
@@ -149,7 +165,9 @@ def _setting_row(state: PhoneState, spec: SettingSpec, y: int) -> Element:
 def _display(state: PhoneState) -> Column:
     column = Column(top=CONTENT_TOP)
     column.add_heading("Brightness")
-    column.add(_slider("Brightness", column.y, state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display"))
+    column.add(
+        _slider("Brightness", column.y, state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display")
+    )
     column.add_heading("Screen timeout")
     for timeout_ms, text in SCREEN_TIMEOUTS_MS.items():
         column.add(

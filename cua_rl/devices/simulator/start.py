@@ -1,5 +1,6 @@
 """Making a phone from a seed: which apps lie where, what is on, what was written; and what a task demands of it."""
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -13,7 +14,7 @@ from cua_rl.devices.simulator.catalog import (
     WALLPAPERS,
     Toggle,
 )
-from cua_rl.devices.simulator.state import IconPlace, PhoneState
+from cua_rl.devices.simulator.state import IconPlace, PhoneState, Thread
 
 _CELL_X, _CELL_Y, _CELL_WIDTH, _CELL_HEIGHT = 0, 46, 96, 60
 _JITTER_X, _JITTER_Y = 13, 4
@@ -31,6 +32,8 @@ class Start:
     second_page: tuple[str, ...] = ()
     first_rows: tuple[str, ...] = ()
     """Rows of Settings that must show without scrolling."""
+    hidden_rows: tuple[str, ...] = ()
+    """Rows of Settings that must show only after scrolling."""
     on: tuple[Toggle, ...] = ()
     off: tuple[Toggle, ...] = ()
     brightness_level: int | None = None
@@ -38,7 +41,10 @@ class Start:
     not_screen_timeout_ms: int | None = None
     app: str | None = None
     """The app in the foreground; None is the home screen."""
+    home_page: int = 0
     recent_apps: tuple[str, ...] = ()
+    contact: str | None = None
+    """Somebody with whom text messages were exchanged."""
 
 
 def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
@@ -58,9 +64,10 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
         screen_timeout_ms=random.choice(timeouts),
         media_volume=random.randrange(3, 13),
         notes=content.notes(seed),
-        threads=content.threads(seed),
+        threads=_threads(seed, start),
         num_photos=random.randrange(3, 9),
         app=start.app,
+        home_page=start.home_page,
         recent_apps=start.recent_apps if start.app is None else (start.app, *start.recent_apps),
     )
     if start.brightness_level is not None:
@@ -88,20 +95,31 @@ def _icon_place(random: Random, app: str, position: int) -> IconPlace:
     row, column = divmod(position, 2)
     x = _CELL_X + column * _CELL_WIDTH + (_CELL_WIDTH - ICON_SIZE) // 2
     y = _CELL_Y + row * _CELL_HEIGHT + 5
-    return IconPlace(
-        app=app, x=x + random.randint(-_JITTER_X, _JITTER_X), y=y + random.randint(-_JITTER_Y, _JITTER_Y)
-    )
+    return IconPlace(app=app, x=x + random.randint(-_JITTER_X, _JITTER_X), y=y + random.randint(-_JITTER_Y, _JITTER_Y))
 
 
 def _setting_rows(random: Random, start: Start) -> tuple[str, ...]:
     rows = list(SETTINGS)
     random.shuffle(rows)
-    for row in start.first_rows:
-        position = rows.index(row)
-        if position >= NUM_ROWS_VISIBLE:
-            partner = random.choice([i for i in range(NUM_ROWS_VISIBLE) if rows[i] not in start.first_rows])
-            rows[position], rows[partner] = rows[partner], rows[position]
+    wanted = {**dict.fromkeys(start.first_rows, True), **dict.fromkeys(start.hidden_rows, False)}
+    for row, is_first in wanted.items():
+        _move_row(random, rows, row, is_first=is_first, keep=wanted)
     return tuple(rows)
+
+
+def _move_row(random: Random, rows: list[str], row: str, *, is_first: bool, keep: Container[str]) -> None:
+    places = range(NUM_ROWS_VISIBLE) if is_first else range(NUM_ROWS_VISIBLE, len(rows))
+    place = rows.index(row)
+    if place not in places:
+        other = random.choice([i for i in places if rows[i] not in keep])
+        rows[place], rows[other] = rows[other], rows[place]
+
+
+def _threads(seed: int, start: Start) -> tuple[Thread, ...]:
+    threads = content.threads(seed)
+    if start.contact is None or start.contact in (thread.contact for thread in threads):
+        return threads
+    return (*threads[:-1], replace(threads[-1], contact=start.contact))
 
 
 def _enabled(random: Random, start: Start) -> tuple[Toggle, ...]:

@@ -49,7 +49,7 @@ class PhoneState:
     enabled: tuple[Toggle, ...] = ()
     """The toggles that are on, sorted."""
     brightness_level: int = 128
-    """0-255."""
+    """1-255."""
     screen_timeout_ms: int = 60_000
     media_volume: int = 7
     """0-15."""
@@ -82,7 +82,7 @@ class PhoneState:
 
     @property
     def screen(self) -> str:
-        """The current screen's name: "home", "recents", an app such as "settings", or a part of it: "settings/display"."""
+        """The current screen's name: "home", "recents", an app such as "settings", or "settings/display"."""
         if not self.is_screen_on:
             return "off"
         if self.is_recents_open:

@@ -1,0 +1,185 @@
+"""The simulated phone as a device: actions in pixels, screenshots as PNG."""
+
+import asyncio
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Literal
+
+from cua_rl.actions import (
+    Action,
+    Button,
+    Click,
+    DoubleClick,
+    Drag,
+    LongPress,
+    MoveMouse,
+    OpenApp,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from cua_rl.devices.device import ActionRejected
+from cua_rl.devices.simulator import reducer
+from cua_rl.devices.simulator.catalog import APPS, HEIGHT, WIDTH
+from cua_rl.devices.simulator.painter import draw_png
+from cua_rl.devices.simulator.queries import read_query
+from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.errors import DeviceError
+from cua_rl.types import Observation
+
+Operation = Literal["observe", "execute", "query"]
+
+
+class SimulatedPhone:
+    """A phone in memory. It never changes by itself: the same state and actions always give the same pixels.
+
+    `latency_s` is waited before every operation; `on_operation` is called with its name and may raise `DeviceError`, so
+    that tests can let a phone be slow or fail.
+    """
+
+    def __init__(
+        self,
+        state: PhoneState,
+        *,
+        scale: int = 1,
+        device_id: str | None = None,
+        latency_s: float = 0.0,
+        on_operation: Callable[[Operation], None] | None = None,
+    ) -> None:
+        if scale < 1:
+            raise ValueError(f"expected a scale of at least 1, got {scale!r}")
+        self.state = state
+        self.scale = scale
+        self._device_id = device_id or f"simulator-{state.seed}"
+        self._latency_s = latency_s
+        self._on_operation = on_operation
+        self._is_closed = False
+
+    @property
+    def device_id(self) -> str:
+        return self._device_id
+
+    @property
+    def kind(self) -> Literal["android"]:
+        return "android"
+
+    async def observe(self) -> Observation:
+        """Take a screenshot of 192 x 320 pixels times the scale."""
+        await self._begin("observe")
+        return await asyncio.to_thread(take_screenshot, self.state, self.scale)
+
+    async def execute(self, action: Action) -> None:
+        """Do one action; raises `ActionRejected` for what a phone, or this screen, cannot do."""
+        await self._begin("execute")
+        self.state = perform(self.state, action, self.scale)
+
+    async def query(self, name: str) -> str:
+        """Read one piece of state; raises `TaskError` for an unknown name."""
+        await self._begin("query")
+        return read_query(self.state, name)
+
+    async def close(self) -> None:
+        """Switch the phone off for good; safe to call twice."""
+        self._is_closed = True
+
+    async def _begin(self, operation: Operation) -> None:
+        if self._is_closed:
+            raise DeviceError(f"expected an open phone to {operation}, got {self._device_id!r}, which is closed")
+        await asyncio.sleep(self._latency_s)
+        if self._on_operation is not None:
+            self._on_operation(operation)
+
+
+@lru_cache(maxsize=256)  # the members of a group all begin on the same screen
+def take_screenshot(state: PhoneState, scale: int) -> Observation:
+    """The screen as an observation."""
+    return Observation(png=draw_png(state, scale), width_px=WIDTH * scale, height_px=HEIGHT * scale)
+
+
+def perform(state: PhoneState, action: Action, scale: int) -> PhoneState:
+    """The state after an action whose coordinates are pixels; raises `ActionRejected`."""
+    if not state.is_screen_on and not isinstance(action, PressButton):
+        return state
+    match action:
+        case Click(x=x, y=y):
+            return reducer.tap(state, *_units(x, y, scale))
+        case DoubleClick(x=x, y=y):
+            point = _units(x, y, scale)
+            return reducer.tap(reducer.tap(state, *point), *point)
+        case LongPress(x=x, y=y):
+            return _long_press(state, *_units(x, y, scale))
+        case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
+            return reducer.drag(state, *_units(x, y, scale), *_units(to_x, to_y, scale))
+        case Scroll():
+            return _scroll(state, action, scale)
+        case PressButton(button=button):
+            return reducer.press(state, button)
+        case Wait():
+            return state
+        case _:
+            return _perform_text(state, action)
+
+
+def _perform_text(state: PhoneState, action: TypeText | PressKey | OpenApp | RightClick | MoveMouse) -> PhoneState:
+    match action:
+        case TypeText(text=text):
+            if state.focus is None:
+                raise ActionRejected("nothing has the focus: tap a text field before typing")
+            return reducer.type_text(state, text)
+        case PressKey(keys=keys):
+            return _press_keys(state, keys)
+        case OpenApp(name=name):
+            return _open_app(state, name)
+        case RightClick():
+            raise ActionRejected("a phone has no right mouse button: tap or long-press instead")
+        case MoveMouse():
+            raise ActionRejected("a phone has no mouse: tap instead")
+
+
+def _units(x: int, y: int, scale: int) -> tuple[float, float]:
+    width_px, height_px = WIDTH * scale, HEIGHT * scale
+    if not (0 <= x < width_px and 0 <= y < height_px):
+        raise ActionRejected(f"({x}, {y}) is outside the screen of {width_px} x {height_px} pixels")
+    return x / scale, y / scale
+
+
+def _long_press(state: PhoneState, x: float, y: float) -> PhoneState:
+    element = build_screen(state).element_at(x, y)
+    # Icons wait for a menu that this launcher does not have; everything else taps when the finger is lifted.
+    return state if element is not None and element.kind == "app_icon" else reducer.tap(state, x, y)
+
+
+def _scroll(state: PhoneState, action: Scroll, scale: int) -> PhoneState:
+    _units(action.x, action.y, scale)
+    if state.screen == "home" and abs(action.right_px) > abs(action.down_px):
+        return reducer.turn_page(state, 1 if action.right_px > 0 else -1)
+    return reducer.scroll_by(state, round(action.down_px / scale))
+
+
+def _press_keys(state: PhoneState, keys: tuple[str, ...]) -> PhoneState:
+    match tuple(key.lower() for key in keys):
+        case ("enter",) | ("return",):
+            return reducer.enter_key(state)
+        case ("backspace",):
+            return reducer.erase_key(state)
+        case ("back",) | ("escape",) | ("esc",):
+            return reducer.press(state, Button.BACK)
+        case ("home",):
+            return reducer.press(state, Button.HOME)
+        case _:
+            raise ActionRejected(f"this phone has no key {'+'.join(keys)!r}: it knows enter, backspace, back and home")
+
+
+def _open_app(state: PhoneState, name: str) -> PhoneState:
+    by_label = {spec.label.lower(): app for app, spec in APPS.items()}
+    app = by_label.get(name.strip().lower())
+    if app is None:
+        near = get_close_matches(name.strip().lower(), by_label, n=1)
+        hint = f"; did you mean {APPS[by_label[near[0]]].label}?" if near else ""
+        raise ActionRejected(f"no app is called {name!r}{hint}")
+    return reducer.launch(state, app)

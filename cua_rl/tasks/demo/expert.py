@@ -1,0 +1,150 @@
+"""Scripted experts: they read the phone's state, say what they scan in reading order, and act; one of them errs."""
+
+from dataclasses import dataclass
+from random import Random
+
+from cua_rl.actions import Action, Click, Drag, PressButton, TypeText
+from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.devices.simulator.elements import Element, Screen
+from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
+from cua_rl.devices.simulator.queries import read_query
+from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.tasks.demo.phone import find_template
+from cua_rl.tasks.demo.template import Deed, Move, PushButton, SlideTo, TapOn, TaskTemplate, Tell, TurnPage, TypeIn
+from cua_rl.tasks.task import Task
+
+_SCANNED_KINDS = ("app_icon", "row", "switch_row", "choice_row", "slider", "button", "round_button", "field")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The expert ends the rollout; `success_claimed` is true, because it reads the state."""
+
+    success_claimed: bool
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One turn of an expert: the labels it scans, up to and including its target, and what it does."""
+
+    scanned: tuple[str, ...]
+    action: Action | Finish
+
+
+def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
+    """The right next turn, or the end if the goal is met or cannot be reached from this screen."""
+    template = task if isinstance(task, TaskTemplate) else find_template(task.task_id)
+    if template.goal.is_met(read_query(phone.state, template.goal.query), None):
+        return Decision(scanned=(), action=Finish(success_claimed=True))
+    move = _find_move(template, phone.state)
+    if move is None:
+        return Decision(scanned=(), action=Finish(success_claimed=False))
+    return _carry_out(move.deed, phone)
+
+
+class ImperfectExpert:
+    """At every turn, with `error_rate`, stops its scan at a random element and taps that; then it gives up.
+
+    It errs with a spread, so a model that imitates it can be improved by reinforcement: every right action keeps a
+    probability.
+    """
+
+    def __init__(self, task: Task | TaskTemplate, *, error_rate: float, random: Random) -> None:
+        self._task = task
+        self._error_rate = error_rate
+        self._random = random
+        self._has_strayed = False
+
+    def decide(self, phone: SimulatedPhone) -> Decision:
+        """The next turn on this phone; call once per turn."""
+        right = decide(self._task, phone)
+        if isinstance(right.action, Finish):
+            return right
+        if self._has_strayed:
+            return Decision(scanned=(), action=Finish(success_claimed=False))
+        if not right.scanned or self._random.random() >= self._error_rate:
+            return right
+        elements = scannable_elements(build_screen(phone.state))
+        chosen = self._random.choice(elements)
+        guess = Decision(scanned=_labels_up_to(elements, chosen), action=_tap(chosen, phone.scale))
+        self._has_strayed = guess != right
+        return guess
+
+
+def scannable_elements(screen: Screen) -> tuple[Element, ...]:
+    """What can be tapped on the screen without keyboard and navigation bar, in reading order."""
+    both = (*screen.visible_content(), *screen.fixed)
+    return tuple(element for element in both if element.is_tappable and element.kind in _SCANNED_KINDS)
+
+
+def _find_move(template: TaskTemplate, state: PhoneState) -> Move | None:
+    for move in template.route:
+        if move.screen == state.screen and (move.query is None or read_query(state, move.query) == move.value):
+            return move
+    return None
+
+
+def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
+    match deed:
+        case TapOn(label=label):
+            return _seek(label, phone)
+        case SlideTo(label=label, share=share):
+            return _slide(label, share, phone)
+        case TypeIn(text=text):
+            return Decision(scanned=(), action=TypeText(text=text))
+        case PushButton(button=button):
+            return Decision(scanned=(), action=PressButton(button=button))
+        case TurnPage(by=by):
+            return Decision(scanned=(), action=_swipe_page(by, phone.scale))
+        case Tell(query=query):
+            return Decision(scanned=(), action=Finish(success_claimed=True, answer=read_query(phone.state, query)))
+
+
+def _seek(label: str, phone: SimulatedPhone) -> Decision:
+    screen = build_screen(phone.state)
+    elements = scannable_elements(screen)
+    target = next((element for element in elements if element.label == label), None)
+    if target is not None:
+        return Decision(scanned=_labels_up_to(elements, target), action=_tap(target, phone.scale))
+    scanned = tuple(element.label for element in elements)
+    if screen.name == "home":
+        return Decision(scanned=scanned, action=_swipe_page(1 if phone.state.home_page == 0 else -1, phone.scale))
+    hidden = next((element for element in screen.content if element.label == label), None)
+    if hidden is None:
+        return Decision(scanned=scanned, action=Finish(success_claimed=False))
+    return Decision(scanned=scanned, action=_swipe_list(hidden.rect.y > screen.viewport.y, phone.scale))
+
+
+def _slide(label: str, share: float, phone: SimulatedPhone) -> Decision:
+    elements = scannable_elements(build_screen(phone.state))
+    slider = next(element for element in elements if element.label == label)
+    width = SLIDER_RIGHT - SLIDER_LEFT
+    from_x, to_x = round(SLIDER_LEFT + slider.level * width), round(SLIDER_LEFT + share * width)
+    drag = _drag(from_x, slider.rect.centre[1], to_x, slider.rect.centre[1], phone.scale)
+    return Decision(scanned=_labels_up_to(elements, slider), action=drag)
+
+
+def _labels_up_to(elements: tuple[Element, ...], target: Element) -> tuple[str, ...]:
+    return tuple(element.label for element in elements[: elements.index(target) + 1])
+
+
+def _tap(element: Element, scale: int) -> Click:
+    x, y = element.rect.centre
+    return Click(x=x * scale, y=y * scale)
+
+
+def _swipe_page(by: int, scale: int) -> Drag:
+    near, far = WIDTH // 5, 4 * WIDTH // 5
+    return _drag(far, 170, near, 170, scale) if by > 0 else _drag(near, 170, far, 170, scale)
+
+
+def _swipe_list(is_target_below: bool, scale: int) -> Drag:
+    x = WIDTH // 2
+    return _drag(x, 260, x, 80, scale) if is_target_below else _drag(x, 80, x, 260, scale)
+
+
+def _drag(x: int, y: int, to_x: int, to_y: int, scale: int) -> Drag:
+    return Drag(x=x * scale, y=y * scale, to_x=to_x * scale, to_y=to_y * scale)

@@ -1,0 +1,294 @@
+"""Families of templates: one function per kind of task."""
+
+import json
+
+from cua_rl.actions import Button
+from cua_rl.devices.simulator.catalog import APPS, HOME_PACKAGE, SCREEN_TIMEOUTS_MS, SETTINGS, Toggle
+from cua_rl.devices.simulator.start import Start
+from cua_rl.tasks.demo.template import (
+    Deed,
+    Goal,
+    Move,
+    PushButton,
+    SlideTo,
+    TapOn,
+    TaskTemplate,
+    Tell,
+    TurnPage,
+    TypeIn,
+)
+from cua_rl.tasks.task import Category, Difficulty
+
+_QUERIES = {
+    Toggle.WIFI: "wifi_enabled",
+    Toggle.BLUETOOTH: "bluetooth_enabled",
+    Toggle.AIRPLANE_MODE: "airplane_mode",
+    Toggle.DARK_THEME: "dark_theme_enabled",
+    Toggle.BATTERY_SAVER: "battery_saver_enabled",
+    Toggle.LOCATION: "location_enabled",
+    Toggle.DO_NOT_DISTURB: "dnd_enabled",
+    Toggle.AUTO_ROTATE: "auto_rotate_enabled",
+    Toggle.AUTO_TIME: "auto_time_enabled",
+}
+_OPEN_SETTINGS = Move(screen="home", deed=TapOn(label="Settings"))
+
+
+def open_app(task_id: str, app: str) -> TaskTemplate:
+    """Open an app whose icon is on the first home page."""
+    return _open_app(task_id, app, Start(first_page=_once("settings", app)), max_turns=3, tags=("demo", "open_app"))
+
+
+def open_app_on_page_two(task_id: str, app: str) -> TaskTemplate:
+    """Open an app whose icon is on the second home page."""
+    return _open_app(task_id, app, Start(second_page=(app,)), max_turns=4, tags=("open_app", "page_two"))
+
+
+def _open_app(task_id: str, app: str, start: Start, *, max_turns: int, tags: tuple[str, ...]) -> TaskTemplate:
+    return TaskTemplate(
+        task_id=task_id,
+        instruction=f"Open {APPS[app].label}.",
+        category="app",
+        difficulty="easy",
+        max_turns=max_turns,
+        start=start,
+        goal=Goal(query="current_app", expected=APPS[app].package),
+        route=(Move(screen="home", deed=TapOn(label=APPS[app].label)),),
+        tags=tags,
+    )
+
+
+def toggle_setting(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
+    """Flip a toggle that shows in Settings without scrolling."""
+    start = _toggle_start(toggle, turn_on=turn_on, first_rows=(toggle.value,))
+    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, max_turns=4, tags=("demo", "toggle_setting"))
+
+
+def toggle_hidden_setting(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
+    """Flip a toggle that shows in Settings only after scrolling."""
+    start = _toggle_start(toggle, turn_on=turn_on, hidden_rows=(toggle.value,))
+    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, max_turns=6, tags=("toggle_setting", "scrolling"))
+
+
+def _toggle_start(
+    toggle: Toggle, *, turn_on: bool, first_rows: tuple[str, ...] = (), hidden_rows: tuple[str, ...] = ()
+) -> Start:
+    on, off = ((), (toggle,)) if turn_on else ((toggle,), ())
+    return Start(first_rows=first_rows, hidden_rows=hidden_rows, on=on, off=off)
+
+
+def _toggle_setting(
+    task_id: str, toggle: Toggle, start: Start, *, turn_on: bool, max_turns: int, tags: tuple[str, ...]
+) -> TaskTemplate:
+    spec = SETTINGS[toggle.value]
+    return TaskTemplate(
+        task_id=task_id,
+        instruction=f"Turn {'on' if turn_on else 'off'} {spec.title}.",
+        category="settings",
+        difficulty="medium",
+        max_turns=max_turns,
+        start=start,
+        goal=Goal(query=_QUERIES[toggle], expected="true" if turn_on else "false"),
+        route=(_OPEN_SETTINGS, Move(screen="settings", deed=TapOn(label=spec.label))),
+        tags=tags,
+    )
+
+
+def open_settings_page(task_id: str, page: str) -> TaskTemplate:
+    """Open one of the pages of Settings."""
+    return _in_settings(
+        task_id,
+        f"Open the {SETTINGS[page].title} settings.",
+        page,
+        Goal(query="current_screen", expected=f"settings/{page}"),
+        category="navigation",
+        difficulty="easy",
+        tags=("settings_page",),
+    )
+
+
+def set_slider(
+    task_id: str, instruction: str, page: str, label: str, *, query: str, value: int, share: float
+) -> TaskTemplate:
+    """Move a slider on a page of Settings to one of its ends."""
+    deed = SlideTo(label=label, share=share)
+    return _in_settings(task_id, instruction, page, Goal(query=query, expected=str(value)), deed, tags=("slider",))
+
+
+def set_screen_timeout(task_id: str, timeout_ms: int) -> TaskTemplate:
+    """Choose a screen timeout on the Display page."""
+    label = SCREEN_TIMEOUTS_MS[timeout_ms]
+    return _in_settings(
+        task_id,
+        f"Set the screen timeout to {label}.",
+        "display",
+        Goal(query="screen_timeout", expected=str(timeout_ms)),
+        TapOn(label=label),
+        start=Start(not_screen_timeout_ms=timeout_ms, first_rows=("display",)),
+        tags=("choice",),
+    )
+
+
+def toggle_auto_time(task_id: str, *, turn_on: bool) -> TaskTemplate:
+    """Flip the automatic time on the Date and time page."""
+    return _in_settings(
+        task_id,
+        f"Turn {'on' if turn_on else 'off'} automatic time.",
+        "date",
+        Goal(query="auto_time_enabled", expected="true" if turn_on else "false"),
+        TapOn(label="Automatic"),
+        start=_toggle_start(Toggle.AUTO_TIME, turn_on=turn_on, first_rows=("date",)),
+        tags=("settings_page",),
+    )
+
+
+def _in_settings(
+    task_id: str,
+    instruction: str,
+    page: str,
+    goal: Goal,
+    deed: Deed | None = None,
+    *,
+    start: Start | None = None,
+    category: Category = "settings",
+    difficulty: Difficulty = "medium",
+    tags: tuple[str, ...],
+) -> TaskTemplate:
+    on_page = () if deed is None else (Move(screen=f"settings/{page}", deed=deed),)
+    route = (_OPEN_SETTINGS, Move(screen="settings", deed=TapOn(label=SETTINGS[page].label)), *on_page)
+    return TaskTemplate(
+        task_id=task_id,
+        instruction=instruction,
+        category=category,
+        difficulty=difficulty,
+        max_turns=len(route) + 3,
+        start=start or Start(first_rows=(page,), brightness_level=128, media_volume=7),
+        goal=goal,
+        route=route,
+        tags=tags,
+    )
+
+
+def go_home(task_id: str) -> TaskTemplate:
+    """Leave an app for the home screen."""
+    return _navigate(
+        task_id,
+        "Go to the home screen.",
+        Start(app="clock"),
+        Goal(query="current_app", expected=HOME_PACKAGE),
+        Move(screen="clock", deed=PushButton(button=Button.HOME)),
+    )
+
+
+def go_to_first_home_page(task_id: str) -> TaskTemplate:
+    """Swipe back to the first home page."""
+    return _navigate(
+        task_id,
+        "Go to the first home page.",
+        Start(home_page=1),
+        Goal(query="home_page", expected="0"),
+        Move(screen="home", deed=TurnPage(by=-1)),
+    )
+
+
+def open_recents(task_id: str) -> TaskTemplate:
+    """Open the list of recent apps."""
+    return _navigate(
+        task_id,
+        "Show the recent apps.",
+        Start(recent_apps=("mail", "maps")),
+        Goal(query="current_screen", expected="recents"),
+        Move(screen="home", deed=PushButton(button=Button.RECENTS)),
+    )
+
+
+def switch_to_settings(task_id: str) -> TaskTemplate:
+    """Get from one app to another through the recent apps."""
+    return _navigate(
+        task_id,
+        "Switch to Settings, which was open a moment ago.",
+        Start(app="mail", recent_apps=("music", "settings")),
+        Goal(query="current_app", expected=APPS["settings"].package),
+        Move(screen="mail", deed=PushButton(button=Button.RECENTS)),
+        Move(screen="recents", deed=TapOn(label="Settings")),
+    )
+
+
+def _navigate(task_id: str, instruction: str, start: Start, goal: Goal, *route: Move) -> TaskTemplate:
+    return TaskTemplate(
+        task_id=task_id,
+        instruction=instruction,
+        category="navigation",
+        difficulty="easy" if len(route) == 1 else "medium",
+        max_turns=len(route) + 2,
+        start=start,
+        goal=goal,
+        route=route,
+        tags=("navigation",),
+    )
+
+
+def check_battery(task_id: str) -> TaskTemplate:
+    """Answer a question from what the screen shows."""
+    return TaskTemplate(
+        task_id=task_id,
+        instruction="What is the battery level in percent? Answer with the number.",
+        category="system",
+        difficulty="medium",
+        max_turns=3,
+        start=Start(),
+        goal=Goal(query="battery_level", how="told"),
+        route=(Move(screen="home", deed=Tell(query="battery_level")),),
+        tags=("question",),
+    )
+
+
+def write_note(task_id: str, text: str) -> TaskTemplate:
+    """Write and save a note."""
+    return _write(
+        task_id,
+        f'Add a new note that says "{text}".',
+        Start(first_page=("settings", "notes")),
+        Goal(query="note_texts", expected=json.dumps(text), how="includes"),
+        Move(screen="home", deed=TapOn(label="Notes")),
+        Move(screen="notes", deed=TapOn(label="New")),
+        Move(screen="notes/new", deed=TypeIn(text=text), query="draft_text"),
+        Move(screen="notes/new", deed=TapOn(label="Save")),
+    )
+
+
+def send_message(task_id: str, contact: str, text: str) -> TaskTemplate:
+    """Send a text message to somebody in Messages."""
+    unfocused, focused = dict(query="focused_field"), dict(query="draft_text")
+    threads = tuple(f"messages/{i}" for i in range(5))
+    typing = tuple(Move(screen=screen, deed=TapOn(label="Message"), **unfocused) for screen in threads)
+    writing = tuple(Move(screen=screen, deed=TypeIn(text=text), **focused) for screen in threads)
+    sending = tuple(Move(screen=screen, deed=TapOn(label="Send")) for screen in threads)
+    return _write(
+        task_id,
+        f'Send the message "{text}" to {contact}.',
+        Start(first_page=("settings", "messages"), contact=contact),
+        Goal(query="sent_messages", expected=json.dumps({"to": contact, "text": text}), how="includes"),
+        Move(screen="home", deed=TapOn(label="Messages")),
+        Move(screen="messages", deed=TapOn(label=contact)),
+        *typing,
+        *writing,
+        *sending,
+    )
+
+
+def _write(task_id: str, instruction: str, start: Start, goal: Goal, *route: Move) -> TaskTemplate:
+    return TaskTemplate(
+        task_id=task_id,
+        instruction=instruction,
+        category="input",
+        difficulty="hard",
+        max_turns=8,
+        start=start,
+        goal=goal,
+        route=route,
+        tags=("text_entry",),
+    )
+
+
+def _once(*apps: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(apps))

@@ -1,0 +1,27 @@
+"""The phone on which a demo task begins."""
+
+from itertools import count
+
+from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.devices.simulator.start import make_phone_state
+from cua_rl.errors import TaskError
+from cua_rl.tasks.demo.template import TaskTemplate
+from cua_rl.tasks.demo.templates import TEMPLATES
+from cua_rl.tasks.task import Task
+
+_serial_numbers = count(1)
+
+
+def make_simulated_phone(task: Task, *, scale: int = 1, latency_s: float = 0.0) -> SimulatedPhone:
+    """A fresh phone of the task's seed, bent so that the task is not done yet."""
+    state = make_phone_state(task.seed, find_template(task.task_id).start)
+    device_id = f"simulator-{next(_serial_numbers)}"
+    return SimulatedPhone(state, scale=scale, device_id=device_id, latency_s=latency_s)
+
+
+def find_template(task_id: str) -> TaskTemplate:
+    """The demo template of a task; raises `TaskError` for a task of another kind."""
+    template = TEMPLATES.get(task_id)
+    if template is None:
+        raise TaskError(f"expected a task that runs on the embedded phone, got {task_id!r}; run it on another device")
+    return template

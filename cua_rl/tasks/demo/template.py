@@ -1,0 +1,133 @@
+"""A task template: what is asked, how the phone is bent so that it is not done yet, how it is checked, how it is solved."""
+
+import json
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from cua_rl.actions import Button
+from cua_rl.devices.device import Device
+from cua_rl.devices.simulator.start import Start
+from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.types import Validation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What a query must answer in the end.
+
+    `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told" (the
+    agent's final message must contain what the query answers; `expected` is unused).
+    """
+
+    query: str
+    expected: str = ""
+    how: Literal["equals", "includes", "told"] = "equals"
+
+    def is_met(self, actual: str, answer: str | None) -> bool:
+        """Compare what the query answered, and for questions what the agent said."""
+        match self.how:
+            case "equals":
+                return actual == self.expected
+            case "includes":
+                return json.loads(self.expected) in json.loads(actual)
+            case "told":
+                return answer is not None and actual in answer.replace("%", " ").split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapOn:
+    """Tap the element with this label."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlideTo:
+    """Drag the slider with this label to a share of its track."""
+
+    label: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeIn:
+    """Type into the focused field."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushButton:
+    """Press a system button."""
+
+    button: Button
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPage:
+    """Swipe to the next (1) or previous (-1) home page."""
+
+    by: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """End with what a query answers."""
+
+    query: str
+
+
+Deed = TapOn | SlideTo | TypeIn | PushButton | TurnPage | Tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """What the expert does on a screen ("" is any), if `query` (where given) answers `value`."""
+
+    screen: str
+    deed: Deed
+    query: str | None = None
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTemplate:
+    """A task for every seed. `route` is tried in order: the first move that fits the screen is the expert's."""
+
+    task_id: str
+    instruction: str
+    category: Category
+    difficulty: Difficulty
+    max_turns: int
+    start: Start
+    goal: Goal
+    route: tuple[Move, ...]
+    tags: tuple[str, ...] = ()
+
+    def make_task(self, seed: int) -> Task:
+        """The task on the phone of this seed."""
+        return Task(
+            task_id=self.task_id,
+            seed=seed,
+            instruction=self.instruction,
+            category=self.category,
+            difficulty=self.difficulty,
+            max_turns=self.max_turns,
+            validate=partial(_validate, self.goal),
+            tags=self.tags,
+        )
+
+
+async def _validate(goal: Goal, device: Device, answer: str | None) -> Validation:
+    started = time.monotonic()
+    actual = await device.query(goal.query)
+    success = goal.is_met(actual, answer)
+    return Validation(
+        query=goal.query,
+        expected=actual if goal.how == "told" else goal.expected,
+        actual=(answer or "") if goal.how == "told" else actual,
+        success=success,
+        duration_s=time.monotonic() - started,
+    )
