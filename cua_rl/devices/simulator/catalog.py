@@ -1,4 +1,4 @@
-"""The fixed vocabulary of the phone: apps, settings, colours. What a phone looks like beyond that comes from its seed."""
+"""The fixed vocabulary of the phone: apps, settings, colours. The rest of a phone comes from its seed."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -176,7 +176,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """What is on the phone's screen: `content` scrolls inside `viewport`, `fixed` lies above it. Both in reading order."""
+    """What the phone shows: `content` scrolls inside `viewport`, `fixed` lies above it. Both in reading order."""
 
     name: str
     content: tuple[Element, ...]

@@ -258,11 +258,15 @@ def write_note(task_id: str, text: str) -> TaskTemplate:
 
 def send_message(task_id: str, contact: str, text: str) -> TaskTemplate:
     """Send a text message to somebody in Messages."""
-    unfocused, focused = dict(query="focused_field"), dict(query="draft_text")
-    threads = tuple(f"messages/{i}" for i in range(5))
-    typing = tuple(Move(screen=screen, deed=TapOn(label="Message"), **unfocused) for screen in threads)
-    writing = tuple(Move(screen=screen, deed=TypeIn(text=text), **focused) for screen in threads)
-    sending = tuple(Move(screen=screen, deed=TapOn(label="Send")) for screen in threads)
+    on_thread = tuple(
+        move
+        for screen in (f"messages/{i}" for i in range(5))
+        for move in (
+            Move(screen=screen, deed=TapOn(label="Message"), query="focused_field"),
+            Move(screen=screen, deed=TypeIn(text=text), query="draft_text"),
+            Move(screen=screen, deed=TapOn(label="Send")),
+        )
+    )
     return _write(
         task_id,
         f'Send the message "{text}" to {contact}.',
@@ -270,9 +274,7 @@ def send_message(task_id: str, contact: str, text: str) -> TaskTemplate:
         Goal(query="sent_messages", expected=json.dumps({"to": contact, "text": text}), how="includes"),
         Move(screen="home", deed=TapOn(label="Messages")),
         Move(screen="messages", deed=TapOn(label=contact)),
-        *typing,
-        *writing,
-        *sending,
+        *on_thread,
     )
 
 

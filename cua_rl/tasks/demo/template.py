@@ -1,4 +1,4 @@
-"""A task template: what is asked, how the phone is bent so that it is not done yet, how it is checked, how it is solved."""
+"""A task template: what is asked, how the phone begins, how it is checked, how it is solved."""
 
 import json
 import time
@@ -17,8 +17,8 @@ from cua_rl.types import Validation
 class Goal:
     """What a query must answer in the end.
 
-    `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told" (the
-    agent's final message must contain what the query answers; `expected` is unused).
+    `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told"
+    (the agent's final message must contain what the query answers; `expected` is unused).
     """
 
     query: str

@@ -1,4 +1,4 @@
-"""The table of demo tasks. Those tagged "demo" are the default training and evaluation sets; the others are there to pick."""
+"""The table of demo tasks. Those tagged "demo" are the default sets; the others are there to pick."""
 
 from itertools import count
 
