@@ -1,0 +1,87 @@
+"""Everything a run tells the world while it runs: the loop reports here, once per step and once per evaluation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from cua_rl.metrics import Mean
+from cua_rl.reporting.json_lines import read_records
+from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.progress import ProgressDisplay
+
+Phase = Literal["baseline", "step", "eval"]
+_LABELS: Mapping[Phase, str] = {"baseline": "Baseline", "step": "Step", "eval": "Eval"}
+
+
+class Result(Protocol):
+    """An evaluation's outcome."""
+
+    def metrics(self, suite: str) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Sends each step and evaluation to the metric files and the display.
+
+    The figures for the summary are read back from metrics.jsonl, so they cover the earlier attempts of a resumed run.
+    """
+
+    metric_log: MetricLog
+    display: ProgressDisplay
+    total_steps: int
+    suite: str = "held_out"
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The 0-based `step` is trained; it is reported as `step + 1` completed steps."""
+        completed = step + 1
+        progress = {"progress/step": float(completed), "progress/done_frac": completed / self.total_steps}
+        self.metric_log.log(completed, progress | dict(metrics))
+        self.display.step(completed, metrics)
+
+    def log_evaluation(self, phase: Phase, step: int, result: Result) -> None:
+        """An evaluation after `step` completed steps is done; the baseline is the one after none."""
+        metrics = result.metrics(self.suite)
+        self.metric_log.log(step, metrics)
+        self.display.evaluation(_LABELS[phase], self.suite, metrics)
+
+    @property
+    def baseline_success_rate(self) -> float | None:
+        """Success before training, if it was measured."""
+        return next(iter(self._rates(first_step=0, last_step=0)), None)
+
+    @property
+    def final_success_rate(self) -> float | None:
+        """Success at the last evaluation after training began."""
+        return next(reversed(self._rates(first_step=1, last_step=self.total_steps)), None)
+
+    @property
+    def num_eval_rollouts(self) -> int:
+        """Rollouts of the last evaluation."""
+        return round(next(reversed(self._values(f"eval/{self.suite}/num_rollouts")), 0.0))
+
+    @property
+    def retokenised_tokens(self) -> int:
+        """Trained tokens over the run that are not literally the sampled ones."""
+        return round(sum(self._values("rollout/retokenised_tokens")))
+
+    @property
+    def parity_mean_abs(self) -> float | None:
+        """Mean absolute difference of sampler and trainer log-probabilities per trained token of the run."""
+        parity = Mean()
+        for record in read_records(self.metric_log.path):
+            mean, count = record.get("policy/parity_mean_abs"), record.get("rollout/trained_tokens", 1.0)
+            if isinstance(mean, float) and isinstance(count, float):
+                parity += Mean(total=mean * count, count=round(count))
+        return parity.value if parity.count else None
+
+    def _values(self, name: str) -> list[float]:
+        values = [record.get(name) for record in read_records(self.metric_log.path)]
+        return [value for value in values if isinstance(value, float)]
+
+    def _rates(self, *, first_step: int, last_step: int) -> list[float]:
+        rates = [
+            record.get(f"eval/{self.suite}/success_rate")
+            for record in read_records(self.metric_log.path)
+            if isinstance(step := record["step"], int) and first_step <= step <= last_step
+        ]
+        return [rate for rate in rates if isinstance(rate, float)]

@@ -1,0 +1,70 @@
+"""What a run came to: summary.json for machines, a table for people."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cua_rl.reporting.json_lines import write_text
+from cua_rl.reporting.step_line import format_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The figures that a run is judged by; None where it did not measure them."""
+
+    run_name: str
+    log_path: str
+    baseline_success_rate: float | None
+    final_success_rate: float | None
+    num_eval_rollouts: int
+    """Rollouts of one evaluation."""
+    num_steps: int
+    """Completed optimizer steps, earlier attempts of a resumed run included."""
+    setup_time_s: float
+    train_time_s: float
+    parity_mean_abs: float | None
+    """Mean absolute difference of sampler and trainer log-probabilities over the run."""
+    retokenised_tokens: int
+    """Trained tokens that are not literally the sampled ones; anything but 0 is a defect."""
+    extras: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Further figures, stored beside the others."""
+
+
+def write_summary(path: Path, summary: RunSummary) -> None:
+    """Write summary.json in one step."""
+    figures = asdict(summary)
+    extras = figures.pop("extras")
+    write_text(path, json.dumps(figures | extras, indent=2) + "\n")
+
+
+def print_summary(summary: RunSummary, console: Console | None = None) -> None:
+    """Print the table that ends a run."""
+    table = Table(title=f"Run {summary.run_name}", show_header=False, title_justify="left")
+    for label, value in summary_rows(summary):
+        table.add_row(label, value)
+    (console or Console()).print(table)
+
+
+def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    """The table's rows as text."""
+    parity = "not measured" if summary.parity_mean_abs is None else f"{summary.parity_mean_abs:.5f} nats"
+    rows = [
+        ("held-out success before training", _rate(summary.baseline_success_rate)),
+        ("held-out success after training", _rate(summary.final_success_rate)),
+        ("rollouts per evaluation", str(summary.num_eval_rollouts)),
+        ("training steps", str(summary.num_steps)),
+        ("set-up time", format_duration(summary.setup_time_s)),
+        ("training time", format_duration(summary.train_time_s)),
+        ("sampler-trainer parity, mean abs", parity),
+        ("re-tokenised tokens", str(summary.retokenised_tokens)),
+    ]
+    rows += [(name.replace("_", " "), str(value)) for name, value in summary.extras.items()]
+    return [*rows, ("folder", summary.log_path)]
+
+
+def _rate(rate: float | None) -> str:
+    return "not measured" if rate is None else f"{100 * rate:.1f} %"

@@ -1,0 +1,110 @@
+"""Metric files: what is written, what a resume leaves behind, what is refused."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cua_rl.errors import ConfigError
+from cua_rl.reporting.json_lines import read_records
+from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.progress import ProgressDisplay
+from cua_rl.reporting.run_report import RunReport
+
+
+def test_metrics_are_kept_under_completed_steps(tmp_path: Path) -> None:
+    with MetricLog(tmp_path, config={}) as log:
+        log.log(0, {"eval/held_out/success_rate": 0.4})
+        log.log(1, {"reward/mean": 0.5, "rollout/num_rollouts": 8})
+
+    assert read_records(tmp_path / "metrics.jsonl") == [
+        {"step": 0, "eval/held_out/success_rate": 0.4},
+        {"step": 1, "reward/mean": 0.5, "rollout/num_rollouts": 8.0},
+    ]
+
+
+def test_tensorboard_reads_back_what_was_written_and_forgets_what_a_resume_redoes(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with MetricLog(tmp_path, config={}) as log:
+        for step in (1, 2, 3):
+            log.log(step, {"reward/mean": step / 10})
+    with MetricLog(tmp_path, config={}, first_step=1) as log:
+        log.log(2, {"reward/mean": 0.9})
+
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    points = [(event.step, round(event.value, 3)) for event in events.Scalars("reward/mean")]
+    assert points == [(1, 0.1), (2, 0.9)]
+
+
+def test_an_unknown_metric_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    with MetricLog(tmp_path, config={}) as log, pytest.raises(ValueError, match="reward/maen"):
+        log.log(1, {"reward/maen": 0.5})
+
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_value_that_is_not_finite_is_stored_as_null_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with MetricLog(tmp_path, config={}) as log, caplog.at_level(logging.WARNING):
+        log.log(1, {"reward/mean": 0.5, "optim/grad_norm": float("inf")})
+
+    assert read_records(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5, "optim/grad_norm": None}]
+    assert "optim/grad_norm" in caplog.text
+
+
+def test_writing_metrics_imports_neither_torch_nor_tensorflow_nor_wandb(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from cua_rl.reporting.metric_log import MetricLog
+with MetricLog(Path({str(tmp_path)!r}), config={{}}) as log:
+    log.log(1, {{"reward/mean": 0.5}})
+heavy = {{"torch", "tensorflow", "wandb", "matplotlib"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_weights_and_biases_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # what Python does for a package that is not installed
+
+    with pytest.raises(ConfigError, match=r"pip install 'cua_rl\[wandb\]'"):
+        MetricLog(tmp_path, config={}, wandb_project="agents")
+
+
+class _Result:
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def metrics(self, suite: str) -> dict[str, float]:
+        return {f"eval/{suite}/success_rate": self.rate, f"eval/{suite}/num_rollouts": 64.0}
+
+
+def test_a_resumed_run_reports_the_figures_of_all_its_attempts(tmp_path: Path) -> None:
+    def attempt(first_step: int) -> RunReport:
+        log = MetricLog(tmp_path, config={}, first_step=first_step)
+        return RunReport(metric_log=log, display=ProgressDisplay(2), total_steps=2)
+
+    first = attempt(0)
+    first.log_evaluation("baseline", 0, _Result(0.4))
+    first.log_step(
+        0, {"policy/parity_mean_abs": 0.001, "rollout/trained_tokens": 300.0, "rollout/retokenised_tokens": 0.0}
+    )
+    second = attempt(1)
+    second.log_step(
+        1, {"policy/parity_mean_abs": 0.005, "rollout/trained_tokens": 100.0, "rollout/retokenised_tokens": 0.0}
+    )
+    assert second.final_success_rate is None
+    second.log_evaluation("eval", 2, _Result(0.9))
+
+    assert second.baseline_success_rate == 0.4
+    assert second.final_success_rate == 0.9
+    assert second.num_eval_rollouts == 64
+    assert second.retokenised_tokens == 0
+    # (0.001 x 300 + 0.005 x 100) / 400 tokens
+    assert second.parity_mean_abs == pytest.approx(0.002)

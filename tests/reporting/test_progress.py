@@ -1,0 +1,114 @@
+"""What a person sees."""
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from cua_rl.reporting.progress import ProgressDisplay
+from cua_rl.reporting.step_line import format_duration, format_step_line
+from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
+
+METRICS = {
+    "reward/success_rate": 0.25,
+    "reward/mean": 0.25,
+    "loss/policy": 0.0234,
+    "policy/kl_sampling_training/mean": 0.0078,
+    "optim/learning_rate": 1e-5,
+    "time/tokens_per_s": 412.6,
+    "time/step_s": 3.0,
+}
+
+
+def test_a_step_is_one_line_of_text() -> None:
+    assert format_step_line(5, 100, METRICS, 285.0) == (
+        "Step 5/100 (5.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | KL: 0.0078 | LR: 1.00e-05 | tok/s: 413 | "
+        "ETA: 4m45s"
+    )
+
+
+def test_a_step_without_signal_leaves_out_what_it_does_not_have_and_shows_faults() -> None:
+    metrics = {"reward/success_rate": 1.0, "rollout/num_faults": 2.0}
+
+    assert format_step_line(1, 3, metrics, None) == "Step 1/3 (33.3%) | Success: 1.000 | Faults: 2"
+
+
+def test_durations_are_short() -> None:
+    assert [format_duration(seconds) for seconds in (0, 59.4, 75, 3700)] == ["0s", "59s", "1m15s", "1h01m"]
+
+
+def test_outside_a_terminal_every_event_is_one_plain_line() -> None:
+    output = io.StringIO()
+    now = [0.0]
+
+    with ProgressDisplay(10, console=Console(file=output, width=60, soft_wrap=True), clock=lambda: now[0]) as display:
+        display.status("starting the model server")
+        display.evaluation(
+            "Baseline",
+            "held_out",
+            {
+                "eval/held_out/success_rate": 0.40625,
+                "eval/held_out/success_rate_low": 0.29,
+                "eval/held_out/success_rate_high": 0.53,
+                "eval/held_out/num_rollouts": 64.0,
+            },
+        )
+        display.begin_steps()
+        now[0] = 8.0
+        display.step(2, METRICS)
+
+    # 8 s for 2 steps leave 8 x 4 = 32 s
+    assert output.getvalue().splitlines() == [
+        "starting the model server",
+        "Baseline held_out | Success: 0.406 (95 % interval 0.29-0.53, 64 rollouts)",
+        "Step 2/10 (20.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | KL: 0.0078 | LR: 1.00e-05 | tok/s: 413 | "
+        "ETA: 32s",
+    ]
+
+
+def test_in_a_terminal_the_lines_are_the_same_and_a_bar_is_added() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=200)
+
+    with ProgressDisplay(10, console=console) as display:
+        display.status("evaluating")
+        display.step(2, METRICS)
+
+    assert "Step 2/10 (20.0%) | Success: 0.250" in output.getvalue()
+    assert "step 2/10" in output.getvalue()
+
+
+SUMMARY = RunSummary(
+    run_name="demo",
+    log_path="runs/demo",
+    baseline_success_rate=0.40625,
+    final_success_rate=0.953125,
+    num_eval_rollouts=64,
+    num_steps=60,
+    setup_time_s=48.2,
+    train_time_s=312.0,
+    parity_mean_abs=0.00213,
+    retokenised_tokens=0,
+    extras={"seed": 0},
+)
+
+
+def test_the_summary_is_a_file_for_machines(tmp_path: Path) -> None:
+    write_summary(tmp_path / "summary.json", SUMMARY)
+
+    figures = json.loads((tmp_path / "summary.json").read_text())
+    assert figures["baseline_success_rate"] == 0.40625
+    assert figures["final_success_rate"] == 0.953125
+    assert (figures["num_eval_rollouts"], figures["num_steps"], figures["retokenised_tokens"]) == (64, 60, 0)
+    assert figures["seed"] == 0
+    assert "extras" not in figures
+
+
+def test_the_summary_is_a_table_for_people() -> None:
+    output = io.StringIO()
+
+    print_summary(SUMMARY, Console(file=output, width=100))
+
+    for part in ("40.6 %", "95.3 %", "5m12s", "0.00213 nats", "runs/demo"):
+        assert part in output.getvalue()
