@@ -34,11 +34,11 @@ def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite
     _draw_training(axes, records)
     evaluations = _read_evaluations(records, suite)
     if evaluations:
-        _draw_evaluations(axes, evaluations, num_steps)
+        _draw_evaluations(axes, evaluations)
     axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("training step")
     axes.set_ylabel("success rate")
-    axes.set_xlim(-0.02 * max(1, num_steps), 1.02 * max(1, num_steps))
+    axes.set_xlim(-0.03 * max(1, num_steps), 1.03 * max(1, num_steps))
     axes.set_ylim(-0.02, 1.02)
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
@@ -72,7 +72,7 @@ def _draw_training(axes: Any, records: Sequence[Mapping[str, object]]) -> None:
         axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training rollouts, smoothed")
 
 
-def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation], num_steps: int) -> None:
+def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
     steps, rates = [point.step for point in evaluations], [point.rate for point in evaluations]
     spreads = [[point.rate - point.low for point in evaluations], [point.high - point.rate for point in evaluations]]
     axes.errorbar(
@@ -89,14 +89,14 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation], num_steps: 
     if steps[0] == 0:
         axes.axhline(rates[0], color=EVALUATION_COLOUR, linewidth=1, linestyle=":", label="before training")
     for point in (evaluations[0], evaluations[-1])[: len(evaluations)]:
-        is_right = point.step > num_steps / 2
+        is_low = point.low < 0.08  # no room for the label below the interval
         axes.annotate(
             f"{100 * point.rate:.0f} %",
-            (point.step, point.rate),
-            xytext=(-8 if is_right else 8, -4 if point.rate > 0.9 else 8),
+            (point.step, point.high if is_low else point.low),
+            xytext=(0, 5 if is_low else -5),
             textcoords="offset points",
-            ha="right" if is_right else "left",
-            va="top" if point.rate > 0.9 else "bottom",
+            ha="center",
+            va="bottom" if is_low else "top",
             color=EVALUATION_COLOUR,
             fontweight="bold",
         )
