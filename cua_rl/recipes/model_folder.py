@@ -3,9 +3,9 @@
 from importlib.resources import files
 from pathlib import Path
 
+from httpx import HTTPError
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-from httpx import HTTPError
 
 from cua_rl.errors import ConfigError
 

@@ -107,8 +107,8 @@ def _require_room(config: CLIConfig, model_path: Path) -> None:
     longest = _max_positions(model_path)
     if config.max_model_len > longest:
         raise ConfigError(
-            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got {config.max_model_len}; "
-            f"set max_model_len={longest}"
+            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
+            f"{config.max_model_len}; set max_model_len={longest}"
         )
     if config.max_tokens >= config.max_model_len:
         raise ConfigError(

@@ -6,18 +6,15 @@ from contextlib import AsyncExitStack
 from cua_rl.recipes.log_directory import LogDirectory
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_plan import RunPlan
-from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.reward_plot import write_reward_plot
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
 
-BASELINE = "eval/held_out/success_rate"
-
 
 def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, first_step: int) -> RunReport:
-    """Open metric files and display; a resumed run remembers the baseline that its first attempt measured."""
+    """Open metric files and display."""
     config = plan.config
     display = stack.enter_context(ProgressDisplay(config.max_steps, first_step=first_step))
     if config.model_name is None:
@@ -32,21 +29,7 @@ def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, firs
             wandb_name=config.wandb_name or plan.run_name,
         )
     )
-    return RunReport(
-        metric_log=metric_log,
-        display=display,
-        total_steps=config.max_steps,
-        baseline_success_rate=_earlier_baseline(folder),
-    )
-
-
-def _earlier_baseline(folder: LogDirectory) -> float | None:
-    rates = [
-        record[BASELINE]
-        for record in read_records(folder.metrics_path)
-        if record.get("step") == 0 and isinstance(record.get(BASELINE), float)
-    ]
-    return float(str(rates[0])) if rates else None
+    return RunReport(metric_log=metric_log, display=display, total_steps=config.max_steps)
 
 
 async def finish_report(

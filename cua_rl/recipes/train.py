@@ -21,7 +21,6 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import migrate
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
-from cua_rl.devices.simulator import make_simulated_phone
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.recipes.command_line import given_names
@@ -40,6 +39,7 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import AdapterRef, SamplingParams

@@ -1,4 +1,4 @@
-"""What a training run can be told. Fields and defaults follow the published recipe; the embedded demo presets its own."""
+"""What a training run can be told. The embedded demo presets some of it."""
 
 from typing import Literal
 
@@ -16,11 +16,13 @@ class CLIConfig:
     # Model
     model_name: str | None = chz.field(
         default=None,
-        doc="folder or hub id of a Qwen3-VL model; None is the tiny model that ships with the package (the embedded demo)",
+        doc="folder or hub id of a Qwen3-VL model; None is the tiny model of this package (the embedded demo)",
     )
     lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter")
     lora_alpha: int = chz.field(default=32, doc="the adapter's update is scaled by lora_alpha / lora_rank")
-    renderer_name: str | None = chz.field(default=None, doc="how conversations become tokens; None detects it from the model")
+    renderer_name: str | None = chz.field(
+        default=None, doc="how conversations become tokens; None detects it from the model"
+    )
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
     )
@@ -31,15 +33,21 @@ class CLIConfig:
     max_turns: int = chz.field(default=20, doc="most turns of a rollout; a task may allow fewer")
     max_concurrent_rollouts: int = chz.field(default=128, doc="most devices in use at a time")
     screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
-    gbox_api_key: str | None = chz.field(default=None, doc="key of GBox devices; not used by embedded devices, never stored")
-    tinker_api_key: str | None = chz.field(default=None, doc="key of a Tinker service; not used by this stack, never stored")
+    gbox_api_key: str | None = chz.field(
+        default=None, doc="key of GBox devices; not used by embedded devices, never stored"
+    )
+    tinker_api_key: str | None = chz.field(
+        default=None, doc="key of a Tinker service; not used by this stack, never stored"
+    )
 
     # Tasks
     tasks: Tasks = chz.field(
-        default_factory=lambda: {"source_type": "demo_training"}, doc="where training tasks come from (TaskSourceConfig)"
+        default_factory=lambda: {"source_type": "demo_training"},
+        doc="where training tasks come from (TaskSourceConfig)",
     )
     eval_tasks: Tasks | None = chz.field(
-        default_factory=lambda: {"source_type": "demo_eval"}, doc="where held-out tasks come from; None for no evaluation"
+        default_factory=lambda: {"source_type": "demo_eval"},
+        doc="where held-out tasks come from; None for no evaluation",
     )
     num_eval_rollouts: int = chz.field(default=64, doc="held-out task instances per evaluation, one rollout each")
     seed: int = chz.field(default=0, doc="seed of task order, task instances and initial adapter weights")
@@ -54,12 +62,15 @@ class CLIConfig:
     loss: Literal["importance_sampling", "ppo"] = chz.field(default="importance_sampling", doc="policy loss")
     clip_low: float = chz.field(default=0.2, doc="ppo: the ratio is clipped below at 1 - clip_low")
     clip_high: float = chz.field(default=0.2, doc="ppo: the ratio is clipped above at 1 + clip_high")
-    advantages: AdvantageKind = chz.field(default="mean", doc="mean: centre rewards in the group; mean_std: also divide by std")
+    advantages: AdvantageKind = chz.field(
+        default="mean", doc="mean: centre rewards in the group; mean_std: also divide by std"
+    )
     kl_penalty_coef: float = chz.field(default=0.0, doc="weight of the KL penalty against the base model")
     num_substeps: int = chz.field(default=1, doc="optimizer steps per training step")
     grad_clip_norm: float = chz.field(default=1.0, doc="largest gradient norm, 0 for none")
     parity_limit: float = chz.field(
-        default=0.05, doc="largest mean difference of sampler and trainer log-probabilities, nats; above it the run stops"
+        default=0.05,
+        doc="largest mean difference of sampler and trainer log-probabilities, nats; above it the run stops",
     )
     max_steps_off_policy: int | None = chz.field(default=None, doc="None or 0: synchronous, on-policy training")
 
@@ -67,8 +78,12 @@ class CLIConfig:
     base_url: str | None = chz.field(
         default=None, doc="URL of a vLLM server that is already running (with LoRA updating on); None starts one"
     )
-    server_port: int | None = chz.field(default=None, doc="port of the vLLM server that the run starts; None takes a free one")
-    gateway_port: int | None = chz.field(default=None, doc="port on which agents outside this process reach the gateway")
+    server_port: int | None = chz.field(
+        default=None, doc="port of the vLLM server that the run starts; None takes a free one"
+    )
+    gateway_port: int | None = chz.field(
+        default=None, doc="port on which agents outside this process reach the gateway"
+    )
     max_model_len: int = chz.field(default=16384, doc="longest prompt plus answer, tokens")
     max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
     gpu_memory_utilization: float = chz.field(default=0.85, doc="share of the GPU's memory that vLLM may take")
@@ -85,11 +100,15 @@ class CLIConfig:
     eval_every: int = chz.field(default=10, doc="evaluate every so many steps, 0 only before and after")
     save_every: int = chz.field(default=10, doc="save a checkpoint every so many steps, 0 only at the end")
     num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are written to the log")
-    compute_post_kl: bool = chz.field(default=False, doc="measure how far each step moved the policy (one more forward pass)")
+    compute_post_kl: bool = chz.field(
+        default=False, doc="measure how far each step moved the policy (one more forward pass)"
+    )
     behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
         default="ask", doc="what to do if the run's folder holds a run already"
     )
-    dry_run: bool = chz.field(default=False, doc="check everything, print the effective configuration as JSON, and exit")
+    dry_run: bool = chz.field(
+        default=False, doc="check everything, print the effective configuration as JSON, and exit"
+    )
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
@@ -100,7 +119,9 @@ class CLIConfig:
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not low < value <= high:
-                raise ValueError(f"{name}: expected a number above {low} and at most {high}, got {value!r}; change {name}")
+                raise ValueError(
+                    f"{name}: expected a number above {low} and at most {high}, got {value!r}; change {name}"
+                )
 
     @chz.validate
     def _groups_can_be_compared(self) -> None:
@@ -114,8 +135,8 @@ class CLIConfig:
     def _is_synchronous(self) -> None:
         if self.max_steps_off_policy:
             raise ValueError(
-                f"max_steps_off_policy: expected None or 0 (training is synchronous), got {self.max_steps_off_policy!r}; "
-                "leave it out"
+                f"max_steps_off_policy: expected None or 0 (training is synchronous), got "
+                f"{self.max_steps_off_policy!r}; leave it out"
             )
 
 

@@ -22,19 +22,28 @@ class Batch:
 
 
 def build_batch(groups: Sequence[RolloutGroup], kind: AdvantageKind, image_token_id: int) -> Batch:
-    """Advantages and datums of all groups that teach something; constant groups give no datum."""
-    datums: list[Datum] = []
-    forks: Counter[ForkReason] = Counter()
-    for group in groups:
-        if group.is_constant:
-            continue
-        for rollout, advantage in zip(group.rollouts, group_advantages(group.rewards, kind), strict=True):
-            built = build_datums(rollout, advantage, image_token_id)
-            datums += built.datums
-            forks += built.forks
+    """Advantages and datums of all groups that teach something."""
+    advantages = [group_advantages(group.rewards, kind) for group in groups]
+    datums, forks = build_datums_of_groups(groups, advantages, image_token_id)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     num_retokenised = count_retokenised(datums, rollouts, image_token_id)
     return Batch(datums=tuple(datums), metrics=datum_metrics(datums, forks, num_retokenised))
+
+
+def build_datums_of_groups(
+    groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]], image_token_id: int
+) -> tuple[list[Datum], Counter[ForkReason]]:
+    """The datums of a step from its groups and their advantages; constant groups give none."""
+    datums: list[Datum] = []
+    forks: Counter[ForkReason] = Counter()
+    for group, group_values in zip(groups, advantages, strict=True):
+        if group.is_constant:
+            continue
+        for rollout, advantage in zip(group.rollouts, group_values, strict=True):
+            built = build_datums(rollout, advantage, image_token_id)
+            datums += built.datums
+            forks += built.forks
+    return datums, forks
 
 
 def logprobs_by_turn(

@@ -1,0 +1,96 @@
+"""Prove the record: rebuild what a step trained on from the database alone and compare it bit for bit.
+
+`python -m cua_rl.recipes.rebuild_datums log_path=runs/... [step=3]`. With a KL penalty, what is compared are the datums
+before the penalty changed their advantages.
+"""
+
+import json
+import os
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import chz
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, load_steps
+from cua_rl.database.rebuild import load_advantages, load_groups
+from cua_rl.database.session import database_url, open_sessions
+from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.renderers.renderer import make_renderer
+from cua_rl.rl.batch import build_datums_of_groups
+from cua_rl.rl.datums import datums_sha256
+
+
+@chz.chz
+class RebuildConfig:
+    """Rebuild training data from the database and compare it with what was trained."""
+
+    log_path: Path = chz.field(doc="folder of the run")
+    step: int | None = chz.field(default=None, doc="0-based training step; None rebuilds all of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One step's identity as trained and as rebuilt."""
+
+    step: int
+    trained: str | None
+    rebuilt: str
+    num_datums: int
+
+    @property
+    def is_equal(self) -> bool:
+        return self.trained == self.rebuilt
+
+
+async def rebuild_step(
+    session: AsyncSession, training: TrainingSummary, step: StepSummary, image_token_id: int
+) -> Comparison:
+    """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained."""
+    groups = await load_groups(session, training.training_id, step.step)
+    advantages = await load_advantages(session, training.training_id, step.step)
+    datums, _ = build_datums_of_groups(groups, advantages, image_token_id)
+    return Comparison(step=step.step, trained=step.datums_sha256, rebuilt=datums_sha256(datums), num_datums=len(datums))
+
+
+async def cli_main(config: RebuildConfig) -> None:
+    """Compare and print a line per step; raises `DatabaseError` if any step differs."""
+    image_token_id = make_renderer(_model_path(config.log_path)).image_token_id
+    async with AsyncExitStack() as stack:
+        url = database_url(os.environ)
+        if url is None:
+            data_dir = config.log_path / "postgres"
+            server = EmbeddedPostgres(data_dir, config.log_path / "logs" / "postgres.log")
+            url = (await stack.enter_async_context(server)).url
+        sessions = await stack.enter_async_context(open_sessions(url))
+        session = await stack.enter_async_context(sessions())
+        training = await find_training(session, config.log_path.absolute().name, str(config.log_path.absolute()))
+        if training is None:
+            raise DatabaseError(f"expected a run in {config.log_path} in the database, got none; check log_path")
+        steps = [step for step in await load_steps(session, training.training_id) if step.datums_sha256]
+        wanted = [step for step in steps if config.step is None or step.step == config.step]
+        if not wanted:
+            raise DatabaseError(
+                f"expected trained steps to rebuild, got none for step={config.step}; there are {len(steps)}"
+            )
+        comparisons = [await rebuild_step(session, training, step, image_token_id) for step in wanted]
+    for comparison in comparisons:
+        verdict = "equal" if comparison.is_equal else f"DIFFERENT (trained {comparison.trained})"
+        print(f"step {comparison.step}: {comparison.num_datums} datums, sha256 {comparison.rebuilt[:16]} {verdict}")
+    if not all(comparison.is_equal for comparison in comparisons):
+        raise DatabaseError("expected the rebuilt datums to equal the trained ones, got a difference (see above)")
+
+
+def _model_path(log_path: Path) -> Path:
+    config_path = log_path / "config.json"
+    if not config_path.is_file():
+        raise ConfigError(f"log_path: expected the folder of a run, got {str(log_path)!r} without config.json")
+    return Path(json.loads(config_path.read_text(encoding="utf-8"))["model_path"])
+
+
+if __name__ == "__main__":
+    sys.exit(run_recipe(RebuildConfig, cli_main))
