@@ -21,10 +21,8 @@ TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_000_000, 2_000_000)}
 """Instance seeds of each split. They are disjoint, so no phone that was trained on is ever evaluated on."""
 
-_INSTEAD = {
-    "custom": "descriptions alone cannot be validated, so there is nothing to train on; add a template with a validator",
-    "custom_tasks": "descriptions alone cannot be validated, so there is nothing to train on; add a template with a validator",
-}
+_NO_VALIDATOR = "a description alone cannot be validated, so there is nothing to learn from; use task ids"
+_INSTEAD = {"custom": _NO_VALIDATOR, "custom_tasks": _NO_VALIDATOR}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,8 @@ class Canvas:
 
 def text_width(text: str, size: int) -> float:
     """Width of a line of text in logical units."""
-    return _font(size).getlength(text)
+    # Measured large, because small sizes are rounded to whole pixels.
+    return _font(size * 8).getlength(text) / 8
 
 
 def _box_px(rect: Rect, scale: int, *, inclusive: bool = False) -> tuple[int, int, int, int]:

@@ -1,0 +1,162 @@
+"""Demo tasks on the embedded phone: never done at the start, always doable, and only by doing the right thing."""
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from cua_rl.actions import Button, Click, PressButton
+from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
+from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.devices.simulator.reducer import launch
+from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.errors import TaskError
+from cua_rl.task_loader import SEED_RANGES
+from cua_rl.tasks.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
+from cua_rl.tasks.demo.phone import make_simulated_phone
+from cua_rl.tasks.demo.template import TaskTemplate
+from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
+
+SEEDS = (0, 1, 2, 17, 4711, 999_999, 1_000_000, 1_234_567)
+TOGGLES = [template for template in DEMO_TRAINING if "toggle_setting" in template.tags]
+
+
+async def play(
+    template: TaskTemplate, seed: int, expert: ImperfectExpert | None = None, scale: int = 1
+) -> tuple[bool, int]:
+    """Whether the task was done in the end, and in how many turns."""
+    task = template.make_task(seed)
+    phone = make_simulated_phone(task, scale=scale)
+    for turn in range(1, task.max_turns + 1):
+        decision = decide(task, phone) if expert is None else expert.decide(phone)
+        if isinstance(decision.action, Finish):
+            return (await task.validate(phone, decision.action.answer)).success, turn
+        await phone.execute(decision.action)
+    raise AssertionError(f"{template.task_id} with seed {seed} took more than {task.max_turns} turns")
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+async def test_untouched_fails_and_the_expert_succeeds_within_the_turns(template: TaskTemplate) -> None:
+    for seed in SEEDS:
+        task = template.make_task(seed)
+
+        assert not (await task.validate(make_simulated_phone(task), None)).success
+        assert (await play(template, seed))[0], seed
+
+
+async def test_experts_act_at_every_scale() -> None:
+    for template in (DEMO_TRAINING[3], TOGGLES[0]):
+        assert await play(template, 5, scale=3) == await play(template, 5, scale=1)
+
+
+@pytest.mark.parametrize("template", TOGGLES, ids=[template.task_id for template in TOGGLES])
+async def test_another_toggle_does_not_count(template: TaskTemplate) -> None:
+    task = template.make_task(3)
+    phone = make_simulated_phone(task)
+    await phone.execute(decide_click(task.task_id, phone))
+    target = decide(task, phone).scanned[-1]
+    others = [item for item in build_screen(phone.state).visible_content() if item.label not in (target, "Airplane")]
+    wrong = next(item for item in others if item.kind == "switch_row")
+
+    await phone.execute(Click(x=wrong.rect.centre[0], y=wrong.rect.centre[1]))
+
+    assert not (await task.validate(phone, "done")).success
+
+
+def decide_click(task_id: str, phone: SimulatedPhone) -> Click:
+    action = decide(TEMPLATES[task_id], phone).action
+    assert isinstance(action, Click)
+    return action
+
+
+async def test_another_app_does_not_count() -> None:
+    template = TEMPLATES["train_81_open_mail"]
+    task = template.make_task(3)
+    phone = make_simulated_phone(task)
+    wrong = next(item for item in scannable_elements(build_screen(phone.state)) if item.label != "Mail")
+
+    await phone.execute(Click(x=wrong.rect.centre[0], y=wrong.rect.centre[1]))
+
+    assert not (await task.validate(phone, "Mail is open.")).success
+
+
+def test_scans_name_what_is_seen_in_reading_order_up_to_the_target() -> None:
+    template = TEMPLATES["train_02_enable_wifi"]
+    phone = make_simulated_phone(template.make_task(11))
+    labels = [item.label for item in build_screen(phone.state).content]
+
+    decision = decide(template, phone)
+
+    assert list(decision.scanned) == labels[: labels.index("Settings") + 1]
+    assert isinstance(decision.action, Click)
+    assert 0 <= decision.action.x < WIDTH
+    assert 0 <= decision.action.y < HEIGHT
+
+
+def test_labels_on_the_demo_screens_are_single_words() -> None:
+    for template in DEMO_TRAINING:
+        phone = make_simulated_phone(template.make_task(1))
+        for state in (phone.state, launch(phone.state, "settings")):
+            assert not [item.label for item in scannable_elements(build_screen(state)) if " " in item.label]
+
+
+async def test_an_expert_that_errs_half_of_the_time_succeeds_sometimes_and_always_ends() -> None:
+    random = Random(0)
+    done: Counter[str] = Counter()
+    for template in DEMO_TRAINING:
+        for seed in range(8):
+            expert = ImperfectExpert(template, error_rate=0.5, random=random)
+            done[template.tags[1]] += (await play(template, seed, expert))[0]
+
+    # One decision: 1/2 + 1/2 * 1/8 = 0.56 right; two decisions: 0.56 * (1/2 + 1/2 * 1/7) = 0.32 right; 128 plays of each.
+    assert 0.4 < done["open_app"] / 128 < 0.75
+    assert 0.15 < done["toggle_setting"] / 128 < 0.5
+
+
+async def test_an_expert_that_never_errs_is_the_expert() -> None:
+    template = TOGGLES[0]
+    expert = ImperfectExpert(template, error_rate=0.0, random=Random(0))
+
+    assert await play(template, 5, expert) == (True, 3)
+
+
+def test_half_of_the_demo_sets_takes_several_turns() -> None:
+    for templates in (DEMO_TRAINING, DEMO_EVAL):
+        families = Counter(template.tags[1] for template in templates)
+
+        assert families == {"open_app": 16, "toggle_setting": 16}
+        assert not {template.task_id for template in templates if "page_two" in template.tags}
+
+
+def test_training_and_evaluation_differ_in_ids_and_seeds_but_not_in_families() -> None:
+    assert not {t.task_id for t in DEMO_TRAINING} & {t.task_id for t in DEMO_EVAL}
+    assert {t.instruction for t in DEMO_TRAINING} == {t.instruction for t in DEMO_EVAL}
+    assert not set(SEED_RANGES["train"]) & set(SEED_RANGES["eval"])
+
+
+async def test_a_question_is_answered_by_the_state_not_by_a_claim() -> None:
+    task = TEMPLATES["train_06_check_battery"].make_task(3)
+    phone = make_simulated_phone(task)
+    level = await phone.query("battery_level")
+
+    assert (await task.validate(phone, f"It is {level}%")).success
+    assert not (await task.validate(phone, f"It is 1{level}%")).success
+    assert not (await task.validate(phone, "success")).success
+
+
+async def test_a_phone_that_left_the_app_again_has_not_opened_it() -> None:
+    template = TEMPLATES["train_01_open_settings"]
+    task = template.make_task(3)
+    phone = make_simulated_phone(task)
+    await phone.execute(decide_click(task.task_id, phone))
+    await phone.execute(PressButton(button=Button.HOME))
+
+    assert not (await task.validate(phone, None)).success
+
+
+def test_a_task_of_another_kind_gets_no_phone() -> None:
+    foreign = replace(TEMPLATES["train_01_open_settings"], task_id="gym_1")
+
+    with pytest.raises(TaskError, match="gym_1"):
+        make_simulated_phone(foreign.make_task(0))

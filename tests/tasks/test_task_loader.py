@@ -1,0 +1,136 @@
+"""Loading tasks: sources, filters, messages for mistakes, and batches that are pure functions of the step."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cua_rl.errors import ConfigError
+from cua_rl.task_loader import TaskSources, load_tasks, require_disjoint
+from cua_rl.tasks.demo.templates import TEMPLATES
+
+DEMO = {"source_type": "demo_training"}
+
+
+def test_a_dict_a_list_and_json_text_mean_the_same() -> None:
+    as_dict = load_tasks(DEMO, seed=0, split="train")
+
+    assert load_tasks([DEMO], seed=0, split="train") == as_dict
+    assert load_tasks('{"source_type": "demo_training"}', seed=0, split="train") == as_dict
+    assert load_tasks("[" + '{"source_type": "demo_training"}' + "]", seed=0, split="train") == as_dict
+
+
+def test_filters_narrow_and_several_sources_add_up_without_repeats() -> None:
+    tasks = load_tasks(
+        [{**DEMO, "category": "settings"}, {**DEMO, "difficulty": "easy", "category": "app"}, DEMO],
+        seed=0,
+        split="train",
+    )
+
+    assert len(load_tasks({**DEMO, "category": "settings"}, seed=0, split="train").templates) == 16
+    assert len(tasks.task_ids) == len(set(tasks.task_ids)) == 32
+
+
+def test_tags_reach_the_tasks_outside_the_default_sets() -> None:
+    tasks = load_tasks({"source_type": "demo_all", "tags": ["page_two"]}, seed=0, split="train")
+
+    assert len(tasks.templates) == 15
+
+
+def test_a_limit_is_a_seeded_choice() -> None:
+    chosen = [load_tasks({**DEMO, "limit": 5, "seed": seed}, seed=0, split="train").task_ids for seed in (1, 1, 2)]
+
+    assert len(chosen[0]) == 5
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert load_tasks({**DEMO, "limit": 5}, seed=1, split="train").task_ids == chosen[0]
+
+
+def test_ids_come_from_a_list_or_a_file_with_comments(tmp_path: Path) -> None:
+    ids = ["train_02_enable_wifi", "train_01_open_settings"]
+    listing = tmp_path / "ids.txt"
+    listing.write_text(f"# my tasks\n{ids[0]}  # first\n\n{ids[1]}\n")
+
+    assert load_tasks({"source_type": "ids", "task_ids": ids}, seed=0, split="train").task_ids == tuple(ids)
+    assert load_tasks({"source_type": "file", "file_path": str(listing)}, seed=0, split="train").task_ids == tuple(ids)
+
+
+@pytest.mark.parametrize(
+    ("sources", "says"),
+    [
+        ({"source_type": "demo_traning"}, "did you mean 'demo_training'"),
+        ({"source_type": "custom", "custom_tasks": ["Enable WiFi"]}, "cannot be validated"),
+        ({"source_type": "gym"}, "choose one of 'demo_training'"),
+        ({"category": "settings"}, "expected source_type"),
+        ({**DEMO, "categry": "settings"}, "did you mean 'category'"),
+        ({**DEMO, "category": "setings"}, "did you mean 'settings'"),
+        ({**DEMO, "difficulty": 3}, "expected difficulty as one of"),
+        ({**DEMO, "limit": 0}, "at least 1, got 0"),
+        ({**DEMO, "limit": True}, "got True"),
+        ({**DEMO, "category": "input"}, "expected at least one task, got none"),
+        ({**DEMO, "task_ids": ["train_01_open_settings"]}, "only with source_type 'ids'"),
+        ({"source_type": "ids"}, "add task_ids"),
+        ({"source_type": "ids", "task_ids": [1]}, "list of texts"),
+        ({"source_type": "ids", "task_ids": ["train_02_enable_wify"]}, "did you mean 'train_02_enable_wifi'"),
+        ({"source_type": "file", "file_path": "/nowhere/ids.txt"}, "/nowhere/ids.txt"),
+        ([], "got none"),
+        ([3], "got 3"),
+        ("{", "as JSON"),
+        ("3", "JSON object or a list"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_advice(sources: TaskSources, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_tasks(sources, seed=0, split="train")
+
+
+def test_an_unknown_id_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    listing = tmp_path / "ids.txt"
+    listing.write_text("train_01_open_settings\ntrain_1_open\n")
+
+    with pytest.raises(ConfigError, match="line 2"):
+        load_tasks({"source_type": "file", "file_path": str(listing)}, seed=0, split="train")
+
+
+def test_a_batch_is_a_pure_function_of_seed_and_step() -> None:
+    tasks, again, other = (load_tasks(DEMO, seed=seed, split="train") for seed in (3, 3, 4))
+    identity = [(task.task_id, task.seed) for task in tasks.batch(5, 16)]
+
+    assert [(task.task_id, task.seed) for task in again.batch(5, 16)] == identity
+    assert [(task.task_id, task.seed) for task in tasks.batch(6, 16)] != identity
+    assert [(task.task_id, task.seed) for task in other.batch(5, 16)] != identity
+
+
+def test_templates_come_round_equally_often_each_time_on_a_new_phone() -> None:
+    tasks = load_tasks(DEMO, seed=0, split="train")
+    drawn = [task for step in range(20) for task in tasks.batch(step, 16)]
+
+    # 20 * 16 = 320 tasks of 32 templates: ten each.
+    assert set(Counter(task.task_id for task in drawn).values()) == {10}
+    assert len({(task.task_id, task.seed) for task in drawn}) == 320
+
+
+def test_held_out_tasks_are_the_same_at_every_call_and_a_prefix_of_more() -> None:
+    tasks = load_tasks({"source_type": "demo_eval"}, seed=0, split="eval")
+    few, many = ([(task.task_id, task.seed) for task in tasks.held_out(n)] for n in (8, 64))
+
+    assert many[:8] == few
+    assert set(Counter(task_id for task_id, _ in many).values()) == {2}
+
+
+def test_splits_never_share_a_seed() -> None:
+    train = load_tasks(DEMO, seed=0, split="train").batch(0, 500)
+    held_out = load_tasks(DEMO, seed=0, split="eval").held_out(500)
+
+    assert max(task.seed for task in train) < 1_000_000 <= min(task.seed for task in held_out)
+    require_disjoint(train, held_out)
+    with pytest.raises(ConfigError, match="different seeds"):
+        require_disjoint(train, train[:1])
+    with pytest.raises(ConfigError, match="split='eval'"):
+        load_tasks(DEMO, seed=0, split="train").held_out(1)
+
+
+def test_task_ids_are_unique_and_prefixed_by_their_set() -> None:
+    assert all(task_id.startswith(("train_", "eval_")) for task_id in TEMPLATES)
+    assert len(
+        {task_id.partition("_")[2].partition("_")[0] for task_id in TEMPLATES if task_id.startswith("train_")}
+    ) == len([task_id for task_id in TEMPLATES if task_id.startswith("train_")])
