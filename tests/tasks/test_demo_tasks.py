@@ -109,7 +109,7 @@ async def test_an_expert_that_errs_half_of_the_time_succeeds_sometimes_and_alway
             expert = ImperfectExpert(template, error_rate=0.5, random=random)
             done[template.tags[1]] += (await play(template, seed, expert))[0]
 
-    # One decision: 1/2 + 1/2 * 1/8 = 0.56 right; two decisions: 0.56 * (1/2 + 1/2 * 1/7) = 0.32 right; 128 plays of each.
+    # One decision: 1/2 + 1/2 * 1/8 = 0.56 right. Two: 0.56 * (1/2 + 1/2 * 1/7) = 0.32 right. 128 plays of each.
     assert 0.4 < done["open_app"] / 128 < 0.75
     assert 0.15 < done["toggle_setting"] / 128 < 0.5
 
