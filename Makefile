@@ -1,0 +1,38 @@
+# Each target does the set-up that it needs; `make setup` does nothing while what is installed is current.
+# Options of a recipe go into ARGS: make train ARGS="max_steps=20 group_size=8"
+
+PYTHON := .venv/bin/python
+
+# checks and tests use only what is installed
+check test: export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test check monitor migration
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1 - \2/p' Makefile
+
+setup: ## install everything into .venv
+	@scripts/setup.sh
+
+train: setup ## train; with no ARGS, the tiny model on the simulated phone
+	@$(PYTHON) -m cua_rl.recipes.train $(ARGS)
+
+check: setup ## format, lint, types, import direction, fast tests: before every commit
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+	$(PYTHON) -m pytest -q -m "not real"
+
+test: setup ## all tests, with the real model server, trainer and database: before every push
+	$(PYTHON) -m pytest -q
+
+monitor: setup ## show training runs in the browser
+	@$(PYTHON) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('cua_rl.recipes.serve_monitor'))" \
+		|| { echo "make monitor: cua_rl.recipes.serve_monitor is not part of this version" >&2; exit 2; }
+	@$(PYTHON) -m cua_rl.recipes.serve_monitor $(ARGS)
+
+migration: setup ## draft a database migration after a change of the models: make migration MESSAGE="describe changes"
+	@test -n "$(MESSAGE)" || { echo 'make migration: expected MESSAGE="describe changes", got none' >&2; exit 2; }
+	cd cua_rl && ../.venv/bin/alembic revision --autogenerate -m "$(MESSAGE)"

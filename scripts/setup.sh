@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Make .venv with everything that training, checks and tests need. Safe to run again: it does nothing while the files that
+# decide what is installed stay the same.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+TORCH_VERSION=2.13.0
+CPU_INDEX=https://download.pytorch.org/whl/cpu
+VENV=.venv
+PYTHON=$VENV/bin/python
+STAMP=$VENV/.cua_rl-setup
+
+say() { echo "setup: $*"; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON_FOR_SETUP:-}" python3.11 python3.12 python3.13 python3; do
+        # some of these may be launchers for versions that are not installed, so each is run
+        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "setup: expected Python 3.11 or newer on PATH, found none; install it, or set PYTHON_FOR_SETUP to its path" >&2
+    exit 2
+}
+
+kind_of_machine() {
+    if nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; then echo gpu; else echo cpu; fi
+}
+
+digest() {
+    { echo "$1"; cat pyproject.toml constraints/cpu.txt scripts/setup.sh scripts/repair_imports.py; } | sha256sum | cut -d' ' -f1
+}
+
+pip_install() {
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+install_for_cpu() {
+    local index=()
+    if curl --silent --fail --output /dev/null --max-time 2 "$CPU_INDEX/torch/" 2>/dev/null; then
+        say "torch $TORCH_VERSION for CPU from $CPU_INDEX"
+        index=(--extra-index-url "$CPU_INDEX")
+    else
+        say "torch $TORCH_VERSION from where pip is configured to look ($CPU_INDEX does not answer)"
+    fi
+    pip_install "${index[@]}" -c constraints/cpu.txt "torch==$TORCH_VERSION"
+    say "cua_rl with vLLM for CPU, peft and the checks (this takes a few minutes the first time)"
+    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,dev]'
+}
+
+install_for_gpu() {
+    say "a CUDA GPU is here: cua_rl with vLLM for CUDA, peft and the checks (this takes a while the first time)"
+    pip_install --editable '.[gpu,dev]'
+}
+
+main() {
+    local kind wanted started=$SECONDS
+    kind=$(kind_of_machine)
+    wanted=$(digest "$kind")
+    if [ -x "$PYTHON" ] && [ "$(cat "$STAMP" 2>/dev/null)" = "$wanted" ]; then
+        return
+    fi
+    if [ ! -x "$PYTHON" ]; then
+        local python
+        python=$(find_python)
+        say "$VENV with $("$python" --version)"
+        "$python" -m venv "$VENV"
+    fi
+    "install_for_$kind"
+    if ! command -v node >/dev/null; then
+        say "Node for pyright from the package index, because this machine has none"
+        pip_install 'pyright[nodejs]' -c constraints/cpu.txt
+    fi
+    "$PYTHON" scripts/repair_imports.py
+    echo "$wanted" >"$STAMP"
+    say "done in $((SECONDS - started)) s"
+}
+
+main "$@"
