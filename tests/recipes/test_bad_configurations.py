@@ -1,0 +1,108 @@
+"""Every bad configuration ends at once with a message that says expected, got and what to do, before anything loads."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LIMIT_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with things that bad configurations can point at; port 45871 or another one is taken."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "thesis.txt").write_text("years of work")
+    (folder / "empty_model").mkdir()
+    (folder / "text_model").mkdir()
+    (folder / "text_model" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    tiny = Path(__file__).parents[2] / "cua_rl" / "models" / "tiny_qwen3_vl"
+    (folder / "text_model" / "tokenizer.json").write_bytes((tiny / "tokenizer.json").read_bytes())
+    (folder / "text_model" / "tokenizer_config.json").write_bytes((tiny / "tokenizer_config.json").read_bytes())
+    (folder / "tasks.txt").write_text("train_01_open_settings\ntrain_99_fly\n")
+    (folder / "run").mkdir()
+    (folder / "run" / "config.json").write_text("{}")
+    (folder / "run" / "metrics.jsonl").write_text("")
+    return folder
+
+
+BAD = [
+    (["grup_size=4"], "did you mean 'group_size'"),
+    (["group_size=1"], "group_size: expected at least 2"),
+    (["group_size=four"], "expected group_size to be a whole number"),
+    (["groups_per_batch=0"], "groups_per_batch: expected at least 1"),
+    (["learning_rate=-0.001"], "learning_rate: expected at least 0"),
+    (["temperature=0"], "temperature: expected a number above 0"),
+    (["max_tokens=0"], "max_tokens: expected at least 1"),
+    (["max_tokens=4000", "max_model_len=2048"], "max_tokens: expected less than max_model_len"),
+    (["max_model_len=10000000"], "max_model_len: expected at most"),
+    (["lora_rank=0"], "lora_rank: expected at least 1"),
+    (["lora_rank=1024"], "lora_rank: expected at most 512"),
+    (["num_substeps=0"], "num_substeps: expected at least 1"),
+    (["loss=reinforce"], "expected loss to be"),
+    (["max_steps_off_policy=2"], "max_steps_off_policy: expected None or 0"),
+    (["box_type=linux"], "box_type: expected 'android'"),
+    (["renderer_name=llama3"], "renderer"),
+    (["model_name={place}/nowhere"], "model_name: expected"),
+    (["model_name={place}/empty_model"], "without config.json"),
+    (["model_name={place}/text_model"], "a model that sees screenshots"),
+    (["load_checkpoint_path={place}/weights/000080"], "load_checkpoint_path: expected"),
+    (['tasks={{"source_type": "demo_trainig"}}'], "demo_training"),
+    (['tasks={{"source_type": "ids", "task_ids": ["train_02_enable_wfi"]}}'], "train_02_enable_wifi"),
+    (['tasks={{"source_type": "file", "file_path": "{place}/no_tasks.txt"}}'], "no_tasks.txt"),
+    (['tasks={{"source_type": "file", "file_path": "{place}/tasks.txt"}}'], "train_99_fly"),
+    (["server_port={port}"], "server_port: expected a free port"),
+    (["log_path={place}/foreign"], "expected log_path to be a new folder"),
+    (["log_path={place}/run"], "behavior_if_log_dir_exists"),
+]
+
+
+def run(arguments: list[str], **variables: str) -> tuple[int, str, float]:
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "cua_rl.recipes.train", *arguments],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"} | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr, time.monotonic() - start
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
+def test_a_bad_configuration_is_refused_at_once(arguments: list[str], message: str, place: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        filled = [text.format(place=place, port=taken.getsockname()[1]) for text in arguments]
+        if not any(text.startswith("log_path") for text in filled):
+            filled.append(f"log_path={place}/new")
+
+        status, stderr, seconds = run(filled)
+
+    assert status == 2, stderr
+    assert message in stderr.replace("\n    ", ", ")
+    assert "Traceback" not in stderr
+    assert seconds < LIMIT_S
+    assert not (place / "new").exists()
+    assert (place / "foreign" / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.real
+def test_an_unreachable_database_is_refused_and_its_password_not_shown(place: Path) -> None:
+    status, stderr, seconds = run(
+        [f"log_path={place}/new"], DATABASE_URL="postgresql://somebody:s3cret-word@127.0.0.1:1/training"
+    )
+
+    assert status == 2, stderr
+    assert "expected a Postgres server" in stderr
+    assert "s3cret-word" not in stderr
+    assert seconds < LIMIT_S
