@@ -1,0 +1,287 @@
+"""The way to the model server: publishes, proves, counts and unloads adapters; lets requests wait and try again."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self, cast
+from zlib import crc32
+
+import httpx
+
+from cua_rl.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
+from cua_rl.sampling.server import ModelServer
+from cua_rl.types import AdapterRef
+
+logger = logging.getLogger(__name__)
+
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
+_LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+class RequestRejected(SamplingError):
+    """The model server will never answer this request, however often it is sent."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the model server answered {status}: {message}")
+        self.status = status
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReply:
+    """An answer of the server, and the adapter that gave it (None: the base model)."""
+
+    body: Mapping[str, object]
+    adapter: AdapterRef | None
+
+
+class SamplingClient:
+    """Requests to one or more replicas of the model server; an async context manager.
+
+    A request that fails on the way is sent again: sampling has no effect until somebody records the answer.
+    """
+
+    def __init__(self, *servers: ModelServer, max_attempts: int = 10, request_timeout_s: float = 900.0) -> None:
+        if not servers:
+            raise ConfigError("expected at least one model server, got none")
+        self._replicas = [_Replica(server, max_attempts, request_timeout_s) for server in servers]
+        self._uses: Counter[AdapterRef] = Counter()
+        self._publishing = asyncio.Lock()
+        self.current: AdapterRef | None = None
+        """The announced adapter, which new requests get; None until one is published: the base model."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus answer that every replica takes, tokens."""
+        return min(replica.server.model.max_model_len for replica in self._replicas)
+
+    async def publish(self, adapter: AdapterRef, canary: Canary | None = None) -> None:
+        """Load an adapter on every replica, prove it with the canary, announce it, unload what nobody uses.
+
+        Raises:
+            AdapterError: the server cannot load it, or it does not do what it should.
+        """
+        async with self._publishing:
+            clock = time.monotonic()
+            await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
+            try:
+                if canary is not None:
+                    await asyncio.gather(*(replica.prove(adapter, canary) for replica in self._replicas))
+            except BaseException:
+                await asyncio.gather(*(replica.unload(adapter) for replica in self._replicas))
+                raise
+            self.current = adapter
+            logger.info("published adapter=%s publish_s=%.3f", adapter.name, time.monotonic() - clock)
+            await self._unload_unused()
+
+    def pin(self, adapter: AdapterRef) -> None:
+        """Keep an adapter until `unpin`; one pin each."""
+        self._uses[adapter] += 1
+
+    def unpin(self, adapter: AdapterRef) -> None:
+        """Take back one `pin`; the adapter goes with the next publication if nobody else needs it."""
+        self._uses[adapter] -= 1
+        if self._uses[adapter] <= 0:
+            del self._uses[adapter]
+
+    @asynccontextmanager
+    async def pinned(self, adapter: AdapterRef) -> AsyncGenerator[AdapterRef]:
+        """Keep an adapter loaded, whatever is published meanwhile: for evaluations."""
+        self.pin(adapter)
+        try:
+            await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
+            yield adapter
+        finally:
+            self.unpin(adapter)
+
+    async def respond(
+        self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
+    ) -> ServerReply:
+        """Post to a server, with the current adapter or a given one as the model; equal keys reach the same replica.
+
+        Raises:
+            RequestRejected: the server refuses this request.
+            SamplingError: no server answered, after all attempts.
+        """
+        replica = self._replicas[crc32(sticky_key.encode()) % len(self._replicas)]
+        used = adapter or self.current
+        if used is None:
+            return ServerReply(body=await replica.post_to(replica.server.model.name, path, payload), adapter=None)
+        self.pin(used)
+        try:
+            await replica.load(used)
+            return ServerReply(body=await replica.post_to(used.name, path, payload), adapter=used)
+        finally:
+            self.unpin(used)
+
+    async def _unload_unused(self) -> None:
+        needed = {self.current, *self._uses}
+        for replica in self._replicas:
+            for adapter in [loaded for loaded in replica.loaded if loaded not in needed]:
+                await replica.unload(adapter)
+
+    @property
+    def loaded(self) -> tuple[AdapterRef, ...]:
+        """The adapters on the first replica, oldest first."""
+        return self._replicas[0].loaded
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(replica.http.aclose() for replica in self._replicas))
+
+
+class _Replica:
+    """One server with the adapters it holds."""
+
+    def __init__(self, server: ModelServer, max_attempts: int, request_timeout_s: float) -> None:
+        self.server = server
+        self.http = httpx.AsyncClient(
+            base_url=server.base_url,
+            timeout=httpx.Timeout(request_timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            trust_env=False,
+        )
+        self._max_attempts = max_attempts
+        self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
+        server.on_restart(self._restore)
+
+    @property
+    def loaded(self) -> tuple[AdapterRef, ...]:
+        return tuple(adapter for adapter, load in self._loads.items() if _succeeded(load))
+
+    async def load(self, adapter: AdapterRef) -> None:
+        """Load an adapter once, however many ask for it."""
+        load = self._loads.get(adapter)
+        if load is None:
+            load = self._loads[adapter] = asyncio.create_task(self._load(adapter), name=f"load-{adapter.name}")
+        try:
+            await asyncio.shield(load)
+        except (SamplingError, AdapterError, ConfigError):
+            self._loads.pop(adapter, None)
+            raise
+
+    async def _load(self, adapter: AdapterRef) -> None:
+        try:
+            await self._post(_LOAD_PATH, _load_body(adapter), max_server_errors=2)
+        except RequestRejected as rejected:
+            if not _is_loaded_already(rejected.message):  # an earlier attempt, or the restoration after a restart
+                raise _load_error(adapter, rejected) from rejected
+
+    async def unload(self, adapter: AdapterRef) -> None:
+        """Forget an adapter; that a restarted server does not know it is no error."""
+        if self._loads.pop(adapter, None) is None:
+            return
+        try:
+            await self._post(_UNLOAD_PATH, {"lora_name": adapter.name})
+        except RequestRejected as rejected:
+            logger.warning("cannot unload adapter=%s: %s", adapter.name, rejected)
+
+    async def prove(self, adapter: AdapterRef, canary: Canary) -> None:
+        """Let the canary decide whether the adapter works; raises `AdapterError` if not."""
+        base, served = await asyncio.gather(
+            self.post_to(self.server.model.name, "/v1/completions", canary_request(canary, "")),
+            self.post_to(adapter.name, "/v1/completions", canary_request(canary, "")),
+        )
+        change, difference = check_canary(
+            adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
+        )
+        logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
+
+    async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        """Post a request to a model by name; an adapter that the server has lost is loaded again, once."""
+        try:
+            return await self._post(path, {**payload, "model": model})
+        except RequestRejected as rejected:
+            if rejected.status != HTTPStatus.NOT_FOUND or model not in {adapter.name for adapter in self._loads}:
+                raise
+        logger.warning("the model server at %s lost model=%s, loading it again", self.server.base_url, model)
+        await self._restore()
+        return await self._post(path, {**payload, "model": model})
+
+    async def _restore(self) -> None:
+        """Load again what was loaded, on a server that has lost it."""
+        for adapter in self.loaded:
+            response = await self.http.post(_LOAD_PATH, json=_load_body(adapter))
+            if response.is_error and not _is_loaded_already(_message(response)):
+                raise SamplingError(f"cannot load adapter {adapter.name!r} again: {_message(response)}")
+
+    async def _post(
+        self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
+    ) -> Mapping[str, object]:
+        """Post until the server answers or refuses, waiting out restarts; so many 5xx count as a refusal."""
+        delay_s, failure, num_server_errors = _FIRST_DELAY_S, "", 0
+        for attempt in range(self._max_attempts):
+            if attempt:
+                logger.info("retry attempt=%d path=%s after %s", attempt, path, failure)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            await self.server.wait_until_ready()
+            try:
+                response = await self.http.post(path, json=payload)
+            except httpx.TransportError as error:
+                failure = f"{type(error).__name__} {error}"
+                continue
+            if response.is_success:
+                return _json_body(response)
+            num_server_errors += response.is_server_error
+            if response.is_client_error or num_server_errors == max_server_errors:
+                raise RequestRejected(response.status_code, _message(response))
+            failure = f"status {response.status_code}: {_message(response)}"
+        raise SamplingError(
+            f"expected an answer from {self.server.base_url}{path}, got none in {self._max_attempts} attempts; "
+            f"the last one failed with {failure}"
+        )
+
+
+def _succeeded(load: asyncio.Task[None]) -> bool:
+    return load.done() and not load.cancelled() and load.exception() is None
+
+
+def _load_body(adapter: AdapterRef) -> dict[str, object]:
+    return {"lora_name": adapter.name, "lora_path": str(adapter.path)}
+
+
+def _is_loaded_already(message: str) -> bool:
+    return "already been loaded" in message
+
+
+def _load_error(adapter: AdapterRef, rejected: RequestRejected) -> AdapterError | ConfigError:
+    if rejected.status == HTTPStatus.NOT_FOUND and rejected.message == "Not Found":
+        return ConfigError(
+            "expected a server whose adapters can change while it runs, got none that knows "
+            f"{_LOAD_PATH}; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+        )
+    return AdapterError(
+        f"expected the model server to load adapter {adapter.name!r} from {adapter.path}, it answered "
+        f"{rejected.status}: {rejected.message}"
+    )
+
+
+def _json_body(response: httpx.Response) -> Mapping[str, object]:
+    is_json = response.headers.get("content-type", "").startswith("application/json")
+    return cast("Mapping[str, object]", response.json()) if is_json else {}
+
+
+def _message(response: httpx.Response) -> str:
+    """The message of an OpenAI or a FastAPI error body, or the raw text."""
+    try:
+        body = response.json()
+    except ValueError:
+        return response.text[:500]
+    if not isinstance(body, Mapping):
+        return response.text[:500]
+    fields = cast("Mapping[str, object]", body)
+    error = fields.get("error", fields)
+    message = cast("Mapping[str, object]", error).get("message") if isinstance(error, Mapping) else None
+    return str(message or fields.get("detail") or response.text[:500])

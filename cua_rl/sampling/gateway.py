@@ -1,0 +1,250 @@
+"""The recording gateway: agents reach the model only through it, and training data is born in it.
+
+Every rollout has its own OpenAI address. The gateway asks the model server in its own way, for every token and its
+log-probability, keeps the turn, and gives the agent the plain OpenAI answer.
+
+    agent ── Responses or Chat JSON ──► items ──► earlier answers as sampled ──► model server
+      ▲                                                                              │ prompt ids, tokens, log-probs
+      └── reasoning, message, function_call items ◄── parsed text ◄── ModelTurn kept ◄┘
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, Literal, cast
+from uuid import uuid4
+
+import httpx
+from openai import AsyncOpenAI
+
+from cua_rl.conversation import Item, ParsedAnswer, Tool
+from cua_rl.errors import SamplingError
+from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
+from cua_rl.sampling.gateway_app import make_gateway_app
+from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
+from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
+from cua_rl.sampling.openai_answers import Answer
+from cua_rl.sampling.recorded_request import without_images
+from cua_rl.sampling.vllm_responses import (
+    RESPONSES_PATH,
+    Sampled,
+    first_difference,
+    parse_sampled,
+    rebuild_prompt,
+    sampling_request,
+)
+from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+Api = Literal["responses", "chat"]
+
+MODEL_NAME = "policy"
+"""The one model that agents see, whatever adapter it is at the moment."""
+
+
+@dataclass(slots=True)
+class _OpenRollout:
+    params: SamplingParams
+    adapter: AdapterRef | None
+    turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
+    answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
+    num_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    rendered: ModelInput
+    payload: Mapping[str, object]
+    request: Mapping[str, object]
+
+
+class Gateway:
+    """One OpenAI address per open rollout, over one sampling client."""
+
+    def __init__(self, client: SamplingClient, renderer: Renderer, params: SamplingParams) -> None:
+        self._client = client
+        self._renderer = renderer
+        self._params = params
+        self._rollouts: dict[str, _OpenRollout] = {}
+        self.app = make_gateway_app(self, MODEL_NAME)
+        self.num_requests = 0
+        """Answers given so far."""
+        self.prompt_mismatches = 0
+        """Answers whose prompt the server tokenised otherwise than the renderer."""
+
+    def open_rollout(
+        self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
+    ) -> None:
+        """Open a rollout's address. With an `adapter` it keeps to that one, otherwise it follows the current policy."""
+        if rollout_id in self._rollouts:
+            raise ValueError(f"expected a new rollout, got {rollout_id!r}, which is open; give each its own id")
+        self._rollouts[rollout_id] = _OpenRollout(params or self._params, adapter)
+        if adapter is not None:
+            self._client.pin(adapter)
+
+    def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
+        """Close a rollout's address and take its turns; a request still under way is not recorded any more."""
+        rollout = self._open(rollout_id)
+        del self._rollouts[rollout_id]
+        if rollout.adapter is not None:
+            self._client.unpin(rollout.adapter)
+        return tuple(rollout.turns)
+
+    def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
+        """The turns of an open rollout so far."""
+        return tuple(self._open(rollout_id).turns)
+
+    def openai_client(self, rollout_id: str) -> AsyncOpenAI:
+        """A client for a rollout in this process: no socket in between, no retries on top of the gateway's own."""
+        self._open(rollout_id)
+        transport = httpx.ASGITransport(self.app)
+        http_client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
+        return AsyncOpenAI(
+            base_url=f"http://gateway/rollouts/{rollout_id}/v1",
+            api_key="not-needed",
+            max_retries=0,
+            timeout=None,
+            http_client=cast("Any", http_client),  # openai 3 is written against httpx2, but takes httpx too
+        )
+
+    @asynccontextmanager
+    async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
+        """Serve agents in other processes; gives the root address, to which `/rollouts/<rollout_id>/v1` is added."""
+        async with serve_app(self.app, host, port) as url:
+            yield url
+
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
+        """Answer one request of an agent and keep the turn.
+
+        Raises:
+            UnknownRollout: no such rollout is open.
+            RequestError: the request cannot be given to the model.
+            ContextOverflow: prompt and answer would not fit into the model's context.
+            SamplingError: the model server failed.
+        """
+        rollout = self._open(rollout_id)
+        rollout.num_requests += 1
+        seed = _request_seed(rollout.params.seed, rollout_id, rollout.num_requests)
+        started_at, clock = time.time(), time.monotonic()
+        prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
+        self._check_length(prompt.rendered, rollout.params)
+        reply = await self._sample(rollout_id, rollout, prompt)
+        sampled = parse_sampled(reply.body)
+        text, parsed = self._read(sampled)
+        matches, model_input = self._compare(rollout_id, prompt.rendered, sampled)
+        turn = ModelTurn(
+            response_id=f"resp_{uuid4().hex}",
+            prompt=model_input,
+            sampled_tokens=sampled.tokens,
+            sampling_logprobs=sampled.logprobs,
+            policy_version=reply.adapter.policy_version if reply.adapter else 0,
+            stop="stop" if sampled.is_complete else "length",
+            text=text,
+            failure=parsed.failure,
+            prompt_matches_renderer=matches,
+            request=prompt.request,
+            started_at=started_at,
+            duration_s=time.monotonic() - clock,
+            cached_tokens=sampled.cached_tokens,
+        )
+        self.num_requests += 1
+        rollout.turns.append(turn)
+        rollout.answers.append(EarlierAnswer(text=text, parsed=parsed))
+        return _answer(turn, parsed, len(sampled.prompt_ids))
+
+    def _open(self, rollout_id: str) -> _OpenRollout:
+        if rollout_id not in self._rollouts:
+            raise UnknownRollout(rollout_id)
+        return self._rollouts[rollout_id]
+
+    def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
+        """Everything that grows with the size of the request: runs in a thread."""
+        read = conversation_from_responses if api == "responses" else conversation_from_chat
+        conversation = read(request)
+        items = replay_answers(conversation.items, rollout.answers)
+        return _Prompt(
+            rendered=self._renderer.render(items, conversation.tools),
+            payload=self._payload(items, conversation.tools, rollout.params, seed),
+            request=without_images(request),
+        )
+
+    def _payload(
+        self, items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, seed: int | None
+    ) -> Mapping[str, object]:
+        return sampling_request(self._renderer.replay(items), tools, params, seed)
+
+    def _check_length(self, prompt: ModelInput, params: SamplingParams) -> None:
+        if prompt.length + params.max_tokens > self._client.max_model_len:
+            raise ContextOverflow(
+                f"expected at most {self._client.max_model_len} tokens, got a prompt of {prompt.length} and "
+                f"{params.max_tokens} for the answer; shorten the history or serve the model with more"
+            )
+
+    async def _sample(self, rollout_id: str, rollout: _OpenRollout, prompt: _Prompt) -> ServerReply:
+        try:
+            return await self._client.respond(
+                RESPONSES_PATH, prompt.payload, adapter=rollout.adapter, sticky_key=rollout_id
+            )
+        except RequestRejected as rejected:
+            if "maximum context length" in rejected.message:
+                raise ContextOverflow(rejected.message) from rejected
+            raise
+
+    def _read(self, sampled: Sampled) -> tuple[str, ParsedAnswer]:
+        """The sampled text without its end of turn, and what it says, each tool call with an id of its own."""
+        if not sampled.tokens:
+            raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
+        ended = sampled.tokens[-1] in self._renderer.stop_token_ids
+        text = self._renderer.decode(sampled.tokens[:-1] if ended else sampled.tokens)
+        parsed = self._renderer.parse(text)
+        calls = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
+        return text, replace(parsed, tool_calls=calls)
+
+    def _compare(self, rollout_id: str, rendered: ModelInput, sampled: Sampled) -> tuple[bool, ModelInput]:
+        """Whether the server read what was rendered; if not, the prompt becomes what the server read."""
+        image_token_id = self._renderer.image_token_id
+        expected = rendered.token_ids(image_token_id)
+        position = first_difference(expected, sampled.prompt_ids)
+        if position is None:
+            return True, rendered
+        self.prompt_mismatches += 1
+        if self.prompt_mismatches == 1:
+            near = slice(max(0, position - 5), position + 5)
+            logger.warning(
+                "rollout_id=%s the server's prompt differs from the renderer's at token %d: server %r, renderer %r; "
+                "the server's is trained on (further differences are counted, not logged)",
+                rollout_id,
+                position,
+                self._renderer.decode(sampled.prompt_ids[near]),
+                self._renderer.decode(expected[near]),
+            )
+        return False, rebuild_prompt(sampled.prompt_ids, rendered, image_token_id)
+
+
+def _request_seed(seed: int | None, rollout_id: str, number: int) -> int | None:
+    """A seed of its own for every request, or the members of a group would all say the same."""
+    if seed is None:
+        return None
+    digest = sha256(f"{seed}/{rollout_id}/{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def _answer(turn: ModelTurn, parsed: ParsedAnswer, num_prompt_tokens: int) -> Answer:
+    return Answer(
+        response_id=turn.response_id,
+        model=MODEL_NAME,
+        created_at=int(turn.started_at),
+        parsed=parsed,
+        is_complete=turn.stop == "stop",
+        num_prompt_tokens=num_prompt_tokens,
+        num_cached_tokens=turn.cached_tokens,
+        num_sampled_tokens=len(turn.sampled_tokens),
+    )

@@ -1,0 +1,106 @@
+"""The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models."""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, Protocol, cast
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from cua_rl.errors import SamplingError
+from cua_rl.renderers.request_error import RequestError
+from cua_rl.sampling.client import RequestRejected
+from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
+from cua_rl.sampling.openai_answers import Answer, chat_completion, response_object
+from cua_rl.sampling.openai_streams import chat_events, response_events
+from cua_rl.types import ModelTurn
+
+logger = logging.getLogger(__name__)
+
+
+class Answerer(Protocol):
+    """Whoever answers requests: the gateway."""
+
+    async def answer(
+        self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"]
+    ) -> Answer: ...
+
+    def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
+
+
+def make_gateway_app(gateway: Answerer, model_name: str) -> Starlette:
+    """The ASGI app in front of a gateway."""
+
+    async def responses(request: Request) -> Response:
+        body = await _body(request)
+        answer = await gateway.answer(request.path_params["rollout_id"], body, "responses")
+        response = response_object(answer, body)
+        return _stream(response_events(response)) if body.get("stream") else JSONResponse(response)
+
+    async def chat(request: Request) -> Response:
+        body = await _body(request)
+        answer = await gateway.answer(request.path_params["rollout_id"], body, "chat")
+        if not body.get("stream"):
+            return JSONResponse(chat_completion(answer))
+        options = body.get("stream_options")
+        with_usage = isinstance(options, Mapping) and bool(cast("Mapping[str, object]", options).get("include_usage"))
+        return _stream(chat_events(answer, with_usage=with_usage))
+
+    async def models(request: Request) -> Response:
+        gateway.turns(request.path_params["rollout_id"])
+        card = {"id": model_name, "object": "model", "created": 0, "owned_by": "cua_rl"}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    base = "/rollouts/{rollout_id}/v1"
+    return Starlette(
+        routes=[
+            Route(f"{base}/responses", _guarded(responses), methods=["POST"]),
+            Route(f"{base}/chat/completions", _guarded(chat), methods=["POST"]),
+            Route(f"{base}/models", _guarded(models), methods=["GET"]),
+        ]
+    )
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def _guarded(endpoint: Endpoint) -> Endpoint:
+    """Turn what went wrong into OpenAI's error bodies."""
+
+    async def guarded(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except UnknownRollout as error:
+            return _error(404, str(error), "invalid_request_error", "rollout_not_found")
+        except ContextOverflow as error:
+            return _error(400, str(error), "invalid_request_error", "context_length_exceeded")
+        except RequestError as error:
+            return _error(400, str(error), "invalid_request_error", "invalid_request")
+        except RequestRejected as error:
+            return _error(error.status, error.message, "invalid_request_error", "rejected_by_model_server")
+        except SamplingError as error:
+            logger.error("sampling failed path=%s %s", request.url.path, error)
+            return _error(503, str(error), "server_error", "sampling_failed")
+
+    return guarded
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.body())
+    except ValueError as error:
+        raise RequestError(expected="a JSON body", got=str(error), do="send JSON") from error
+    if not isinstance(body, dict):
+        raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
+    return cast("dict[str, Any]", body)
+
+
+def _stream(events: Any) -> StreamingResponse:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _error(status: int, message: str, kind: str, code: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)

@@ -1,0 +1,259 @@
+"""The model server: one that the run starts, watches and restarts, or one that somebody else runs."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self, cast
+
+import httpx
+
+from cua_rl.config import ServerConfig
+from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.processes import OwnedProcess
+from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
+
+logger = logging.getLogger(__name__)
+
+RestartHook = Callable[[], Awaitable[None]]
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What a server says about its base model."""
+
+    name: str
+    max_model_len: int
+    """Longest prompt plus answer, tokens."""
+
+
+class ModelServer(Protocol):
+    """A vLLM server, as the sampling client sees it."""
+
+    @property
+    def base_url(self) -> str:
+        """Without `/v1`."""
+        ...
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    def on_restart(self, hook: RestartHook) -> None:
+        """Have `hook` run whenever the server has lost its state, before requests go on."""
+        ...
+
+    async def wait_until_ready(self) -> None:
+        """Return when requests can be sent; raises `SamplingError` if that will never be."""
+        ...
+
+
+class VllmServer:
+    """A vLLM server process owned by the run; an async context manager, ready when entered.
+
+    When the process dies by itself it is started again, at most `max_restarts` times in a run, on the same port.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        log_path: Path,
+        *,
+        make_command: Callable[[ServerConfig, int], Sequence[str]] = vllm_command,
+        max_restarts: int = 5,
+        backoff_s: float = 1.0,
+    ) -> None:
+        self._config = config
+        self._log_path = log_path
+        self._make_command = make_command
+        self._max_restarts = max_restarts
+        self._backoff_s = backoff_s
+        self._port = 0
+        self._process: OwnedProcess | None = None
+        self._model: ServedModel | None = None
+        self._hooks: list[RestartHook] = []
+        self._ready = asyncio.Event()
+        self._failure: str | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.num_restarts = 0
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def model(self) -> ServedModel:
+        if self._model is None:
+            raise RuntimeError("the model server was not started")
+        return self._model
+
+    def on_restart(self, hook: RestartHook) -> None:
+        """Have `hook` run after each restart, before requests go on."""
+        self._hooks.append(hook)
+
+    async def wait_until_ready(self) -> None:
+        """Wait out a restart; raises `SamplingError` if the server was given up."""
+        await self._ready.wait()
+        if self._failure is not None:
+            raise SamplingError(self._failure)
+
+    async def __aenter__(self) -> Self:
+        self._port = _take_port(self._config.port)
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        self._ready.set()
+        self._watch = asyncio.create_task(self._keep_alive(), name="watch-model-server")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        await self._stop()
+
+    async def _start(self) -> None:
+        clock = time.monotonic()
+        command = self._make_command(self._config, self._port)
+        self._process = OwnedProcess(
+            command, name="vllm", log_path=self._log_path, environment=vllm_environment(self._config)
+        )
+        await self._process.start()
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                self._model = await self._first_answer(self._process)
+        except TimeoutError as error:
+            raise SamplingError(
+                f"expected the model server to answer within {self._config.start_timeout_s:.0f} s, it did not; "
+                f"raise start_timeout_s or read {self._log_path}, which ends:\n{self._process.log_tail()}"
+            ) from error
+        logger.info("model server ready url=%s start_s=%.1f", self.base_url, time.monotonic() - clock)
+
+    async def _first_answer(self, process: OwnedProcess) -> ServedModel:
+        async with httpx.AsyncClient(base_url=self.base_url, trust_env=False) as client:
+            while True:
+                if not process.is_running:
+                    raise SamplingError(
+                        f"the model server ended with status {await process.wait()} before it answered; "
+                        f"{self._log_path} ends:\n{process.log_tail()}"
+                    )
+                with suppress(httpx.TransportError):
+                    if (await client.get("/health")).status_code == HTTPStatus.OK:
+                        return await fetch_model(client)
+                await asyncio.sleep(_POLL_S)
+
+    async def _stop(self) -> None:
+        if self._process is not None:
+            await self._process.stop()
+
+    async def _keep_alive(self) -> None:
+        while self._failure is None:
+            assert self._process is not None
+            status = await self._process.wait()
+            self._ready.clear()
+            logger.error("model server ended status=%d; the log ends:\n%s", status, self._process.log_tail(10))
+            await self._stop()
+            try:
+                await self._restart(status)
+            except SamplingError as error:
+                self._failure = str(error)
+            self._ready.set()
+
+    async def _restart(self, status: int) -> None:
+        """Start again and let the hooks restore state; whatever fails on the way counts as another death."""
+        while True:
+            if self.num_restarts >= self._max_restarts:
+                raise SamplingError(
+                    f"the model server died {self.num_restarts + 1} times, the last time with status {status}, "
+                    f"and is given up; read {self._log_path}"
+                )
+            await asyncio.sleep(self._backoff_s * 2**self.num_restarts)
+            self.num_restarts += 1
+            try:
+                await self._start()
+                for hook in self._hooks:
+                    await hook()
+            except (SamplingError, httpx.HTTPError) as error:
+                logger.error("restart of the model server failed num_restarts=%d %s", self.num_restarts, error)
+                await self._stop()
+                continue
+            logger.warning("model server restarted num_restarts=%d", self.num_restarts)
+            return
+
+
+class ExternalServer:
+    """A server that somebody else runs at `base_url` (with or without `/v1`); it is never started or stopped."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._model: ServedModel | None = None
+
+    @property
+    def base_url(self) -> str:
+        return self._base_url
+
+    @property
+    def model(self) -> ServedModel:
+        if self._model is None:
+            raise RuntimeError("the model server was not asked yet")
+        return self._model
+
+    def on_restart(self, hook: RestartHook) -> None:
+        """Nobody tells us when somebody else's server restarts; the client finds its adapters missing then."""
+
+    async def wait_until_ready(self) -> None:
+        """It is assumed to be there."""
+
+    async def __aenter__(self) -> Self:
+        """Raises `ConfigError` if nothing, or something else than vLLM, answers."""
+        async with httpx.AsyncClient(base_url=self._base_url, trust_env=False, timeout=10.0) as client:
+            try:
+                self._model = await fetch_model(client)
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+                raise ConfigError(
+                    f"expected a vLLM server at base_url {self._base_url!r}, got {type(error).__name__}: {error}; "
+                    "start one there or leave base_url out"
+                ) from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+
+async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
+    """Ask a server for its base model: the one that is no adapter of another."""
+    response = await client.get("/v1/models")
+    response.raise_for_status()
+    cards = cast("list[Mapping[str, object]]", response.json()["data"])
+    for card in cards:
+        if card.get("parent") is None:
+            return ServedModel(name=str(card["id"]), max_model_len=int(cast("int", card["max_model_len"])))
+    raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")
+
+
+def _take_port(wanted: int | None) -> int:
+    """The port wanted, or a free one; raises `ConfigError` if it is taken."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted or 0))
+        except OSError as error:
+            raise ConfigError(
+                f"expected a free port for the model server, got port {wanted} ({error.strerror}); "
+                "end what listens there, choose another port, or give none"
+            ) from error
+        return int(probe.getsockname()[1])

@@ -1,0 +1,126 @@
+"""vLLM's side of a request: what is sent to its Responses API for training, and what is read from the answer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, cast
+
+from cua_rl.conversation import Item, Tool
+from cua_rl.errors import SamplingError
+from cua_rl.renderers.openai_items import responses_input, responses_tools
+from cua_rl.types import Chunk, EncodedTextChunk, ModelInput, SamplingParams
+
+RESPONSES_PATH = "/v1/responses"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What the server says it read and sampled."""
+
+    prompt_ids: tuple[int, ...]
+    """With one image token per place of an image."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    is_complete: bool
+    """False if the answer ran into the limit of tokens."""
+    cached_tokens: int
+
+
+def sampling_request(
+    items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, seed: int | None
+) -> dict[str, object]:
+    """The body of a Responses request that samples from the model's own distribution and reports every token.
+
+    The end of turn counts as text, because vLLM leaves out the log-probabilities of an answer without text.
+    """
+    return {
+        "input": responses_input(items),
+        "tools": responses_tools(tools),
+        "temperature": params.temperature,
+        "max_output_tokens": params.max_tokens,
+        "seed": seed,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "store": False,
+        "enable_response_messages": True,
+        "include": ["message.output_text.logprobs"],
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    }
+
+
+def parse_sampled(body: Mapping[str, Any]) -> Sampled:
+    """Read token ids and log-probabilities from the server's answer.
+
+    Raises:
+        SamplingError: they are missing or do not belong together.
+    """
+    try:
+        tokens = tuple(_token_ids(body["output_messages"]))
+        logprobs = tuple(_logprobs(body["output"]))
+        prompt_ids = tuple(_token_ids(body["input_messages"]))
+        cached_tokens = int(body["usage"]["input_tokens_details"]["cached_tokens"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SamplingError(
+            f"expected token ids and log-probabilities in the model server's answer, got {type(error).__name__}: "
+            f"{error}; use a vLLM that knows enable_response_messages, without tool or reasoning parsers"
+        ) from error
+    if len(tokens) != len(logprobs):
+        raise SamplingError(
+            f"expected one log-probability for each of {len(tokens)} sampled tokens, got {len(logprobs)}; "
+            "start the model server without tool and reasoning parsers"
+        )
+    return Sampled(
+        prompt_ids=prompt_ids,
+        tokens=tokens,
+        logprobs=logprobs,
+        is_complete=body["status"] == "completed",
+        cached_tokens=cached_tokens,
+    )
+
+
+def _token_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    return (token for message in messages for token in cast("Sequence[int]", message["tokens"]))
+
+
+def _logprobs(output: Sequence[Mapping[str, Any]]) -> Iterator[float]:
+    for item in output:
+        for part in cast("Sequence[Mapping[str, Any]]", item["content"]):
+            yield from (float(entry["logprob"]) for entry in part["logprobs"])
+
+
+def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | None:
+    """The first position at which two token sequences differ, None if they are equal."""
+    if len(expected) == len(actual) and list(expected) == list(actual):
+        return None
+    pairs = zip(expected, actual, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
+
+
+def rebuild_prompt(prompt_ids: Sequence[int], rendered: ModelInput, image_token_id: int) -> ModelInput:
+    """The prompt that the server read, from its ids and, in order, the images that were sent.
+
+    Raises:
+        SamplingError: the server gave the images other places than one run of image tokens each.
+    """
+    images = iter(rendered.images)
+    chunks: list[Chunk] = []
+    for is_image, run in groupby(prompt_ids, lambda token: token == image_token_id):
+        tokens = tuple(run)
+        if not is_image:
+            chunks.append(EncodedTextChunk(tokens=tokens))
+            continue
+        image = next(images, None)
+        if image is None or image.length != len(tokens):
+            raise SamplingError(
+                f"expected {[chunk.length for chunk in rendered.images]} image tokens in the server's prompt, got "
+                f"a run of {len(tokens)}; the model's preprocessor settings differ between server and renderer"
+            )
+        chunks.append(image)
+    if next(images, None) is not None:
+        raise SamplingError(f"expected {len(rendered.images)} images in the server's prompt, got fewer")
+    return ModelInput(chunks=tuple(chunks))
