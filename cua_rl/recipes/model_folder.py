@@ -3,7 +3,7 @@
 from importlib.resources import files
 from pathlib import Path
 
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, boundary
 
 HUB_TIMEOUT_S = 3.0
 
@@ -33,25 +33,16 @@ def _require_model(folder: Path, name: str) -> Path:
 
 def _find_on_hub(name: str) -> Path:
     # Imported here: 0.3 s, and most runs name a folder.
-    from httpx import HTTPError
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass
-    except HFValidationError as error:
-        raise _no_model(name, error) from None
-    try:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-        return Path(snapshot_download(name))
-    except (HTTPError, HfHubHTTPError, OSError) as error:  # not there, no network, or told to stay offline
-        raise _no_model(name, error) from None
-
-
-def _no_model(name: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"model_name: expected a folder, or a model of the hub that can be reached, got {name!r} "
-        f"({type(error).__name__}); check the spelling, or download the model and name its folder"
+    problem = (
+        f"model_name: expected a folder, or a model of the hub that can be reached, got {name!r}; "
+        "check the spelling, or download the model and name its folder"
     )
+    with boundary(ConfigError, problem):
+        try:
+            return Path(snapshot_download(name, local_files_only=True))
+        except LocalEntryNotFoundError:
+            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+            return Path(snapshot_download(name))

@@ -36,6 +36,7 @@ from cua_rl.rl.served_policy import ServedPolicy
 from cua_rl.rl.sync_loop import LoopSettings, Parts, train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.run import RolloutRunner
+from cua_rl.sampling.canary import Canary, canary_datum, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
@@ -47,6 +48,8 @@ from cua_rl.types import AdapterRef, SamplingParams
 __all__ = ["CLIConfig", "cli_main"]
 
 logger = logging.getLogger(__name__)
+
+CANARY_CHANGE = 1e-4  # nats; below it rounding in the server's precision may hide what the adapter does
 
 
 async def cli_main(config: CLIConfig) -> None:
@@ -219,16 +222,18 @@ def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Record
         tasks=plan.train_tasks,
         runner=runner,
         trainer=engine.trainer,
-        policy=_served_policy(engine, folder),
+        policy=_served_policy(plan, engine, folder),
         evaluator=evaluator if plan.eval_tasks else None,
         recorder=recorder,
         log=report,
     )
 
 
-def _served_policy(engine: Engine, folder: LogDirectory) -> ServedPolicy:
+def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> ServedPolicy:
+    tokens = canary_tokens(plan.renderer)
+
     async def prove_and_serve(adapter: AdapterRef) -> None:
-        await engine.sampler.publish(adapter, None)
+        await engine.sampler.publish(adapter, await _make_canary(engine.trainer, tokens))
 
     def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
         folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
@@ -240,6 +245,14 @@ def _served_policy(engine: Engine, folder: LogDirectory) -> ServedPolicy:
         sampler_path=folder.sampler_path,
         record_checkpoint=record_checkpoint,
     )
+
+
+async def _make_canary(trainer: TrainingClient, tokens: tuple[int, ...]) -> Canary:
+    """What the server must say about the canary, by the trainer's word."""
+    datum = canary_datum(tokens)
+    (policy,), (base,) = await trainer.forward([datum]), await trainer.base_logprobs([datum])
+    change = sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(tokens)
+    return Canary(tokens=tokens, changes_model=change > CANARY_CHANGE, training_logprobs=policy)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
