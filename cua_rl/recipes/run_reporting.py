@@ -1,6 +1,7 @@
 """What a training run writes for people: progress while it runs, a table, reward.png and summary.json at its end."""
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 
 from cua_rl.recipes.log_directory import LogDirectory
@@ -11,6 +12,23 @@ from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.reward_plot import write_reward_plot
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
+    """Tell the run's story in logs/run.log, and warnings on stderr too."""
+    (folder.path / "logs").mkdir(exist_ok=True)
+    story = logging.FileHandler(folder.path / "logs" / "run.log")
+    story.setFormatter(logging.Formatter(LOG_FORMAT))
+    alarm = logging.StreamHandler()
+    alarm.setLevel(logging.WARNING)
+    ours = logging.getLogger("cua_rl")
+    ours.setLevel(logging.INFO)
+    for handler in (story, alarm):
+        ours.addHandler(handler)
+        stack.callback(handler.close)
+        stack.callback(ours.removeHandler, handler)
 
 
 def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, first_step: int) -> RunReport:

@@ -28,7 +28,7 @@ from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, pre
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_plan import RunPlan, plan_run
 from cua_rl.recipes.run_recipe import run_recipe
-from cua_rl.recipes.run_reporting import finish_report, open_report
+from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rewards.reward import binary_reward
@@ -73,6 +73,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     first_step = checkpoint.step if checkpoint else 0
     folder.truncate_after(first_step)
     async with AsyncExitStack() as stack:
+        open_run_log(stack, folder)
         recorder = await _open_database(stack, plan, folder)
         report = open_report(stack, plan, folder, first_step)
         await recorder.record(_training_started(plan, folder, first_step))
