@@ -41,7 +41,7 @@ _SETTINGS = (
 
 
 class EmbeddedPostgres:
-    """A Postgres server on `data_dir` (created if it is not there), an async context manager; `url` is where it listens.
+    """A Postgres server on `data_dir` (created if need be), an async context manager; `url` is where it listens.
 
     That is a Unix socket in a private folder, and nothing else. Leaving the context shuts the server down cleanly; so
     does the controller's death, whatever its cause. Entering raises `DatabaseError` if the server does not come up or

@@ -7,8 +7,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from cua_rl.database.models import Eval, Step, Training, TurnRow
-from cua_rl.database.models import RolloutRow as _RolloutRow
+from cua_rl.database.models import Eval, RolloutRow, Step, Training, TurnRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,16 +95,15 @@ async def load_training_logprobs(
     """The trainer's log-probabilities of a rollout by turn index; turns that were not trained are left out."""
     query = (
         select(TurnRow.turn_index, TurnRow.training_logprobs)
-        .join(_RolloutRow, TurnRow.rollout_pk == _RolloutRow.id)
+        .join(RolloutRow, TurnRow.rollout_pk == RolloutRow.id)
         .where(
-            _RolloutRow.training_id == training_id,
-            _RolloutRow.rollout_id == rollout_id,
+            RolloutRow.training_id == training_id,
+            RolloutRow.rollout_id == rollout_id,
             TurnRow.training_logprobs.is_not(None),
         )
         .order_by(TurnRow.turn_index)
     )
-    rows = (await session.execute(query)).tuples()
-    return {turn_index: tuple(logprobs or ()) for turn_index, logprobs in rows}
+    return {turn_index: tuple(logprobs or ()) for turn_index, logprobs in await session.execute(query)}
 
 
 def _summarise(row: Training) -> TrainingSummary:

@@ -32,7 +32,7 @@ async def load_advantages(session: AsyncSession, training_id: int, step: int) ->
         .order_by(RolloutRow.position)
     )
     by_group: dict[int, list[float]] = defaultdict(list)
-    for group_pk, advantage in (await session.execute(query)).tuples():
+    for group_pk, advantage in await session.execute(query):
         if advantage is None:
             raise DatabaseError(f"expected an advantage for every rollout of step {step}, got NULL in group {group_pk}")
         by_group[group_pk].append(advantage)
@@ -133,7 +133,9 @@ def _build_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Turn:
 
 
 def _build_model_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> ModelTurn:
-    images = {sha: (shot.data, _image_format(shot)) for sha, shot in screenshots.items()}
+    images: dict[str, tuple[bytes, ImageFormat]] = {
+        sha: (shot.data, _image_format(shot)) for sha, shot in screenshots.items()
+    }
     return ModelTurn(
         response_id=row.response_id,
         prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, images),

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
+import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
 from cua_rl.database.writer import TimedEvent, write_events, write_heartbeat
-from cua_rl.errors import DatabaseError
+from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Event
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ _BATCH_SIZE = 64
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 _HEARTBEAT_S = 15.0
 _CLOSE_TIMEOUT_S = 30.0
+_PASSING_STATES = ("08", "40", "53", "55", "57", "58")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class DatabaseRecorder:
             batch = await self._next_batch()
             flushes = [item for item in batch if isinstance(item, _Flush)]
             self._pending = [item for item in batch if isinstance(item, TimedEvent)]
-            if self._failure is None:
+            is_heartbeat = not batch and self._scope.training_id is not None
+            if self._failure is None and (self._pending or is_heartbeat):
                 await self._write_with_retries()
             self._pending = []
             for flush in flushes:
@@ -127,46 +130,48 @@ class DatabaseRecorder:
 
     async def _write_with_retries(self) -> None:
         """Write the pending events, however long the database is away; a refusal becomes our failure."""
+        clock = asyncio.get_running_loop().time
         retry_s, away_since = _FIRST_RETRY_S, None
         while True:
             try:
                 self._scope = await asyncio.to_thread(_write_batch, self._engine, self._scope, self._pending)
                 break
-            except (OperationalError, InterfaceError) as error:
+            except _Away as error:
                 if away_since is None:
-                    away_since = asyncio.get_running_loop().time()
-                    logger.warning("database away url=%s, retrying: %s", self._shown_url, _reason(error))
-            except DBAPIError as error:
-                self._fail(DatabaseError(f"the database refused {self._names()}: {_reason(error)}"))
-                return
+                    away_since = clock()
+                    logger.warning("database away url=%s, trying again until it is back: %s", self._shown_url, error)
             except DatabaseError as error:
-                self._fail(error)
+                logger.error("recording stopped: %s", error)
+                self._failure = error
                 return
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
         if away_since is not None:
-            logger.warning(
-                "database back url=%s away_s=%.1f, nothing lost",
-                self._shown_url,
-                asyncio.get_running_loop().time() - away_since,
-            )
+            logger.warning("database back url=%s away_s=%.1f, nothing lost", self._shown_url, clock() - away_since)
 
-    def _fail(self, failure: DatabaseError) -> None:
-        logger.error("recording stopped: %s", failure)
-        self._failure = failure
 
-    def _names(self) -> str:
-        return "one of " + ", ".join(sorted({type(timed.event).__name__ for timed in self._pending}))
+class _Away(DatabaseError):
+    """The database cannot be reached, or cannot write just now: worth another try."""
 
 
 def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent]) -> Scope:
-    with engine.begin() as connection:
-        if not events:
-            write_heartbeat(connection, scope, datetime.now(UTC))
-            return scope
-        return write_events(connection, scope, events)
+    """One transaction; raises `_Away` if it may succeed later, `DatabaseError` if it never will."""
+    names = ", ".join(sorted({type(timed.event).__name__ for timed in events}))
+    with boundary(DatabaseError, f"the database refused one of {names or 'no events'}"):
+        try:
+            with engine.begin() as connection:
+                if events:
+                    return write_events(connection, scope, events)
+                write_heartbeat(connection, scope, datetime.now(UTC))
+                return scope
+        except (OperationalError, InterfaceError) as error:
+            if _is_passing(error):
+                raise _Away(str(error.orig).strip().splitlines()[0]) from error
+            raise
 
 
-def _reason(error: DBAPIError) -> str:
-    """The first line of what the driver said: further lines may hold the statement's values."""
-    return f"{type(error.orig).__name__}: {str(error.orig).strip().splitlines()[0]}"
+def _is_passing(error: DBAPIError) -> bool:
+    """True for a lost connection, a shutdown, a full disk, a deadlock: classes of SQLSTATE that time can heal."""
+    cause = error.orig
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    return state is None or state[:2] in _PASSING_STATES

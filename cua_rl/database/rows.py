@@ -8,7 +8,7 @@ from json import dumps
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 from sqlalchemy.dialects import postgresql
 
 from cua_rl.database.columns import escape_text
@@ -44,6 +44,15 @@ class Scope:
         return self.training_id
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """The step or evaluation that rollouts belong to."""
+
+    id: int
+    attempt_id: UUID
+    task_pks: list[int]
+
+
 def note_status(
     connection: Connection, table: Table, row_id: int, old_status: str | None, new_status: str, at: datetime
 ) -> None:
@@ -71,18 +80,19 @@ def source_table(source: Source) -> type[Step] | type[Eval]:
     return Step if source.phase == "step" else Eval
 
 
-def find_source(connection: Connection, scope: Scope, source: Source) -> Row[int, UUID, list[int]] | None:
-    """id, attempt_id and task_pks of a step or evaluation; None if it has not started."""
+def find_source(connection: Connection, scope: Scope, source: Source) -> SourceRow | None:
+    """The row of a step or evaluation; None if it has not started."""
     table = source_table(source)
     query = select(table.id, table.attempt_id, table.task_pks).where(
         table.training_id == scope.require_training(), table.step == source.step
     )
     if table is Eval:
         query = query.where(Eval.phase == source.phase)
-    return connection.execute(query).one_or_none()
+    row = connection.execute(query).one_or_none()
+    return None if row is None else SourceRow(id=row.id, attempt_id=row.attempt_id, task_pks=row.task_pks)
 
 
-def require_source(connection: Connection, scope: Scope, source: Source) -> Row[int, UUID, list[int]]:
+def require_source(connection: Connection, scope: Scope, source: Source) -> SourceRow:
     """`find_source`, or `DatabaseError` if it has not started."""
     found = find_source(connection, scope, source)
     if found is None:

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import psycopg
 from alembic import command
@@ -18,11 +20,15 @@ from cua_rl.errors import ConfigError, DatabaseError, boundary
 
 _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _CONNECT_TIMEOUT_S = 3.0
-_CONNECT_ARGUMENTS = {
-    "connect_timeout": 3,
-    "tcp_user_timeout": 20_000,  # ms; a host that vanished must not hold a writer for minutes
-    "options": "-c statement_timeout=120000 -c timezone=UTC",
+_ENGINE_ARGUMENTS: dict[str, Any] = {
+    "hide_parameters": True,  # error messages would hold screenshots and prompts
+    "connect_args": {
+        "connect_timeout": 3,
+        "tcp_user_timeout": 20_000,  # ms; a host that vanished must not hold a writer for minutes
+        "options": "-c statement_timeout=120000 -c timezone=UTC",
+    },
 }
+_ALEMBIC_LOCK = Lock()  # Alembic keeps its context in module globals
 _ALEMBIC_INI = Path(__file__).resolve().parent.parent / "alembic.ini"
 
 
@@ -68,13 +74,13 @@ def shown_url(url: str) -> str:
 def make_engine(url: str, *, pool_size: int = 10) -> AsyncEngine:
     """An engine for readers on the event loop; dispose of it when done."""
     return create_async_engine(
-        _sqlalchemy_url(url), pool_size=pool_size, max_overflow=10, pool_pre_ping=True, connect_args=_CONNECT_ARGUMENTS
+        _sqlalchemy_url(url), pool_size=pool_size, max_overflow=10, pool_pre_ping=True, **_ENGINE_ARGUMENTS
     )
 
 
 def make_writer_engine(url: str) -> Engine:
     """An engine with one connection, for a thread that writes."""
-    return create_engine(_sqlalchemy_url(url), pool_size=1, max_overflow=0, connect_args=_CONNECT_ARGUMENTS)
+    return create_engine(_sqlalchemy_url(url), pool_size=1, max_overflow=0, **_ENGINE_ARGUMENTS)
 
 
 @asynccontextmanager
@@ -102,9 +108,9 @@ async def check_connection(url: str) -> None:
             "check host, port and firewall, or unset DATABASE_URL for the embedded database"
         ) from None
     except psycopg.Error as error:
-        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise DatabaseError(
-            f"expected a Postgres server at {shown!r}, got {reason[0].strip()!r}; "
+            f"expected a Postgres server at {shown!r}, got {reason!r}; "
             "check that it runs and that user and password are right, or unset DATABASE_URL for the embedded database"
         ) from None
 
@@ -117,7 +123,7 @@ async def migrate(url: str) -> None:
 def migrate_blocking(url: str) -> None:
     """`migrate` for code without an event loop."""
     config = alembic_config(url)
-    with boundary(DatabaseError, f"cannot migrate {shown_url(url)}"):
+    with _ALEMBIC_LOCK, boundary(DatabaseError, f"cannot migrate {shown_url(url)}"):
         command.upgrade(config, "head")
 
 

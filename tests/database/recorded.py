@@ -1,0 +1,190 @@
+"""A small run as events: every kind of value that the database must keep."""
+
+import random
+from collections.abc import Sequence
+
+from cua_rl.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
+from cua_rl.conversation import ParseFailure
+from cua_rl.devices.device import Device
+from cua_rl.events import (
+    Event,
+    GroupEnded,
+    Phase,
+    RolloutStarted,
+    Source,
+    SourceStarted,
+    StepTrained,
+    TrainingStarted,
+    TurnTaken,
+)
+from cua_rl.tasks.task import Task
+from cua_rl.types import (
+    Chunk,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    ModelTurn,
+    Observation,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    StopReason,
+    Turn,
+    Validation,
+)
+
+IMAGE_TOKEN = 151655
+ACTIONS: tuple[Action | None, ...] = (
+    Click(x=3, y=4),
+    PressKey(keys=("ctrl", "s")),
+    PressButton(button=Button.BACK),
+    TypeText(text="nul \x00, lone surrogate \ud83d, escape \x1a0; and é 漢 😀"),
+    Drag(x=1, y=2, to_x=3, to_y=4, duration_s=0.1 + 0.2),
+    Wait(duration_s=1e-300),
+    None,
+)
+
+
+async def read_nothing(device: Device, answer: str | None) -> Validation:
+    raise NotImplementedError("these rollouts are made up")
+
+
+def make_task(seed: int = 7) -> Task:
+    return Task(
+        task_id="open_settings",
+        seed=seed,
+        instruction="Open the settings.",
+        category="system",
+        difficulty="easy",
+        max_turns=9,
+        validate=read_nothing,
+        tags=("demo",),
+    )
+
+
+def make_observation(rng: random.Random) -> Observation:
+    return Observation(png=rng.randbytes(2000), width_px=rng.randrange(1, 400), height_px=320)
+
+
+def make_turn(rng: random.Random, index: int, seen: Sequence[Observation]) -> Turn:
+    """A turn whose prompt holds every earlier screenshot, with adjacent images and split text now and then."""
+    chunks: list[Chunk] = [EncodedTextChunk(tokens=(1, 2, IMAGE_TOKEN)), EncodedTextChunk(tokens=(3,))]
+    for number, shot in enumerate(seen):
+        chunks.append(ImageChunk(data=shot.png, format="png", expected_tokens=60))
+        if number % 2:
+            chunks.append(EncodedTextChunk(tokens=tuple(rng.randrange(1000) for _ in range(5))))
+    chunks.append(ImageChunk(data=b"jpeg %d" % rng.randrange(10**9), format="jpeg", expected_tokens=4))
+    sampled = tuple(rng.randrange(150_000) for _ in range(rng.randrange(1, 30)))
+    failure = ParseFailure(kind="json", message="no JSON: \x00") if index % 3 == 2 else None
+    action = ACTIONS[rng.randrange(len(ACTIONS))]
+    model = ModelTurn(
+        response_id=f"resp_{rng.getrandbits(64):x}",
+        prompt=ModelInput(chunks=tuple(chunks)),
+        sampled_tokens=sampled,
+        sampling_logprobs=tuple(-rng.expovariate(1.0) for _ in sampled),
+        policy_version=rng.randrange(3),
+        stop="length" if index % 2 else "stop",
+        text="<think>\x00 \ud800</think> answer",
+        failure=failure,
+        prompt_matches_renderer=bool(index % 2),
+        request={"input": [{"text": "a\x00b", "image": seen[-1].sha256}], "temperature": 1.0, "top_p": None},
+        started_at=1.7e9 + rng.random(),
+        duration_s=rng.random(),
+        cached_tokens=rng.randrange(100),
+    )
+    return Turn(
+        index=index,
+        model=model,
+        before=seen[-1],
+        action=action,
+        action_error=None if action else "could not be parsed",
+        after=make_observation(rng) if action else None,
+        durations_s={"respond": rng.random(), "execute": 0.1 + 0.2},
+    )
+
+
+def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | None = None) -> Rollout:
+    seen = [make_observation(rng)]
+    turns: list[Turn] = []
+    for index in range(rng.randrange(1, 5)):
+        turns.append(make_turn(rng, index, seen))
+        seen.append(turns[-1].after or make_observation(rng))
+    success = rng.random() < 0.5
+    checked = Validation(query="settings", expected="open", actual="\x00", success=success, duration_s=rng.random())
+    return Rollout(
+        rollout_id=f"{rng.getrandbits(64):x}",
+        task_id="open_settings",
+        seed=7,
+        group_index=0,
+        member_index=member_index,
+        device_id=None if fault else f"phone-{member_index}",
+        turns=tuple(turns),
+        stop_reason=fault or StopReason.FINISHED,
+        answer=None if fault else "done \ud83d",
+        validation=None if fault else checked,
+        reward=None if fault else Reward(total=rng.random() / 3, parts={"success": float(success), "turns": -0.1}),
+        error="the device is gone" if fault else None,
+        started_at=1.7e9 + rng.random(),
+        duration_s=rng.random() * 10,
+    )
+
+
+def make_group(seed: int = 0, group_id: str = "group", num_rollouts: int = 3) -> RolloutGroup:
+    rng = random.Random(seed)
+    members = [make_rollout(rng, member) for member in range(num_rollouts)]
+    lost = make_rollout(rng, 1, fault=StopReason.DEVICE_ERROR)
+    return RolloutGroup(
+        group_id=group_id, index=0, task_id="open_settings", seed=7, rollouts=tuple(members), faulty=(lost,)
+    )
+
+
+def advantages_of(group: RolloutGroup) -> tuple[float, ...]:
+    mean = sum(group.rewards) / len(group.rewards)
+    return tuple(reward - mean for reward in group.rewards)
+
+
+def start(first_step: int = 0) -> TrainingStarted:
+    return TrainingStarted(
+        run_name="run", log_path="/logs/run", config={"seed": 1, "name": "a\x00"}, first_step=first_step, total_steps=4
+    )
+
+
+def source_events(group: RolloutGroup, step: int = 0, phase: Phase = "step") -> list[Event]:
+    """A step or evaluation of one group, up to the end of the group."""
+    source = Source(phase=phase, step=step)
+    events: list[Event] = [SourceStarted(source=source, tasks=(make_task(),), group_size=3, policy_version=step)]
+    for rollout in (*group.rollouts, *group.faulty):
+        events.append(rollout_start(source, group, rollout))
+        events += [TurnTaken(rollout_id=rollout.rollout_id, turn=turn) for turn in rollout.turns]
+    advantages = advantages_of(group) if phase == "step" else None
+    return [*events, GroupEnded(source=source, group=group, advantages=advantages)]
+
+
+def rollout_start(source: Source, group: RolloutGroup, rollout: Rollout) -> RolloutStarted:
+    return RolloutStarted(
+        source=source,
+        rollout_id=rollout.rollout_id,
+        group_id=group.group_id,
+        group_index=group.index,
+        member_index=rollout.member_index,
+        task=make_task(),
+        device_id=f"phone-{rollout.member_index}",
+        max_turns=9,
+    )
+
+
+def step_end(group: RolloutGroup, step: int = 0) -> StepTrained:
+    logprobs = {
+        rollout.rollout_id: tuple(
+            (turn.index, tuple(value - 0.1 for value in turn.model.sampling_logprobs)) for turn in rollout.turns
+        )
+        for rollout in group.rollouts
+    }
+    return StepTrained(
+        step=step,
+        policy_version=step + 1,
+        datums_sha256=f"{step:064x}",
+        num_datums=3,
+        training_logprobs=logprobs,
+        metrics={"loss/policy": 0.1 + 0.2, "odd": float("inf")},
+    )
