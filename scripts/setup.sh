@@ -34,7 +34,10 @@ digest() {
 }
 
 pip_install() {
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check "$@"
+    "$PYTHON" -m pip install -qq --disable-pip-version-check --log "$VENV/setup.log" "$@" || {
+        echo "setup: expected pip to install $*, got the error above; the whole story is in $VENV/setup.log" >&2
+        exit 1
+    }
 }
 
 install_for_cpu() {
