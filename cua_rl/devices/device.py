@@ -9,11 +9,15 @@ DeviceKind = Literal["android", "linux", "browser"]
 
 
 class ActionRejected(Exception):
-    """The device understood the action but cannot do it; the message is told to the model (a policy fault, no error)."""
+    """The device understood the action but cannot do it; the message is told to the model (a policy fault, no
+    error).
+    """
 
 
 class Device(Protocol):
-    """One leased device. Methods raise `DeviceError` if the device itself fails, `ActionRejected` if the action cannot be done."""
+    """One leased device. Methods raise `DeviceError` if the device itself fails, `ActionRejected` if the action
+    cannot be done.
+    """
 
     @property
     def device_id(self) -> str: ...

@@ -22,7 +22,9 @@ class DevicePool:
 
     @asynccontextmanager
     async def lease(self, task: Task) -> AsyncGenerator[Device]:
-        """Wait for a free slot and lend a device prepared for `task`; it is given back even if the rollout is cancelled."""
+        """Wait for a free slot and lend a device prepared for `task`; it is given back even if the rollout is
+        cancelled.
+        """
         async with self._slots:
             with boundary(DeviceError, f"make a device for task {task.task_id!r}"):
                 async with asyncio.timeout(self._make_timeout_s):

@@ -15,8 +15,8 @@ Difficulty = Literal["easy", "medium", "hard"]
 class Task:
     """One task instance: all members of a group run it from the same `seed`, which fixes layout, names and states.
 
-    `validate` reads the device's state, never the agent's claim; `answer` is the agent's final message, for tasks that ask
-    a question.
+    `validate` reads the device's state, never the agent's claim; `answer` is the agent's final message, for tasks that
+    ask a question.
     """
 
     task_id: str

@@ -1,0 +1,110 @@
+"""The whole system: tiny model, simulated phone, real vLLM, real trainer, real Postgres."""
+
+import asyncio
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.queries import find_training
+from cua_rl.database.rebuild import load_groups
+from cua_rl.database.session import open_sessions
+from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
+from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.task_loader import load_tasks
+from cua_rl.types import RolloutGroup
+from tests.end_to_end.runs import Run, survivors
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+
+async def recorded_groups(folder: Path, num_steps: int) -> list[list[RolloutGroup]]:
+    """The groups of every step, from the run's own database."""
+    async with (
+        EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server,
+        open_sessions(server.url) as sessions,
+        sessions() as session,
+    ):
+        training = await find_training(session, folder.name, str(folder))
+        assert training is not None
+        return [await load_groups(session, training.training_id, step) for step in range(num_steps)]
+
+
+def expected_tasks(num_steps: int) -> list[list[tuple[str, int]]]:
+    """What an uninterrupted run trains on."""
+    tasks = load_tasks({"source_type": "demo_training"}, seed=0, split="train")
+    return [[(task.task_id, task.seed) for task in tasks.batch(step, 4)] for step in range(num_steps)]
+
+
+def test_a_run_survives_the_death_of_its_model_server_and_every_figure_holds(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", "max_steps=3")
+    run.wait_for(lambda: len(run.steps()) == 1)
+    owned = run.owned()
+
+    server = next(process for process in owned if "api_server" in " ".join(process.cmdline()))
+    server.kill()
+
+    assert run.finish() == 0, run.output()
+    assert survivors(owned) == []
+    steps = run.steps()
+    assert [record["step"] for record in steps] == [1, 2, 3]
+    for record in steps:
+        assert record["rollout/num_rollouts"] == 16
+        assert record["rollout/prompt_mismatches"] == 0
+        assert record["rollout/retokenised_tokens"] == 0
+        assert record.get("policy/parity_mean_abs", 0.0) <= 0.005
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["num_steps"] == 3
+    assert summary["num_eval_rollouts"] == 8
+    assert {"baseline_success_rate", "final_success_rate", "setup_time_s", "train_time_s"} <= set(summary)
+    assert (run.folder / "reward.png").stat().st_size > 10_000
+    groups = asyncio.run(recorded_groups(run.folder, 3))
+    assert [[(group.task_id, group.seed) for group in step] for step in groups] == expected_tasks(3)
+    responses = Counter(
+        turn.model.response_id
+        for step in groups
+        for group in step
+        for rollout in group.rollouts
+        for turn in rollout.turns
+    )
+    assert max(responses.values()) == 1
+    assert run_recipe(RebuildConfig, cli_main, [f"log_path={run.folder}"]) == 0
+
+
+def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(tmp_path: Path) -> None:
+    first = Run(tmp_path / "run", "max_steps=3")
+    first.wait_for(lambda: len(first.steps()) == 2)
+    owned = first.owned()
+
+    first.signal(signal.SIGKILL)
+
+    first.finish()
+    assert survivors(owned) == []
+    resumed = Run(tmp_path / "run", "max_steps=3", "behavior_if_log_dir_exists=resume")
+    assert resumed.finish() == 0, resumed.output()
+    assert [record["step"] for record in resumed.steps()] == [1, 2, 3]
+    groups = asyncio.run(recorded_groups(resumed.folder, 3))
+    assert [[(group.task_id, group.seed) for group in step] for step in groups] == expected_tasks(3)
+    assert [[len(group.rollouts) for group in step] for step in groups] == [[4] * 4] * 3
+
+
+def test_interrupting_a_run_ends_everything_it_owns(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", "max_steps=3")
+    run.wait_for(lambda: any("api_server" in " ".join(_cmdline(process)) for process in run.owned()))
+    owned = run.owned()
+
+    run.signal(signal.SIGINT)
+
+    assert run.finish() == 130, run.output()
+    assert survivors(owned) == []
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
