@@ -34,10 +34,11 @@ digest() {
 }
 
 pip_install() {
-    "$PYTHON" -m pip install -qq --disable-pip-version-check --log "$VENV/setup.log" "$@" || {
-        echo "setup: expected pip to install $*, got the error above; the whole story is in $VENV/setup.log" >&2
+    if ! "$PYTHON" -m pip install --disable-pip-version-check "$@" >>"$VENV/setup.log" 2>&1; then
+        tail -n 20 "$VENV/setup.log" >&2
+        echo "setup: expected pip to install $*, it ended as above; the whole story is in $VENV/setup.log" >&2
         exit 1
-    }
+    fi
 }
 
 install_for_cpu() {

@@ -1,10 +1,15 @@
 """Metric names and means."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+from cua_rl import metrics
 from cua_rl.metrics import FAMILIES, METRICS, Mean, check_names, mean_of, meaning
 
 AREAS = {"progress", "reward", "rollout", "loss", "policy", "optim", "time", "device", "stop", "eval"}
+OPEN_FAMILIES = {"time/x_s", "eval/x", "eval/x/x"}  # prefixes, and names that their modules put together
 
 
 def test_every_name_begins_with_a_known_area_and_has_a_meaning() -> None:
@@ -32,3 +37,16 @@ def test_adding_means_is_the_mean_of_all_values() -> None:
     # (1 + 0 + 0 + 0) / 4, where the mean of the two means would say 0.5
     assert (short + long).value == 0.25
     assert Mean().value == 0.0
+
+
+def test_every_metric_name_in_the_code_is_listed_with_its_meaning() -> None:
+    package = Path(metrics.__file__).parent
+    literal = re.compile(r'"((?:' + "|".join(sorted(AREAS)) + r')/[\w./{}-]+)"')
+    names = {
+        re.sub(r"\{[^}]*\}", "x", name)  # what an f-string fills in stands for any one part
+        for path in package.rglob("*.py")
+        for name in literal.findall(path.read_text())
+    }
+
+    assert "reward/success_rate" in names
+    assert [name for name in sorted(names) if name not in OPEN_FAMILIES and meaning(name) is None] == []
