@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Causal attention over several sequences packed into one row: nothing is padded, no sequence sees another."""
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Attend inside each sequence of a packed row.
 
-    query [1, heads, seq, head_dim], key and value [1, kv_heads, seq, head_dim]; `sequence_lengths` add up to seq. Answers
-    [1, seq, heads, head_dim], as Transformers wants it.
+    query [1, heads, seq, head_dim], key and value [1, kv_heads, seq, head_dim]; `sequence_lengths` add up to seq.
+    Answers [1, seq, heads, head_dim], as Transformers wants it.
     """
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _fused(query, key, value, sequence_lengths, scaling), None

@@ -30,7 +30,7 @@ class TrainerState:
 
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder beside `path`, then move it there in one step; an older folder at `path` is replaced."""
+    """Let `write` fill a folder beside `path`, then move it there in one step; an older folder there is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")

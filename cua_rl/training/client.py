@@ -1,4 +1,4 @@
-"""The controller's side of the trainer: starts the worker process and asks it for one thing at a time. No torch here."""
+"""The controller's side of the trainer: starts the worker process, asks for one thing at a time. No torch here."""
 
 import asyncio
 import logging
@@ -26,8 +26,8 @@ _R = TypeVar("_R", bound=wire.Reply)
 class TrainingClient:
     """A trainer process of our own, an async context manager: entered, the model is loaded; left, the process is gone.
 
-    Requests queue up and are carried out in order. Cancelling a caller does not disturb the worker: the request that is under
-    way is finished and its answer thrown away. `log_path` is the file that takes the worker's output.
+    Requests queue up and are carried out in order. Cancelling a caller does not disturb the worker: the request that is
+    under way is finished and its answer thrown away. `log_path` is the file that takes the worker's output.
 
     Raises (all methods):
         TrainingError: the worker refused, failed or died; after a death, the message ends with the log's last lines.
@@ -35,7 +35,11 @@ class TrainingClient:
 
     def __init__(self, config: TrainerConfig, log_path: Path, *, num_threads: int | None = None) -> None:
         self._config = config
-        environment = dict(os.environ) | ({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
+        environment = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(
+            os.environ
+        )  # threads that spin starve whoever shares the cores
+        if num_threads is not None:
+            environment["OMP_NUM_THREADS"] = str(num_threads)
         self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: nobody else may enter
         self._process = OwnedProcess(
             [sys.executable, "-m", "cua_rl.training.worker", str(self._socket_path)],
@@ -75,17 +79,19 @@ class TrainingClient:
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""
-        await self._ask(wire.SaveState(path=path.absolute()), wire.Done)
+        await self._ask(wire.SaveState(path=Path(os.path.abspath(path))), wire.Done)
 
     async def load_state(self, path: Path, *, with_optimizer: bool = True) -> None:
         """Restore a checkpoint; without the optimizer only the weights, as the start of a new run."""
-        done = await self._ask(wire.LoadState(path=path.absolute(), with_optimizer=with_optimizer), wire.Done)
+        done = await self._ask(
+            wire.LoadState(path=Path(os.path.abspath(path)), with_optimizer=with_optimizer), wire.Done
+        )
         self.policy_version = done.policy_version
 
     async def save_weights_for_sampler(self, path: Path) -> AdapterRef:
         """Write the folder that the model server loads: a peft adapter, or a model folder if everything is trained."""
-        done = await self._ask(wire.SaveWeightsForSampler(path=path.absolute()), wire.Done)
-        return AdapterRef(path=path.absolute(), policy_version=done.policy_version)
+        done = await self._ask(wire.SaveWeightsForSampler(path=Path(os.path.abspath(path))), wire.Done)
+        return AdapterRef(path=Path(os.path.abspath(path)), policy_version=done.policy_version)
 
     async def __aenter__(self) -> Self:
         try:

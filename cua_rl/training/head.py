@@ -15,8 +15,8 @@ _MAX_LOGITS = 2**25
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """log softmax(hidden @ weight.T / temperature) at `targets`.
 
-    hidden [n, hidden], weight [vocabulary, hidden], targets [n] -> [n] float32. Memory does not grow with n * vocabulary,
-    neither forward nor backward.
+    hidden [n, hidden], weight [vocabulary, hidden], targets [n] -> [n] float32. Memory does not grow with
+    n * vocabulary, neither forward nor backward.
     """
     if weight.requires_grad and torch.is_grad_enabled():
         return _trained_head(hidden, weight, targets, temperature)

@@ -20,6 +20,8 @@ from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.attention import PACKED_ATTENTION
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.head import token_logprobs
+from cua_rl.training.lora import FusedLoraLinear
+from cua_rl.training.vision import use_linear_patch_embedding
 
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 """Linear layers of the language model only: servers ignore adapters on the vision tower."""
@@ -36,6 +38,7 @@ class PolicyModel:
         self._config = config
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         base = _load_base(config).to(self.device)
+        use_linear_patch_embedding(base.model.visual)
         self.base = base
         self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
         self.trains_vision = self._peft is None
@@ -70,9 +73,7 @@ class PolicyModel:
     def base_weights(self) -> Iterator[None]:
         """Inside, the model is the base model: the adapter is switched off."""
         if self._peft is None:
-            raise TrainingError(
-                "expected a LoRA adapter to switch off, but every parameter is trained: set trainer.lora"
-            )
+            raise TrainingError("expected a LoRA adapter to switch off, got full training: set trainer.lora")
         with self._peft.disable_adapter():
             yield
 
@@ -146,6 +147,7 @@ def _attach_lora(base: Qwen3VLForConditionalGeneration, lora: LoraConfig) -> Pef
     peft_config = PeftLoraConfig(
         r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=LORA_TARGETS, bias="none"
     )
+    peft_config._register_custom_module({torch.nn.Linear: FusedLoraLinear})  # pyright: ignore[reportPrivateUsage]
     with torch.random.fork_rng():
         torch.manual_seed(lora.seed)
         adapted = get_peft_model(base, peft_config)
@@ -171,7 +173,7 @@ def _load_adapter(model: PeftModel, folder: Path) -> None:
     if expected != found:
         name = next(name for name in sorted(expected | found) if expected.get(name) != found.get(name))
         raise TrainingError(
-            f"expected {name!r} with shape {expected.get(name)} in {str(folder)!r}, got {found.get(name)}: the adapter was "
-            "made for another model or with another rank"
+            f"expected {name!r} with shape {expected.get(name)} in {str(folder)!r}, got {found.get(name)}: the adapter "
+            "was made for another model or with another rank"
         )
     set_peft_model_state_dict(model, saved)

@@ -80,8 +80,8 @@ class Trainer:
         if not math.isfinite(total.item()):
             rollouts = sorted({batch.datums[index].rollout_id for index in micro_batch.datum_indices})
             raise TrainingError(
-                f"expected a finite loss, got {total.item()!r} in the micro-batch of rollouts {rollouts!r}; all gradients "
-                "since the last step were dropped, the weights are as they were"
+                f"expected a finite loss, got {total.item()!r} in the micro-batch of rollouts {rollouts!r}; all "
+                "gradients since the last step were dropped, the weights are as they were"
             )
         if len(logprobs):
             total.backward()
@@ -93,7 +93,8 @@ class Trainer:
             raise TrainingError("expected forward_backward before optim_step, got no gradient to step along")
         optim, num_trained_tokens = request.optim, self._num_trained_tokens
         gradients = [p.grad for p in self.model.trainable_parameters if p.grad is not None]
-        torch._foreach_div_(gradients, float(num_trained_tokens))
+        for gradient in gradients:
+            gradient.div_(num_trained_tokens)
         norm = torch.nn.utils.get_total_norm(gradients)
         if not math.isfinite(norm.item()):
             self._drop_gradients()
@@ -124,7 +125,7 @@ class Trainer:
         checkpoint.save_checkpoint(path, state, self.model.save_weights)
 
     def load_state(self, path: Path, *, with_optimizer: bool) -> None:
-        """Restore a checkpoint; without the optimizer only the weights come back, and steps count from where they were."""
+        """Restore a checkpoint; without the optimizer only the weights come back and steps are not counted anew."""
         state = checkpoint.load_checkpoint(path, self.model.load_weights)
         self._drop_gradients()
         self._optimizer = self._make_optimizer()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import Qwen2VLImageProcessor
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
@@ -36,7 +37,7 @@ class ImagePreprocessor:
         self._processor = Qwen2VLImageProcessor.from_pretrained(model_path)
 
     def prepare(self, chunks: Iterable[ImageChunk]) -> dict[str, PreparedImage]:
-        """Every distinct image once, by sha256; raises `TrainingError` if one takes another number of tokens than said."""
+        """Every distinct image once, by sha256; `TrainingError` if one takes another number of tokens than said."""
         distinct = {chunk.sha256: chunk for chunk in chunks}
         if not distinct:
             return {}
@@ -55,8 +56,8 @@ class ImagePreprocessor:
         num_tokens = time * height * width // self._processor.merge_size**2
         if num_tokens != chunk.expected_tokens:
             raise TrainingError(
-                f"expected image {chunk.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's prompt, got "
-                f"{num_tokens}: sampler and trainer must load the same preprocessor settings"
+                f"expected image {chunk.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's "
+                f"prompt, got {num_tokens}: sampler and trainer must load the same preprocessor settings"
             )
         return PreparedImage(patches=patches, grid=(time, height, width), num_tokens=num_tokens)
 
@@ -72,8 +73,26 @@ def _decode(data: bytes) -> Image.Image:
     return image.convert("RGB")
 
 
+class LinearPatchEmbed(nn.Module):
+    """The tower's patch embedding as one matrix product: its convolution has no overlap, and is slow."""
+
+    def __init__(self, proj: nn.Conv3d) -> None:
+        super().__init__()
+        self.proj = proj
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """patches [num_patches, patch_dim] -> [num_patches, hidden]."""
+        weight = self.proj.weight.flatten(1)
+        return linear(patches.to(weight.dtype), weight, self.proj.bias)
+
+
+def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:
+    """Swap the tower's patch embedding; its parameters keep their names."""
+    tower.patch_embed = LinearPatchEmbed(tower.patch_embed.proj)
+
+
 def encode_images(tower: Qwen3VLVisionModel, images: Mapping[str, PreparedImage]) -> dict[str, Tensor]:
-    """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: first the merger's, then every deepstack level's."""
+    """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: the merger's, then every deepstack level's."""
     features: dict[str, Tensor] = {}
     for names in _groups(images):
         group = [images[name] for name in names]

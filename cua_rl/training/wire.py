@@ -1,6 +1,6 @@
-"""What controller and trainer worker say to each other: typed requests and replies, framed on a unix socket. No torch here.
+"""What controller and trainer worker say to each other: typed messages, framed on a unix socket. No torch here.
 
-Every frame is eight bytes of length (big endian) and a pickle. The socket lies in a private folder and both ends are ours.
+Every frame is eight bytes of length (big endian) and a pickle. The socket lies in a private folder; both ends are ours.
 The first request is `Start`; closing the connection ends the worker.
 """
 

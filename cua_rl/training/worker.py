@@ -1,8 +1,10 @@
-"""The trainer process, `python -m cua_rl.training.worker SOCKET`: takes one request after another, ends with the connection."""
+"""The trainer process, `python -m cua_rl.training.worker SOCKET`: serves requests, ends with the connection."""
 
 import logging
 import socket
 import sys
+
+from transformers.utils.logging import disable_progress_bar
 
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.training import wire
@@ -14,6 +16,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: list[str]) -> int:
     """Serve the controller that listens at the given unix socket until it closes the connection."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    disable_progress_bar()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(arguments[0])
         serve(connection)

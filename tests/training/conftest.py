@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.training.tiny_qwen3_vl import build_random_qwen3_vl
 
 
