@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """The tiny model's tokenizer: bytes, and whole pieces of text that are matched before anything is split into bytes."""
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ CONTROL_TOKENS = (
 
 
 def build_tokenizer(pieces: Sequence[str]) -> Tokenizer:
-    """Byte-level BPE without merges, and `pieces` as added tokens: ids 0-255 are bytes, then control tokens, then pieces.
+    """Byte-level BPE without merges; ids 0-255 are bytes, then come control tokens, then `pieces` as added tokens.
 
     Where several pieces match, the leftmost wins, and of those the longest.
     """

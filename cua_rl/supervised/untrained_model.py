@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The tiny model before training, as a model folder: `python -m cua_rl.models.untrained FOLDER SEED`.
+"""The tiny model before training, as a model folder: `python -m cua_rl.supervised.untrained_model FOLDER SEED`.
 
-A Qwen3-VL of under two million parameters: a 192 x 320 screenshot is 60 image tokens. Imports torch and transformers, so
-recipes run it as a process of its own.
+A Qwen3-VL of under two million parameters: a 192 x 320 screenshot is 60 image tokens. Imports torch and transformers,
+so recipes run it as a process of its own.
 """
 
 import json
@@ -14,8 +14,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.models.tokenizer import CONTROL_TOKENS, build_tokenizer
-from cua_rl.models.vocabulary import pieces
+from cua_rl.models.vocabulary import COORDINATE_STEP, names, pieces
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
 
 _PATCH_SIZE, _MERGE_SIZE, _TEMPORAL_PATCH_SIZE = 16, 2, 2
@@ -31,7 +32,9 @@ def write_untrained_model(folder: Path, *, seed: int) -> None:
     for name, settings in _settings_files(tokenizer).items():
         (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     torch.manual_seed(seed)
-    Qwen3VLForConditionalGeneration(_config(tokenizer)).save_pretrained(folder)
+    model = Qwen3VLForConditionalGeneration(_config(tokenizer))
+    _order_embeddings(model, tokenizer)
+    model.save_pretrained(folder)
     _write_generation_config(folder, tokenizer)
 
 
@@ -73,6 +76,32 @@ def _config(tokenizer: Tokenizer) -> Qwen3VLConfig:
         vision_end_token_id=_id(tokenizer, "<|vision_end|>"),
         tie_word_embeddings=True,
     )
+
+
+@torch.no_grad()
+def _order_embeddings(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer) -> None:
+    """Start where neighbours are alike: image places, numbers, and a name with its form at the start of a line."""
+    places = model.model.visual.pos_embed.weight
+    side = round(len(places) ** 0.5)
+    axis = torch.arange(side) / side
+    rows, columns = torch.meshgrid(axis, axis, indexing="ij")
+    halves = [_waves(part.flatten(), places.shape[1] // 2, num_octaves=3.5) for part in (rows, columns)]
+    places.copy_(0.5 * torch.cat(halves, dim=1))
+    embeddings = model.model.language_model.embed_tokens.weight
+    scale = embeddings.std() * 2**0.5
+    numbers = range(0, MAX_COORDINATE + 1, COORDINATE_STEP)
+    waves = _waves(torch.tensor(numbers) / MAX_COORDINATE, embeddings.shape[1], num_octaves=6.0)
+    embeddings[[_id(tokenizer, str(number)) for number in numbers]] = scale * waves
+    line_start = embeddings[_id(tokenizer, "user\n")].clone()
+    for name in names():
+        embeddings[_id(tokenizer, f"\n{name}")] = embeddings[_id(tokenizer, f" {name}")] + line_start
+
+
+def _waves(positions: torch.Tensor, size: int, *, num_octaves: float) -> torch.Tensor:
+    """Sines and cosines of positions in [0, 1], from half a wave upwards; [num_positions, size]."""
+    frequencies = torch.pi * 2 ** torch.linspace(0, num_octaves, size // 2)
+    angles = positions[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 def _settings_files(tokenizer: Tokenizer) -> dict[str, object]:

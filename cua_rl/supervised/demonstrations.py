@@ -1,0 +1,109 @@
+"""Demonstrations: the real agent works on a simulated phone, and an expert answers in the model's place.
+
+So what is imitated is byte for byte what the model will read and write in a rollout.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from openai import AsyncOpenAI
+from openai.types.responses import Response
+
+from cua_rl.agent.gbox_agent import AgentTurn, GBoxAgent
+from cua_rl.conversation import Item, SampledAnswer, Tool
+from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.tasks.demo.expert import Decision
+from cua_rl.types import Datum
+
+Expert = Callable[[SimulatedPhone], Decision]
+"""Decides the next turn; called once per turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """A conversation that ends with an answer; all its answers are to be imitated."""
+
+    items: tuple[Item, ...]
+    tools: tuple[Tool, ...]
+
+
+async def demonstrate(instruction: str, phone: SimulatedPhone, expert: Expert, *, max_turns: int) -> Demonstration:
+    """Let the expert work on the phone until it ends the task or has answered `max_turns` times."""
+    model = _ExpertModel(phone, expert)
+    await GBoxAgent().run(instruction, phone, model.client(), max_turns=max_turns, on_turn=_ignore)
+    return model.demonstration()
+
+
+def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, name: str) -> Datum:
+    """The datum whose trained tokens are the answers."""
+    model_input, loss_mask = renderer.render_supervised(demonstration.items, demonstration.tools)
+    zeros = (0.0,) * model_input.length
+    return Datum(
+        rollout_id=name,
+        model_input=model_input,
+        loss_mask=loss_mask,
+        advantages=zeros,
+        sampling_logprobs=zeros,
+        policy_versions=(),
+    )
+
+
+class _ExpertModel:
+    """Stands where the agent expects an OpenAI client: `client().responses.create(...)` asks the expert."""
+
+    def __init__(self, phone: SimulatedPhone, expert: Expert) -> None:
+        self._phone = phone
+        self._expert = expert
+        self._request: Mapping[str, object] = {}
+        self._answer = ""
+
+    def client(self) -> AsyncOpenAI:
+        return cast(AsyncOpenAI, self)
+
+    @property
+    def responses(self) -> Self:
+        return self
+
+    async def create(self, *, model: str, input: Sequence[object], tools: Sequence[object]) -> Response:
+        self._request = {"input": list(input), "tools": list(tools)}
+        self._answer = write_decision(self._expert(self._phone), await self._phone.observe())
+        return _response(self._answer, model)
+
+    def demonstration(self) -> Demonstration:
+        """The last request and its answer: the whole conversation."""
+        conversation = conversation_from_responses(self._request)
+        return Demonstration(items=(*conversation.items, SampledAnswer(text=self._answer)), tools=conversation.tools)
+
+
+def _response(answer: str, model: str) -> Response:
+    """An answer as the gateway would hand it to the agent."""
+    parsed = parse_answer(answer)
+    output: list[Mapping[str, Any]] = []
+    if parsed.reasoning is not None:
+        thought = {"type": "reasoning_text", "text": parsed.reasoning}
+        output.append({"type": "reasoning", "id": "rs_0", "summary": [], "content": [thought]})
+    for call in parsed.tool_calls:
+        call_item = {"call_id": call.call_id, "name": call.name, "arguments": call.arguments}
+        output.append({"type": "function_call", "id": call.call_id, "status": "completed", **call_item})
+    return Response.model_validate(
+        {
+            "id": "expert",
+            "object": "response",
+            "created_at": 0,
+            "model": model,
+            "status": "completed",
+            "output": output,
+            "parallel_tool_calls": False,
+            "tool_choice": "auto",
+            "tools": [],
+        }
+    )
+
+
+async def _ignore(turn: AgentTurn) -> None:
+    """The conversation is all that is kept."""

@@ -1,0 +1,126 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""First stage of the tiny model: its vision tower learns what lies where.
+
+`python -m cua_rl.supervised.grounding FOLDER SEED NUM_STEPS` changes a model folder in place.
+
+Every image token on something that can be tapped learns three things: the merger's output should point at the embedding
+of its name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. The language model, which
+reads these features, then only has to learn where to look and what to copy. Without this stage it spends most of its
+training finding out that the image matters at all.
+"""
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear, normalize
+from transformers import Qwen2VLImageProcessor, Qwen3VLForConditionalGeneration
+
+from cua_rl.agent.tools import MAX_COORDINATE
+from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
+from cua_rl.devices.simulator.elements import Element, Rect
+from cua_rl.devices.simulator.painter import draw_png
+from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.devices.simulator.start import Start, make_phone_state
+from cua_rl.models.vocabulary import COORDINATE_STEP, names
+from cua_rl.tasks.demo.expert import scannable_elements
+from cua_rl.training.vision import use_linear_patch_embedding
+
+_CELL_PX = 32
+"""Side of the square that one image token covers."""
+_SHARPNESS = 16.0
+"""Cosine similarities times this are the logits."""
+_UNKNOWN = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Screenshot:
+    image: Image.Image
+    targets: Tensor
+    """[3, num_image_tokens]: ids of name, x and y; _UNKNOWN where nothing can be tapped."""
+
+
+def train_grounding(folder: Path, *, seed: int, num_steps: int, batch_size: int, learning_rate: float) -> None:
+    """Train the vision tower of the model in `folder` in place, on random home and Settings screens."""
+    torch.manual_seed(seed)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    processor = Qwen2VLImageProcessor.from_pretrained(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tower, embeddings = model.model.visual, model.model.language_model.embed_tokens.weight.detach()
+    use_linear_patch_embedding(tower)
+    optimizer = torch.optim.AdamW(tower.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, num_steps, pct_start=0.1)
+    random = Random(seed)
+    for step in range(num_steps):
+        screenshots = [_draw(random, tokenizer) for _ in range(batch_size)]
+        batch = processor(images=[screenshot.image for screenshot in screenshots], return_tensors="pt")
+        output = tower(batch["pixel_values"], grid_thw=batch["image_grid_thw"], return_dict=True)
+        features = torch.stack([output.pooler_output, *output.deepstack_features])
+        targets = torch.cat([screenshot.targets for screenshot in screenshots], dim=1)
+        loss, accuracy = _loss(features, targets, embeddings)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 25 == 24:
+            name, x, y = accuracy.tolist()
+            print(f"step={step + 1} loss={loss.item():.3f} name={name:.2f} x={x:.2f} y={y:.2f}", flush=True)  # noqa: T201
+    model.save_pretrained(folder)
+
+
+def _loss(features: Tensor, targets: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy over the three targets, and the share that is right of each, [3]."""
+    logits = _SHARPNESS * linear(normalize(features, dim=-1), normalize(embeddings, dim=-1))
+    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_UNKNOWN)
+    known = targets != _UNKNOWN
+    right = (logits.argmax(dim=-1) == targets) & known
+    return loss, right.sum(dim=1) / known.sum(dim=1)
+
+
+def _draw(random: Random, tokenizer: Tokenizer) -> _Screenshot:
+    start = random.choice([Start(), Start(home_page=1), Start(app="settings"), Start(app="settings")])
+    state = make_phone_state(random.randrange(2**31), start)
+    elements = [element for element in scannable_elements(build_screen(state)) if element.label in names()]
+    image = Image.open(io.BytesIO(draw_png(state, 1))).convert("RGB")
+    cells = [
+        Rect(x=x, y=y, width=_CELL_PX, height=_CELL_PX)
+        for y in range(0, HEIGHT, _CELL_PX)
+        for x in range(0, WIDTH, _CELL_PX)
+    ]
+    targets = [_target(cell, elements, tokenizer) for cell in cells]
+    return _Screenshot(image=image, targets=torch.tensor(targets).T)
+
+
+def _target(cell: Rect, elements: Sequence[Element], tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """Ids of name, x and y of the element that covers most of the cell, if that is at least a quarter."""
+    best = max(elements, key=lambda element: _overlap(cell, element.rect))
+    if _overlap(cell, best.rect) < _CELL_PX**2 // 4:
+        return _UNKNOWN, _UNKNOWN, _UNKNOWN
+    x, y = best.rect.centre
+    texts = (f" {best.label}", _coordinate(x, WIDTH), _coordinate(y, HEIGHT))
+    name_id, x_id, y_id = (tokenizer.encode(text, add_special_tokens=False).ids[0] for text in texts)
+    return name_id, x_id, y_id
+
+
+def _coordinate(position: int, length: int) -> str:
+    return str(round(position * MAX_COORDINATE / length / COORDINATE_STEP) * COORDINATE_STEP)
+
+
+def _overlap(one: Rect, other: Rect) -> int:
+    width = min(one.right, other.right) - max(one.x, other.x)
+    height = min(one.bottom, other.bottom) - max(one.y, other.y)
+    return max(0, width) * max(0, height)
+
+
+if __name__ == "__main__":
+    train_grounding(
+        Path(sys.argv[1]), seed=int(sys.argv[2]), num_steps=int(sys.argv[3]), batch_size=16, learning_rate=2e-3
+    )

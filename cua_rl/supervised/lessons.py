@@ -1,0 +1,59 @@
+"""What the tiny model learns from: naming what it sees, and demo tasks done by an expert that may err."""
+
+from dataclasses import dataclass
+from random import Random
+
+from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.devices.simulator.screens import build_screen
+from cua_rl.devices.simulator.start import Start, make_phone_state
+from cua_rl.supervised.demonstrations import Demonstration, demonstrate
+from cua_rl.tasks.demo.expert import Decision, Finish, ImperfectExpert, scannable_elements
+from cua_rl.tasks.demo.phone import make_simulated_phone
+from cua_rl.tasks.demo.template import TaskTemplate
+from cua_rl.tasks.demo.templates import DEMO_TRAINING
+
+NUM_SEEDS = 2**31
+_LISTINGS = (("List the apps you see.", Start()), ("List the settings you see.", Start(app="settings")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """How lessons are drawn. Shares and rates are probabilities."""
+
+    listing_share: float
+    """Lessons that only name everything on the screen; the others are demo tasks, as many openings as toggles."""
+    whole_share: float
+    """Tasks shown to the end; of the others, only as many turns as it takes to reach the last click."""
+    error_rate: float
+    """How often, per turn, the expert stops its scan at a random element."""
+
+
+async def draw_lesson(random: Random, mix: Mix) -> Demonstration:
+    """One lesson on a phone of its own."""
+    seed = random.randrange(NUM_SEEDS)
+    if random.random() < mix.listing_share:
+        return await _listing(random, seed)
+    family = random.choice(("open_app", "toggle_setting"))
+    template = random.choice([template for template in DEMO_TRAINING if family in template.tags])
+    is_whole = random.random() < mix.whole_share
+    max_turns = template.max_turns if is_whole else len(template.route)
+    return await demonstrate_task(template, seed, random, error_rate=mix.error_rate, max_turns=max_turns)
+
+
+async def demonstrate_task(
+    template: TaskTemplate, seed: int, random: Random, *, error_rate: float, max_turns: int
+) -> Demonstration:
+    """A demo task, done by an expert that errs with `error_rate`."""
+    task = template.make_task(seed)
+    expert = ImperfectExpert(template, error_rate=error_rate, random=random)
+    return await demonstrate(task.instruction, make_simulated_phone(task), expert.decide, max_turns=max_turns)
+
+
+async def _listing(random: Random, seed: int) -> Demonstration:
+    instruction, start = random.choice(_LISTINGS)
+    return await demonstrate(instruction, SimulatedPhone(make_phone_state(seed, start)), _name_all, max_turns=1)
+
+
+def _name_all(phone: SimulatedPhone) -> Decision:
+    labels = tuple(element.label for element in scannable_elements(build_screen(phone.state)))
+    return Decision(scanned=labels, action=Finish(success_claimed=True))
