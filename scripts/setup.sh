@@ -34,7 +34,7 @@ digest() {
 }
 
 pip_install() {
-    if ! "$PYTHON" -m pip install --disable-pip-version-check "$@" >>"$VENV/setup.log" 2>&1; then
+    if ! "$PYTHON" -m pip install --disable-pip-version-check --no-compile "$@" >>"$VENV/setup.log" 2>&1; then
         tail -n 20 "$VENV/setup.log" >&2
         echo "setup: expected pip to install $*, it ended as above; the whole story is in $VENV/setup.log" >&2
         exit 1
