@@ -46,7 +46,9 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, sequence_lengths: Sequence
     ends = torch.tensor([0, *accumulate(sequence_lengths)], dtype=torch.int32, device=query.device)
     longest = max(sequence_lengths)
     output = varlen_attn(
-        *(x[0].transpose(0, 1) for x in (query, key, value)),
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
         ends,
         ends,
         longest,

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Datums to packed micro-batches: sequences end to end in one row, no padding, positions counted per sequence."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

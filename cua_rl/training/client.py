@@ -35,9 +35,8 @@ class TrainingClient:
 
     def __init__(self, config: TrainerConfig, log_path: Path, *, num_threads: int | None = None) -> None:
         self._config = config
-        environment = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(
-            os.environ
-        )  # threads that spin starve whoever shares the cores
+        # Threads that spin while they wait starve everybody who shares the cores, themselves included.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
         if num_threads is not None:
             environment["OMP_NUM_THREADS"] = str(num_threads)
         self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: nobody else may enter
@@ -79,19 +78,17 @@ class TrainingClient:
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""
-        await self._ask(wire.SaveState(path=Path(os.path.abspath(path))), wire.Done)
+        await self._ask(wire.SaveState(path=path), wire.Done)
 
     async def load_state(self, path: Path, *, with_optimizer: bool = True) -> None:
         """Restore a checkpoint; without the optimizer only the weights, as the start of a new run."""
-        done = await self._ask(
-            wire.LoadState(path=Path(os.path.abspath(path)), with_optimizer=with_optimizer), wire.Done
-        )
+        done = await self._ask(wire.LoadState(path=path, with_optimizer=with_optimizer), wire.Done)
         self.policy_version = done.policy_version
 
     async def save_weights_for_sampler(self, path: Path) -> AdapterRef:
         """Write the folder that the model server loads: a peft adapter, or a model folder if everything is trained."""
-        done = await self._ask(wire.SaveWeightsForSampler(path=Path(os.path.abspath(path))), wire.Done)
-        return AdapterRef(path=Path(os.path.abspath(path)), policy_version=done.policy_version)
+        done = await self._ask(wire.SaveWeightsForSampler(path=path), wire.Done)
+        return AdapterRef(path=path, policy_version=done.policy_version)
 
     async def __aenter__(self) -> Self:
         try:

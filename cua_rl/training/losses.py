@@ -2,8 +2,9 @@
 """Policy losses: pure functions on flat vectors over trained tokens.
 
 `n` is the number of trained tokens; every vector is float32 of shape [n]. `training_logprobs` carry the gradient;
-`sampling_logprobs` come from the server that drew the tokens. Losses are per token and the trainer sums them: it divides
-the summed gradient by the number of trained tokens when it steps, so how tokens fall into micro-batches changes nothing.
+`sampling_logprobs` come from the server that drew the tokens. Losses are per token and the trainer sums them: it
+divides the summed gradient by the number of trained tokens when it steps. So how tokens fall into micro-batches changes
+nothing.
 """
 
 from dataclasses import dataclass

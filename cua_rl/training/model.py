@@ -4,9 +4,10 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -37,9 +38,10 @@ class PolicyModel:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        base = _load_base(config).to(self.device)
+        base: Any = _load_base(config)  # Any: Transformers' annotations do not hold for tensors on a device
+        base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
-        self.base = base
+        self.base: Any = base
         self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
         self.trains_vision = self._peft is None
         if config.gradient_checkpointing:
@@ -70,7 +72,7 @@ class PolicyModel:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)  # type: ignore[return-value]
 
     @contextmanager
-    def base_weights(self) -> Iterator[None]:
+    def base_weights(self) -> Generator[None]:
         """Inside, the model is the base model: the adapter is switched off."""
         if self._peft is None:
             raise TrainingError("expected a LoRA adapter to switch off, got full training: set trainer.lora")

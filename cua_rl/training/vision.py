@@ -88,7 +88,7 @@ class LinearPatchEmbed(nn.Module):
 
 def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:
     """Swap the tower's patch embedding; its parameters keep their names."""
-    tower.patch_embed = LinearPatchEmbed(tower.patch_embed.proj)
+    tower.add_module("patch_embed", LinearPatchEmbed(tower.patch_embed.proj))
 
 
 def encode_images(tower: Qwen3VLVisionModel, images: Mapping[str, PreparedImage]) -> dict[str, Tensor]:
