@@ -1,0 +1,6 @@
+"""The tiny model that ships with the package, and what it is made of."""
+
+from pathlib import Path
+
+TINY_QWEN3_VL = Path(__file__).parent / "tiny_qwen3_vl"
+"""A trained Qwen3-VL model folder of two million parameters; `cua_rl.recipes.sft` made it."""
