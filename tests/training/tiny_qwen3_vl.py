@@ -28,7 +28,7 @@ def build_random_qwen3_vl(
     folder: Path,
     *,
     hidden: int = 64,
-    layers: int = 2,
+    layers: int = 3,  # one more than deepstack levels, so that every level reaches the answer
     vocabulary: int = 320,
     vision_hidden: int = 48,
     tie_embeddings: bool = True,

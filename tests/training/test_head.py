@@ -1,0 +1,23 @@
+"""The language-model head in chunks against the plain computation."""
+
+import pytest
+import torch
+
+from cua_rl.training import head
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_chunked_logprobs_and_gradients_equal_the_plain_ones(monkeypatch: pytest.MonkeyPatch, trained: bool) -> None:
+    monkeypatch.setattr(head, "_MAX_LOGITS", 3 * 50)  # 3 rows at a time, the last chunk shorter
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(11, 8, requires_grad=True), torch.randn(50, 8, requires_grad=trained)
+    targets, factors = torch.randint(50, (11,)), torch.randn(11)
+    inputs = (hidden, weight) if trained else (hidden,)
+
+    logprobs = head.token_logprobs(hidden, weight, targets, 0.7)
+    found = torch.autograd.grad((logprobs * factors).sum(), inputs)
+
+    plain = (hidden @ weight.T / 0.7).log_softmax(1)[torch.arange(11), targets]
+    torch.testing.assert_close(logprobs, plain)
+    for one, other in zip(found, torch.autograd.grad((plain * factors).sum(), inputs), strict=True):
+        torch.testing.assert_close(one, other)
