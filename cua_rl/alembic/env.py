@@ -8,7 +8,7 @@ from alembic.autogenerate.api import AutogenContext
 from alembic.util import CommandError
 from sqlalchemy import text
 
-from cua_rl.database.columns import AnyJson, AnyText
+from cua_rl.database.columns import AnyJson, AnyText, NumberArray
 from cua_rl.database.models import Base
 from cua_rl.database.session import command_line_environ, database_url, make_writer_engine
 from cua_rl.errors import ConfigError
@@ -34,12 +34,12 @@ def _url() -> str:
 
 def _render_item(kind: str, item: Any, autogen_context: AutogenContext) -> str | Literal[False]:
     """Write our column types as the plain type below them: migrations must not change when the code does."""
-    if kind != "type" or not isinstance(item, AnyText | AnyJson):
+    if kind != "type" or not isinstance(item, AnyText | AnyJson | NumberArray):
         return False
     if isinstance(item, AnyText):
         return "sa.Text()"
     autogen_context.imports.add("from sqlalchemy.dialects import postgresql")
-    return "postgresql.JSONB()"
+    return "postgresql.JSONB()" if isinstance(item, AnyJson) else f"postgresql.ARRAY(sa.{item.item_type!r})"
 
 
 def _run_offline() -> None:

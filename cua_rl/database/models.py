@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from cua_rl.database.columns import AnyJson, AnyText
+from cua_rl.database.columns import AnyJson, AnyText, NumberArray
 from cua_rl.types import StopReason
 
 Json = dict[str, Any]
@@ -61,8 +61,8 @@ class Base(DeclarativeBase):
         float: Double[float](),
         datetime: DateTime(timezone=True),
         Json: AnyJson(),
-        list[int]: ARRAY(Integer()),
-        list[float]: ARRAY(Double[float]()),
+        list[int]: NumberArray(Integer()),
+        list[float]: NumberArray(Double[float]()),
         UUID: Uuid(),
     }
 

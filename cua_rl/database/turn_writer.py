@@ -14,6 +14,8 @@ from cua_rl.database.rows import Scope
 from cua_rl.errors import DatabaseError
 from cua_rl.types import Turn
 
+_INSERT_TURN = insert(TurnRow).on_conflict_do_nothing(index_elements=["rollout_pk", "turn_index"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Image:
@@ -47,33 +49,32 @@ def insert_turn(connection: Connection, scope: Scope, rollout_pk: int, turn: Tur
     model = turn.model
     failure = model.failure
     connection.execute(
-        insert(TurnRow)
-        .values(
-            rollout_pk=rollout_pk,
-            turn_index=turn.index,
-            response_id=model.response_id,
-            prompt_token_ids=model.prompt.token_ids(scope.image_token_id),
-            prompt_chunks=encode_prompt_chunks(model.prompt),
-            sampled_tokens=list(model.sampled_tokens),
-            sampling_logprobs=list(model.sampling_logprobs),
-            policy_version=model.policy_version,
-            stop=model.stop,
-            text=model.text,
-            failure_kind=None if failure is None else failure.kind,
-            failure_message=None if failure is None else failure.message,
-            prompt_matches_renderer=model.prompt_matches_renderer,
-            request=model.request,
-            cached_tokens=model.cached_tokens,
-            started_at=datetime.fromtimestamp(model.started_at, UTC),
-            started_unix_s=model.started_at,
-            duration_s=model.duration_s,
-            durations_s=turn.durations_s,
-            action=None if turn.action is None else encode_action(turn.action),
-            action_error=turn.action_error,
-            before_sha256=turn.before.sha256,
-            after_sha256=None if turn.after is None else turn.after.sha256,
-        )
-        .on_conflict_do_nothing(index_elements=["rollout_pk", "turn_index"])
+        _INSERT_TURN,
+        {
+            "rollout_pk": rollout_pk,
+            "turn_index": turn.index,
+            "response_id": model.response_id,
+            "prompt_token_ids": model.prompt.token_ids(scope.image_token_id),
+            "prompt_chunks": encode_prompt_chunks(model.prompt),
+            "sampled_tokens": list(model.sampled_tokens),
+            "sampling_logprobs": list(model.sampling_logprobs),
+            "policy_version": model.policy_version,
+            "stop": model.stop,
+            "text": model.text,
+            "failure_kind": None if failure is None else failure.kind,
+            "failure_message": None if failure is None else failure.message,
+            "prompt_matches_renderer": model.prompt_matches_renderer,
+            "request": model.request,
+            "cached_tokens": model.cached_tokens,
+            "started_at": datetime.fromtimestamp(model.started_at, UTC),
+            "started_unix_s": model.started_at,
+            "duration_s": model.duration_s,
+            "durations_s": turn.durations_s,
+            "action": None if turn.action is None else encode_action(turn.action),
+            "action_error": turn.action_error,
+            "before_sha256": turn.before.sha256,
+            "after_sha256": None if turn.after is None else turn.after.sha256,
+        },
     )
 
 
