@@ -5,7 +5,7 @@ small; and a request without adapter in a batch with adapters gets the last slot
 mended here.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from typing import Any
 

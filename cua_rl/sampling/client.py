@@ -16,6 +16,7 @@ import httpx
 
 from cua_rl.errors import AdapterError, ConfigError, SamplingError
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
+from cua_rl.sampling.http_pools import HttpPools
 from cua_rl.sampling.server import ModelServer
 from cua_rl.types import AdapterRef
 
@@ -138,7 +139,8 @@ class SamplingClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(replica.http.aclose() for replica in self._replicas))
+        for replica in self._replicas:
+            await replica.close()
 
 
 class _Replica:
@@ -146,12 +148,7 @@ class _Replica:
 
     def __init__(self, server: ModelServer, max_attempts: int, request_timeout_s: float) -> None:
         self.server = server
-        self.http = httpx.AsyncClient(
-            base_url=server.base_url,
-            timeout=httpx.Timeout(request_timeout_s, connect=10.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
-            trust_env=False,
-        )
+        self.http = HttpPools(server.base_url, timeout_s=request_timeout_s)
         self._max_attempts = max_attempts
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
         server.on_restart(self._restore)
@@ -187,6 +184,11 @@ class _Replica:
         except RequestRejected as rejected:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, rejected)
 
+    async def close(self) -> None:
+        """Drop connections; a later restart of the server restores nothing for us."""
+        self._loads.clear()
+        await self.http.close()
+
     async def prove(self, adapter: AdapterRef, canary: Canary) -> None:
         """Let the canary decide whether the adapter works; raises `AdapterError` if not."""
         base, served = await asyncio.gather(
@@ -212,7 +214,7 @@ class _Replica:
     async def _restore(self) -> None:
         """Load again what was loaded, on a server that has lost it."""
         for adapter in self.loaded:
-            response = await self.http.post(_LOAD_PATH, json=_load_body(adapter))
+            response = await self.http.post(_LOAD_PATH, _load_body(adapter))
             if response.is_error and not _is_loaded_already(_message(response)):
                 raise SamplingError(f"cannot load adapter {adapter.name!r} again: {_message(response)}")
 
@@ -228,7 +230,7 @@ class _Replica:
                 delay_s = min(2 * delay_s, _MAX_DELAY_S)
             await self.server.wait_until_ready()
             try:
-                response = await self.http.post(path, json=payload)
+                response = await self.http.post(path, payload)
             except httpx.TransportError as error:
                 failure = f"{type(error).__name__} {error}"
                 continue

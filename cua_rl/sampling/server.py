@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -145,9 +146,11 @@ class VllmServer:
         async with httpx.AsyncClient(base_url=self.base_url, trust_env=False) as client:
             while True:
                 if not process.is_running:
+                    status = await process.wait()
+                    log = process.log_tail(200)
                     raise SamplingError(
-                        f"the model server ended with status {await process.wait()} before it answered; "
-                        f"{self._log_path} ends:\n{process.log_tail()}"
+                        f"the model server ended with status {status} before it answered: {_first_error(log)}; "
+                        f"{self._log_path} ends:\n{log[-2000:]}"
                     )
                 with suppress(httpx.TransportError):
                     if (await client.get("/health")).status_code == HTTPStatus.OK:
@@ -243,6 +246,12 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
         if card.get("parent") is None:
             return ServedModel(name=str(card["id"]), max_model_len=int(cast("int", card["max_model_len"])))
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")
+
+
+def _first_error(log: str) -> str:
+    """The first exception in a log: what follows is mostly other processes that miss the one that died."""
+    found = re.search(r"\b\w+(?:Error|Exception): \S.*", log)
+    return found.group() if found else "no exception in its log"
 
 
 def _take_port(wanted: int | None) -> int:

@@ -58,6 +58,7 @@ def vllm_environment(config: ServerConfig) -> dict[str, str]:
         environment["HF_HUB_OFFLINE"] = "1"
     if runs_on_cpu():
         environment |= _cpu_environment(environment)
+        environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would overrule kv_cache_gib
     return environment
 
 
@@ -97,6 +98,5 @@ def _cpu_environment(ours: Mapping[str, str]) -> dict[str, str]:
     num_threads = max(1, (os.cpu_count() or 1) // 2)
     return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_CPU_KVCACHE_SPACE": "",
         "OMP_NUM_THREADS": ours.get("OMP_NUM_THREADS", str(num_threads)),
     }

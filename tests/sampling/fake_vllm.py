@@ -1,0 +1,145 @@
+"""A model server that speaks vLLM's protocol and says what it is told; runs in this process or as one of its own."""
+
+import asyncio
+import os
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from cua_rl.config import ServerConfig
+from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+
+LOGPROB = -0.5
+
+
+@dataclass
+class FakeVllm:
+    """Answers Responses requests with `answers`, then with `default_answer`; keeps what it was asked."""
+
+    renderer: Qwen3VLRenderer
+    default_answer: str = "done"
+    answers: deque[str] = field(default_factory=deque)
+    failures: deque[int] = field(default_factory=deque)
+    """Statuses of the next answers."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    unloaded: list[str] = field(default_factory=list)
+    extra_prompt_token: int | None = None
+    """Put in front of the prompt ids it reports, so that they differ from the renderer's."""
+    gate: asyncio.Event | None = None
+    """Answers wait for it."""
+    has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    can_update_adapters: bool = True
+    dies_once_at: Path | None = None
+    """The process ends in the middle of a request if this file is not there; it makes the file first."""
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/health", self._health),
+            Route("/v1/models", self._models),
+            Route("/v1/responses", self._responses, methods=["POST"]),
+            Route("/v1/completions", self._completions, methods=["POST"]),
+        ]
+        if self.can_update_adapters:
+            routes.append(Route("/v1/load_lora_adapter", self._load, methods=["POST"]))
+            routes.append(Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]))
+            return Starlette(routes=routes)
+        return Starlette(routes=routes, exception_handlers={404: _not_found})
+
+    async def _health(self, request: Request) -> Response:
+        return Response()
+
+    async def _models(self, request: Request) -> Response:
+        card = {"id": "base", "parent": None, "max_model_len": 2000}
+        adapters = [{"id": name, "parent": "base", "max_model_len": None} for name in self.adapters]
+        return JSONResponse({"data": [*adapters, card]})
+
+    async def _load(self, request: Request) -> Response:
+        body = await request.json()
+        if body["lora_name"] in self.adapters:
+            return _refusal(400, f"The lora adapter '{body['lora_name']}' has already been loaded.")
+        if "missing" in body["lora_path"]:
+            return _refusal(404, f"No adapter found for '{body['lora_path']}'")
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return PlainTextResponse("Success")
+
+    async def _unload(self, request: Request) -> Response:
+        name = (await request.json())["lora_name"]
+        if name not in self.adapters:
+            return _refusal(404, f"The lora adapter '{name}' cannot be found.")
+        del self.adapters[name]
+        self.unloaded.append(name)
+        return PlainTextResponse("Success")
+
+    async def _responses(self, request: Request) -> Response:
+        body = await request.json()
+        self.requests.append(body)
+        self.has_arrived.set()
+        if self.dies_once_at is not None and not self.dies_once_at.exists():
+            self.dies_once_at.touch()
+            os._exit(9)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failures:
+            return _refusal(self.failures.popleft(), "out of order")
+        if body["model"] != "base" and body["model"] not in self.adapters:
+            return _refusal(404, f"The model `{body['model']}` does not exist.")
+        return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
+
+    def _answer(self, body: dict[str, Any], text: str) -> dict[str, Any]:
+        conversation = conversation_from_responses(body)
+        prompt = self.renderer.render(conversation.items, conversation.tools).token_ids(self.renderer.image_token_id)
+        if self.extra_prompt_token is not None:
+            prompt = [self.extra_prompt_token, *prompt]
+        whole = [*self.renderer.encode(text), self.renderer.stop_token_ids[0]]
+        sampled = whole[: body["max_output_tokens"]]
+        part = {"type": "output_text", "text": text, "logprobs": [{"logprob": LOGPROB} for _ in sampled]}
+        return {
+            "id": "resp_server",
+            "status": "completed" if sampled == whole else "incomplete",
+            "output": [{"type": "message", "content": [part]}],
+            "input_messages": [{"tokens": prompt}],
+            "output_messages": [{"tokens": sampled}],
+            "usage": {"input_tokens_details": {"cached_tokens": 3}},
+        }
+
+    async def _completions(self, request: Request) -> Response:
+        """Adapters add 0.25 to each log-probability, except inert ones, whose keys match nothing."""
+        body = await request.json()
+        path = self.adapters.get(body["model"], "inert")
+        logprob = -2.0 if "inert" in path else -1.75
+        entries: Sequence[Any] = [None, *({str(token): {"logprob": logprob}} for token in body["prompt"][1:])]
+        return JSONResponse({"choices": [{"prompt_logprobs": entries}]})
+
+
+def _refusal(status: int, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "type": "BadRequestError", "code": status}}, status)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": "Not Found"}, 404)
+
+
+def fake_command(model_folder: Path, dies_once_at: Path | None = None) -> Any:
+    """For `VllmServer(make_command=...)`: the fake as a process of its own."""
+
+    def command(config: ServerConfig, port: int) -> list[str]:
+        return [sys.executable, "-m", "tests.sampling.fake_vllm", str(model_folder), str(port), str(dies_once_at or "")]
+
+    return command
+
+
+if __name__ == "__main__":
+    folder, port, mark = sys.argv[1:]
+    fake = FakeVllm(load_qwen3_vl(Path(folder)), dies_once_at=Path(mark) if mark else None)
+    uvicorn.run(fake.app(), port=int(port), log_level="warning")

@@ -1,0 +1,166 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cua_rl.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.sampling.canary import Canary, canary_datum, canary_tokens
+from cua_rl.sampling.client import RequestRejected, SamplingClient
+from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.server import ExternalServer
+from cua_rl.sampling.vllm_responses import RESPONSES_PATH
+from cua_rl.types import AdapterRef
+from tests.sampling.fake_vllm import FakeVllm
+
+REQUEST = {"input": "hi", "max_output_tokens": 8}
+
+
+def adapter(version: int, path: str = "adapter") -> AdapterRef:
+    return AdapterRef(path=Path(path), policy_version=version)
+
+
+def served_names(fake: FakeVllm) -> list[str]:
+    return sorted(fake.adapters)
+
+
+async def test_requests_go_to_the_base_model_until_an_adapter_is_published(
+    client: SamplingClient, fake: FakeVllm
+) -> None:
+    before = await client.respond(RESPONSES_PATH, REQUEST)
+    await client.publish(adapter(1))
+    after = await client.respond(RESPONSES_PATH, REQUEST)
+    assert [request["model"] for request in fake.requests] == ["base", "policy-000001"]
+    assert (before.adapter, after.adapter) == (None, adapter(1))
+
+
+async def test_publishing_unloads_the_adapter_before_if_nobody_uses_it(client: SamplingClient, fake: FakeVllm) -> None:
+    for version in range(20):
+        await client.publish(adapter(version))
+    assert served_names(fake) == ["policy-000019"]
+    assert client.loaded == (adapter(19),)
+
+
+async def test_an_adapter_with_a_request_under_way_stays_loaded(client: SamplingClient, fake: FakeVllm) -> None:
+    await client.publish(adapter(1))
+    fake.gate = asyncio.Event()
+    asking = asyncio.create_task(client.respond(RESPONSES_PATH, REQUEST))
+    await fake.has_arrived.wait()
+    await client.publish(adapter(2))
+    assert served_names(fake) == ["policy-000001", "policy-000002"]
+    fake.gate.set()
+    assert (await asking).adapter == adapter(1)
+    await client.publish(adapter(3))
+    assert served_names(fake) == ["policy-000003"]
+
+
+async def test_a_pinned_adapter_survives_publications_and_goes_after(client: SamplingClient, fake: FakeVllm) -> None:
+    await client.publish(adapter(1))
+    async with client.pinned(adapter(1)):
+        await client.publish(adapter(2))
+        await client.publish(adapter(3))
+        assert served_names(fake) == ["policy-000001", "policy-000003"]
+        reply = await client.respond(RESPONSES_PATH, REQUEST, adapter=adapter(1))
+        assert reply.adapter == adapter(1)
+    await client.publish(adapter(4))
+    assert served_names(fake) == ["policy-000004"]
+
+
+async def test_an_adapter_that_was_unloaded_is_loaded_again_when_it_is_pinned(
+    client: SamplingClient, fake: FakeVllm
+) -> None:
+    await client.publish(adapter(1))
+    await client.publish(adapter(2))
+    async with client.pinned(adapter(1)):
+        assert served_names(fake) == ["policy-000001", "policy-000002"]
+
+
+async def test_an_adapter_that_changes_nothing_is_refused_and_the_one_before_stays(
+    client: SamplingClient, fake: FakeVllm
+) -> None:
+    await client.publish(adapter(1))
+    with pytest.raises(AdapterError, match="match no module"):
+        await client.publish(adapter(2, "inert"), Canary(tokens=(1, 2, 3), changes_model=True))
+    assert client.current == adapter(1)
+    assert served_names(fake) == ["policy-000001"]
+
+
+async def test_a_fresh_adapter_may_change_nothing(client: SamplingClient) -> None:
+    await client.publish(adapter(0, "inert"), Canary(tokens=(1, 2, 3), changes_model=False))
+    assert client.current == adapter(0, "inert")
+
+
+@pytest.mark.parametrize(("trainer_says", "is_accepted"), [(-1.75, True), (-1.78, True), (-2.75, False)])
+async def test_an_adapter_must_give_the_trainers_logprobs(
+    client: SamplingClient, trainer_says: float, is_accepted: bool
+) -> None:
+    # the fake answers -1.75 for each token of an adapter; the limit is 0.05
+    canary = Canary(tokens=(1, 2, 3), changes_model=True, training_logprobs=(0.0, trainer_says, trainer_says))
+    if is_accepted:
+        await client.publish(adapter(1), canary)
+        return
+    with pytest.raises(AdapterError, match=r"mean difference of 1\.000"):
+        await client.publish(adapter(1), canary)
+
+
+async def test_an_adapter_that_the_server_cannot_load_is_an_adapter_error(client: SamplingClient) -> None:
+    with pytest.raises(AdapterError, match="No adapter found"):
+        await client.publish(adapter(1, "missing"))
+    assert client.current is None
+
+
+async def test_a_server_without_runtime_updates_is_a_config_error(fake: FakeVllm) -> None:
+    fake.can_update_adapters = False
+    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+        async with ExternalServer(f"{url}/v1/") as server, SamplingClient(server) as client:
+            with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+                await client.publish(adapter(1))
+
+
+async def test_nothing_at_base_url_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="start one there"):
+        async with ExternalServer("http://127.0.0.1:1/v1"):
+            pass
+
+
+async def test_an_external_server_that_lost_its_adapters_gets_them_again(
+    client: SamplingClient, fake: FakeVllm
+) -> None:
+    await client.publish(adapter(1))
+    fake.adapters.clear()  # somebody restarted it
+    reply = await client.respond(RESPONSES_PATH, REQUEST)
+    assert reply.adapter == adapter(1)
+    assert served_names(fake) == ["policy-000001"]
+
+
+async def test_server_errors_are_retried_a_bounded_number_of_times(client: SamplingClient, fake: FakeVllm) -> None:
+    fake.failures.extend([500, 503])
+    await client.respond(RESPONSES_PATH, REQUEST)
+    fake.failures.extend([500, 500, 500])
+    with pytest.raises(SamplingError, match="3 attempts"):
+        await client.respond(RESPONSES_PATH, REQUEST)
+
+
+async def test_a_refusal_is_not_retried(client: SamplingClient, fake: FakeVllm) -> None:
+    fake.failures.append(400)
+    with pytest.raises(RequestRejected):
+        await client.respond(RESPONSES_PATH, REQUEST)
+    assert len(fake.requests) == 1
+
+
+async def test_replicas_share_the_work_and_every_publication(renderer: Qwen3VLRenderer) -> None:
+    fakes = [FakeVllm(renderer), FakeVllm(renderer)]
+    async with serve_app(fakes[0].app(), "127.0.0.1", 0) as one, serve_app(fakes[1].app(), "127.0.0.1", 0) as two:
+        async with ExternalServer(one) as first, ExternalServer(two) as second:
+            async with SamplingClient(first, second) as client:
+                await client.publish(adapter(1))
+                for key in ("a", "b", "c", "d", "a", "b"):
+                    await client.respond(RESPONSES_PATH, REQUEST, sticky_key=key)
+    assert [served_names(fake) for fake in fakes] == [["policy-000001"]] * 2
+    assert all(fake.requests for fake in fakes)
+    assert sum(len(fake.requests) for fake in fakes) == 6
+
+
+def test_the_canary_is_a_datum_with_all_tokens_but_the_first_on_its_mask(renderer: Qwen3VLRenderer) -> None:
+    datum = canary_datum(canary_tokens(renderer))
+    assert datum.num_trained_tokens == datum.model_input.length - 1

@@ -1,0 +1,330 @@
+import asyncio
+import json
+from base64 import b64encode
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
+from tests.renderers.generated import encode_image, make_image
+from tests.sampling.fake_vllm import LOGPROB, FakeVllm
+
+CLICK = '<think>\nThe icon is there.\n</think>\n\n<tool_call>\n{"name": "click", "arguments": {"x": 5}}\n</tool_call>'
+TOOL: Any = {
+    "type": "function",
+    "name": "click",
+    "description": "Tap",
+    "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    "strict": False,
+}
+CHAT_TOOL: Any = {"type": "function", "function": {key: TOOL[key] for key in ("name", "description", "parameters")}}
+SCREEN = encode_image(make_image(64, 96))
+SCREEN_URL = f"data:image/png;base64,{b64encode(SCREEN).decode()}"
+QUESTION: Any = {
+    "role": "user",
+    "content": [
+        {"type": "input_text", "text": "Open mail."},
+        {"type": "input_image", "image_url": SCREEN_URL, "detail": "auto"},
+    ],
+}
+
+
+def flat_ids(turn: ModelTurn, renderer: Qwen3VLRenderer) -> list[int]:
+    return turn.prompt.token_ids(renderer.image_token_id)
+
+
+@pytest.fixture
+def agent(gateway: Gateway) -> AsyncOpenAI:
+    gateway.open_rollout("r1")
+    return gateway.openai_client("r1")
+
+
+async def test_an_answer_comes_back_as_reasoning_and_function_call_items(agent: AsyncOpenAI, fake: FakeVllm) -> None:
+    fake.answers.append(CLICK)
+
+    response = await agent.responses.create(model="policy", input=[QUESTION], tools=[TOOL])
+
+    reasoning, call = response.output
+    assert (reasoning.type, call.type, response.status) == ("reasoning", "function_call", "completed")
+    assert reasoning.content is not None
+    assert reasoning.content[0].text == "The icon is there."
+    assert (call.name, json.loads(call.arguments)) == ("click", {"x": 5})
+    assert response.usage is not None
+    assert response.usage.input_tokens_details.cached_tokens == 3
+
+
+async def test_a_turn_records_tokens_logprobs_prompt_and_request(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm, renderer: Qwen3VLRenderer
+) -> None:
+    fake.answers.append(CLICK)
+
+    response = await agent.responses.create(model="policy", input=[QUESTION], tools=[TOOL])
+    (turn,) = gateway.close_rollout("r1")
+
+    assert turn.response_id == response.id
+    assert turn.text == CLICK
+    assert turn.sampled_tokens == (*renderer.encode(CLICK), renderer.stop_token_ids[0])
+    assert set(turn.sampling_logprobs) == {LOGPROB}
+    assert (turn.stop, turn.prompt_matches_renderer, turn.cached_tokens) == ("stop", True, 3)
+    assert [image.data for image in turn.prompt.images] == [SCREEN]
+    # 64 x 96 pixels, patches of 16, merged 2 x 2: 2 x 3 = 6 image tokens
+    assert flat_ids(turn, renderer).count(renderer.image_token_id) == 6
+    image = turn.prompt.images[0]
+    assert f"sha256:{image.sha256}" in json.dumps(turn.request)
+    assert "base64" not in json.dumps(turn.request)
+
+
+async def test_the_server_is_asked_for_the_runs_own_distribution_whatever_the_agent_wants(
+    agent: AsyncOpenAI, fake: FakeVllm
+) -> None:
+    await agent.responses.create(model="gpt", input="hi", temperature=0.1, top_p=0.5, max_output_tokens=16, store=True)
+
+    (sent,) = fake.requests
+    assert (sent["temperature"], sent["top_p"], sent["top_k"], sent["max_output_tokens"]) == (1.0, 1.0, 0, 64)
+    assert (sent["store"], sent["model"], sent["enable_response_messages"]) == (False, "base", True)
+
+
+async def test_the_next_prompt_extends_prompt_and_answer_token_for_token(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm, renderer: Qwen3VLRenderer
+) -> None:
+    fake.answers.extend([CLICK, "  odd   spacing <tool_call>{broken"])
+    items: list[Any] = [QUESTION]
+    for _ in range(3):
+        response = await agent.responses.create(model="policy", input=items, tools=[TOOL])
+        items += [item.to_dict() for item in response.output]
+        calls = [item for item in response.output if item.type == "function_call"]
+        if calls:
+            items.append({"type": "function_call_output", "call_id": calls[0].call_id, "output": QUESTION["content"]})
+        else:
+            items.append(QUESTION)
+
+    first, second, third = gateway.turns("r1")
+    for earlier, later in ((first, second), (second, third)):
+        so_far = [*flat_ids(earlier, renderer), *earlier.sampled_tokens]
+        assert flat_ids(later, renderer)[: len(so_far)] == so_far
+    assert gateway.prompt_mismatches == 0
+    assert second.failure is not None
+
+
+async def test_answers_come_back_raw_even_if_the_agent_drops_ids_and_reasoning(
+    agent: AsyncOpenAI, fake: FakeVllm
+) -> None:
+    fake.answers.append("<think>\nhm\n</think>\n\nSure thing.")
+    response = await agent.responses.create(model="policy", input="hi")
+    history: Any = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": response.output_text},
+        {"role": "user", "content": "go on"},
+    ]
+
+    await agent.responses.create(model="policy", input=history)
+
+    assert fake.requests[1]["input"][1]["content"] == "<think>\nhm\n</think>\n\nSure thing."
+
+
+async def test_an_edited_answer_is_sent_as_the_agent_wrote_it(agent: AsyncOpenAI, fake: FakeVllm) -> None:
+    fake.answers.append("<think>\nhm\n</think>\n\nSure thing.")
+    await agent.responses.create(model="policy", input="hi")
+    history: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Never."}]
+
+    await agent.responses.create(model="policy", input=history)
+
+    assert fake.requests[1]["input"][1]["content"] == "Never."
+
+
+async def test_chat_completions_record_the_same_turn(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm, renderer: Qwen3VLRenderer
+) -> None:
+    fake.answers.append(CLICK)
+    picture = {"type": "image_url", "image_url": {"url": SCREEN_URL}}
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Open mail."}, picture]}]
+
+    first = await agent.chat.completions.create(model="policy", messages=messages, tools=[CHAT_TOOL])
+    message = first.choices[0].message
+    assert message.tool_calls is not None
+    messages += [message.to_dict(), {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "tapped"}]
+    second = await agent.chat.completions.create(model="policy", messages=messages, tools=[CHAT_TOOL])
+
+    assert (first.choices[0].finish_reason, second.choices[0].finish_reason) == ("tool_calls", "stop")
+    assert second.choices[0].message.content == "done"
+    one, two = gateway.turns("r1")
+    so_far = [*flat_ids(one, renderer), *one.sampled_tokens]
+    assert flat_ids(two, renderer)[: len(so_far)] == so_far
+
+
+async def test_tool_calls_get_ids_of_their_own(agent: AsyncOpenAI, fake: FakeVllm) -> None:
+    fake.answers.extend([CLICK, CLICK])
+    ids = set[str]()
+    for _ in range(2):
+        response = await agent.responses.create(model="policy", input=[QUESTION], tools=[TOOL])
+        ids |= {item.call_id for item in response.output if item.type == "function_call"}
+    assert len(ids) == 2
+
+
+async def test_an_answer_cut_off_by_the_limit_is_incomplete_and_keeps_all_tokens(
+    gateway: Gateway, fake: FakeVllm
+) -> None:
+    gateway.open_rollout("short", params=SamplingParams(max_tokens=3, temperature=1.0))
+    fake.answers.append("a long answer that is cut off")
+
+    response = await gateway.openai_client("short").responses.create(model="policy", input="hi")
+
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    (turn,) = gateway.close_rollout("short")
+    assert (turn.stop, len(turn.sampled_tokens)) == ("length", 3)
+
+
+async def test_an_answer_of_only_the_end_of_turn_has_its_logprob(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.answers.append("")
+    response = await agent.responses.create(model="policy", input="hi")
+    assert response.output_text == ""
+    (turn,) = gateway.turns("r1")
+    assert (len(turn.sampled_tokens), turn.text, turn.sampling_logprobs) == (1, "", (LOGPROB,))
+
+
+async def test_the_servers_prompt_ids_win_over_the_renderers(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm, renderer: Qwen3VLRenderer
+) -> None:
+    fake.extra_prompt_token = 7
+    await agent.responses.create(model="policy", input=[QUESTION])
+    (turn,) = gateway.turns("r1")
+    assert (gateway.prompt_mismatches, turn.prompt_matches_renderer) == (1, False)
+    assert flat_ids(turn, renderer)[0] == 7
+    assert [image.data for image in turn.prompt.images] == [SCREEN]
+
+
+async def test_responses_stream_as_events_the_openai_package_understands(agent: AsyncOpenAI, fake: FakeVllm) -> None:
+    fake.answers.append(CLICK.replace("\n\n<tool_call>", "\n\nTapping.<tool_call>"))
+    async with agent.responses.stream(model="policy", input=[QUESTION], tools=[TOOL]) as stream:
+        kinds = [event.type async for event in stream]
+        final = await stream.get_final_response()
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert {"response.output_text.delta", "response.function_call_arguments.done"} <= set(kinds)
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+    assert final.output_text == "Tapping."
+
+
+async def test_chat_streams_as_chunks_the_openai_package_understands(agent: AsyncOpenAI, fake: FakeVllm) -> None:
+    fake.answers.append(CLICK)
+    stream = await agent.chat.completions.create(
+        model="policy",
+        messages=[{"role": "user", "content": "hi"}],
+        tools=[CHAT_TOOL],
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    calls = [call for chunk in chunks for choice in chunk.choices for call in choice.delta.tool_calls or []]
+    assert calls[0].function is not None
+    assert calls[0].function.name == "click"
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "tool_calls"
+    assert chunks[-1].usage is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://example.org/a.png"}]}]},
+        {"input": [{"type": "computer_call"}]},
+        {"input": "hi", "previous_response_id": "resp_1"},
+    ],
+)
+async def test_requests_that_cannot_be_rendered_are_refused_with_openais_error_body(
+    agent: AsyncOpenAI, fake: FakeVllm, body: Any
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await agent.responses.create(model="policy", **body)
+    assert caught.value.code == "invalid_request"
+    assert "expected" in caught.value.message
+    assert fake.requests == []
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_before_it_is_sent(agent: AsyncOpenAI, fake: FakeVllm) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await agent.responses.create(model="policy", input="word " * 3000)  # the fake takes 2000 tokens
+    assert caught.value.code == "context_length_exceeded"
+    assert fake.requests == []
+
+
+async def test_unknown_and_closed_rollouts_are_not_found(agent: AsyncOpenAI, gateway: Gateway) -> None:
+    gateway.close_rollout("r1")
+    with pytest.raises(openai.NotFoundError) as caught:
+        await agent.responses.create(model="policy", input="hi")
+    assert caught.value.code == "rollout_not_found"
+
+
+async def test_a_server_that_keeps_failing_is_a_503_and_no_turn(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.failures.extend([500, 500, 500])
+    with pytest.raises(openai.InternalServerError) as caught:
+        await agent.responses.create(model="policy", input="hi")
+    assert (caught.value.status_code, caught.value.code) == (503, "sampling_failed")
+    assert gateway.turns("r1") == ()
+
+
+async def test_a_server_that_fails_once_gives_one_turn(agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm) -> None:
+    fake.failures.append(500)
+    await agent.responses.create(model="policy", input="hi")
+    assert (len(gateway.turns("r1")), len(fake.requests), gateway.num_requests) == (1, 2, 1)
+
+
+async def test_agents_in_other_processes_reach_their_rollout_over_a_socket(gateway: Gateway) -> None:
+    gateway.open_rollout("far")
+    async with gateway.serve() as url:
+        client = AsyncOpenAI(base_url=f"{url}/rollouts/far/v1", api_key="none", max_retries=0)
+        models = await client.models.list()
+        response = await client.responses.create(model="policy", input="hi")
+        async with httpx.AsyncClient(base_url=url) as plain:
+            malformed = await plain.post("/rollouts/far/v1/responses", content=b"[")
+    assert [model.id for model in models.data] == ["policy"]
+    assert response.output_text == "done"
+    assert malformed.status_code == 400
+    assert len(gateway.close_rollout("far")) == 1
+
+
+async def test_a_seed_gives_every_request_its_own(gateway: Gateway, fake: FakeVllm) -> None:
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
+    for rollout_id in ("a", "b"):
+        gateway.open_rollout(rollout_id, params=params)
+        for _ in range(2):
+            await gateway.openai_client(rollout_id).responses.create(model="policy", input="hi")
+    assert len({request["seed"] for request in fake.requests}) == 4
+
+
+async def test_rollouts_follow_the_current_adapter_unless_they_keep_to_one(
+    gateway: Gateway, client: SamplingClient, fake: FakeVllm, tmp_path: Any
+) -> None:
+    one, two = (AdapterRef(path=tmp_path / str(version), policy_version=version) for version in (1, 2))
+    await client.publish(one)
+    gateway.open_rollout("training")
+    gateway.open_rollout("evaluation", adapter=one)
+    await gateway.openai_client("training").responses.create(model="policy", input="hi")
+    await client.publish(two)
+    for rollout_id in ("training", "evaluation"):
+        await gateway.openai_client(rollout_id).responses.create(model="policy", input="hi")
+    assert [request["model"] for request in fake.requests] == ["policy-000001", "policy-000002", "policy-000001"]
+    assert [turn.policy_version for turn in gateway.close_rollout("training")] == [1, 2]
+    assert [turn.policy_version for turn in gateway.close_rollout("evaluation")] == [1]
+
+
+async def test_a_request_under_way_when_its_rollout_closes_is_not_recorded(gateway: Gateway, fake: FakeVllm) -> None:
+    gateway.open_rollout("gone")
+    fake.gate = asyncio.Event()
+    asking = asyncio.create_task(gateway.openai_client("gone").responses.create(model="policy", input="hi"))
+    await fake.has_arrived.wait()
+    turns = gateway.close_rollout("gone")
+    fake.gate.set()
+    await asking
+    assert turns == ()

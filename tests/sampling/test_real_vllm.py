@@ -1,0 +1,213 @@
+"""Against a real vLLM on a tiny random Qwen3-VL: one server for all tests of this file."""
+
+import asyncio
+import gc
+import os
+import signal
+from base64 import b64encode
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from cua_rl.errors import AdapterError
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.sampling.canary import Canary, canary_tokens
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import VllmServer
+from cua_rl.types import AdapterRef, SamplingParams
+from tests.renderers.generated import encode_image, make_image
+
+pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+
+TOOL: Any = {
+    "type": "function",
+    "name": "click",
+    "description": "Tap",
+    "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    "strict": False,
+}
+NUM_PUBLICATIONS = 60
+
+
+@pytest.fixture(scope="session")
+def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One that changes the model, another one, one whose keys match nothing, one that changes nothing."""
+    from tests.sampling.tiny_model import build_adapter, rename_adapter_keys
+
+    root = tmp_path_factory.mktemp("adapters")
+    one = build_adapter(tiny_model, root / "one", scale=0.1)
+    return {
+        "one": one,
+        "other": build_adapter(tiny_model, root / "other", scale=0.1, seed=2),
+        "mismatched": rename_adapter_keys(one, root / "mismatched"),
+        "fresh": build_adapter(tiny_model, root / "fresh", scale=0.0),
+    }
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(vllm: VllmServer) -> AsyncGenerator[SamplingClient]:
+    async with SamplingClient(vllm) as sampling:
+        yield sampling
+        async with httpx.AsyncClient(base_url=vllm.base_url) as plain:  # the server is shared by all tests
+            for adapter in sampling.loaded:
+                await plain.post("/v1/unload_lora_adapter", json={"lora_name": adapter.name})
+
+
+@pytest.fixture
+def gateway(client: SamplingClient, tiny_renderer: Qwen3VLRenderer) -> Gateway:
+    return Gateway(client, tiny_renderer, SamplingParams(max_tokens=24, temperature=1.0))
+
+
+def question(seed: int) -> Any:
+    url = f"data:image/png;base64,{b64encode(encode_image(make_image(192, 320, seed))).decode()}"
+    image = {"type": "input_image", "image_url": url, "detail": "auto"}
+    return {"role": "user", "content": [{"type": "input_text", "text": f"Step {seed}."}, image]}
+
+
+async def test_prompts_equal_the_renderers_over_turns_with_images_and_tools(
+    gateway: Gateway, client: SamplingClient, adapters: dict[str, Path]
+) -> None:
+    await client.publish(AdapterRef(path=adapters["one"], policy_version=1))
+    gateway.open_rollout("r")
+    agent = gateway.openai_client("r")
+    items: list[Any] = [{"role": "system", "content": "Be brief."}, question(0)]
+    for step in range(1, 4):
+        response = await agent.responses.create(model="policy", input=items, tools=[TOOL])
+        items += [item.to_dict() for item in response.output]
+        items.append(question(step))
+    turns = gateway.close_rollout("r")
+    assert [turn.prompt_matches_renderer for turn in turns] == [True] * 3
+    # 192 x 320 pixels, patches of 16, merged 2 x 2: 6 x 10 = 60 image tokens
+    assert [[image.expected_tokens for image in turn.prompt.images] for turn in turns] == [[60] * n for n in (1, 2, 3)]
+    for turn in turns:
+        assert 1 <= len(turn.sampled_tokens) == len(turn.sampling_logprobs) <= 24
+        assert all(-9000 < logprob <= 0 for logprob in turn.sampling_logprobs)
+    assert turns[2].cached_tokens > 0
+
+
+async def test_chat_completions_reach_the_same_model(gateway: Gateway) -> None:
+    gateway.open_rollout("chat")
+    completion = await gateway.openai_client("chat").chat.completions.create(
+        model="policy", messages=[{"role": "user", "content": "hi"}]
+    )
+    (turn,) = gateway.close_rollout("chat")
+    assert turn.prompt_matches_renderer
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == len(turn.sampled_tokens)
+
+
+async def test_every_sampled_token_has_a_logprob_ends_of_turn_too(
+    gateway: Gateway, tiny_renderer: Qwen3VLRenderer
+) -> None:
+    """A random model ends about one answer in 25 at the first token, so 150 answers hold some."""
+    gateway.open_rollout("many", params=SamplingParams(max_tokens=40, temperature=2.0))
+    agent = gateway.openai_client("many")
+    await asyncio.gather(*(agent.responses.create(model="policy", input=f"{n}") for n in range(150)))
+    turns = gateway.close_rollout("many")
+    ended = [turn for turn in turns if turn.stop == "stop"]
+    assert len(turns) == 150
+    assert ended
+    for turn in ended:
+        assert turn.sampled_tokens[-1] in tiny_renderer.stop_token_ids
+        assert turn.text == tiny_renderer.decode(turn.sampled_tokens[:-1])
+
+
+async def test_logprobs_are_those_of_transformers_at_the_runs_temperature(
+    gateway: Gateway,
+    client: SamplingClient,
+    adapters: dict[str, Path],
+    tiny_model: Path,
+    tiny_renderer: Qwen3VLRenderer,
+) -> None:
+    from tests.sampling.tiny_model import adapter_logprobs
+
+    await client.publish(AdapterRef(path=adapters["one"], policy_version=1))
+    gateway.open_rollout("text")
+    await gateway.openai_client("text").responses.create(model="policy", input="Open mail.")
+    (turn,) = gateway.close_rollout("text")
+    prompt = turn.prompt.token_ids(tiny_renderer.image_token_id)
+    expected = adapter_logprobs(tiny_model, adapters["one"], (*prompt, *turn.sampled_tokens))[len(prompt) :]
+    assert turn.sampling_logprobs == pytest.approx(expected, abs=1e-3)
+
+
+async def test_the_canary_tells_adapters_apart(
+    client: SamplingClient, adapters: dict[str, Path], tiny_model: Path, tiny_renderer: Qwen3VLRenderer
+) -> None:
+    from tests.sampling.tiny_model import adapter_logprobs
+
+    tokens = canary_tokens(tiny_renderer)
+    trainer_says = adapter_logprobs(tiny_model, adapters["one"], tokens)
+    proven = Canary(tokens=tokens, changes_model=True, training_logprobs=trainer_says, limit=1e-3)
+    await client.publish(
+        AdapterRef(path=adapters["fresh"], policy_version=0), Canary(tokens=tokens, changes_model=False)
+    )
+    await client.publish(AdapterRef(path=adapters["one"], policy_version=1), proven)
+    with pytest.raises(AdapterError, match="another adapter"):
+        await client.publish(AdapterRef(path=adapters["other"], policy_version=2), proven)
+    for wrong in ("mismatched", "fresh"):
+        with pytest.raises(AdapterError, match="match no module"):
+            await client.publish(AdapterRef(path=adapters[wrong], policy_version=3), proven)
+    assert client.current == AdapterRef(path=adapters["one"], policy_version=1)
+
+
+async def test_adapters_in_one_batch_do_not_mix(
+    client: SamplingClient, gateway: Gateway, adapters: dict[str, Path], tiny_renderer: Qwen3VLRenderer
+) -> None:
+    """Greedy answers of two adapters and the base model are the same asked alone and asked all at once."""
+    refs = [AdapterRef(path=adapters[name], policy_version=version) for version, name in ((1, "one"), (2, "other"))]
+    greedy = SamplingParams(max_tokens=12, temperature=0.0)
+    alone = list[tuple[int, ...]]()
+    for name, adapter in (("base", None), ("one", refs[0]), ("other", refs[1])):
+        gateway.open_rollout(name, params=greedy, adapter=adapter)
+        await gateway.openai_client(name).responses.create(model="policy", input="Open mail.")
+        alone += [turn.sampled_tokens for turn in gateway.turns(name)]
+    clients = [gateway.openai_client(name) for name in ("base", "one", "other")] * 4
+    await asyncio.gather(*(agent.responses.create(model="policy", input="Open mail.") for agent in clients))
+    together = [[turn.sampled_tokens for turn in gateway.close_rollout(name)[1:]] for name in ("base", "one", "other")]
+    assert len(set(alone)) == 3
+    assert together == [[tokens] * 4 for tokens in alone]
+
+
+async def test_memory_stays_flat_over_publications(
+    vllm: VllmServer, client: SamplingClient, gateway: Gateway, adapters: dict[str, Path]
+) -> None:
+    gateway.open_rollout("memory")
+    agent = gateway.openai_client("memory")
+    rss_mib: list[float] = []
+    for version in range(NUM_PUBLICATIONS):
+        path = adapters["one" if version % 2 else "other"]
+        await client.publish(AdapterRef(path=path, policy_version=100 + version))
+        await agent.responses.create(model="policy", input="hi")
+        if version in (NUM_PUBLICATIONS // 3, NUM_PUBLICATIONS - 1):
+            gc.collect()
+            family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            rss_mib.append(sum(process.memory_info().rss for process in family) / 2**20)
+    gateway.close_rollout("memory")
+    assert len(client.loaded) == 1
+    assert rss_mib[1] - rss_mib[0] < 60
+
+
+async def test_killing_the_server_in_mid_flight_loses_no_turn(
+    vllm: VllmServer, client: SamplingClient, gateway: Gateway, adapters: dict[str, Path]
+) -> None:
+    """Last in the file: the restart takes as long as the start."""
+    await client.publish(AdapterRef(path=adapters["one"], policy_version=7))
+    gateway.open_rollout("hit", params=SamplingParams(max_tokens=400, temperature=2.0))
+    agent = gateway.openai_client("hit")
+    asked = [asyncio.create_task(agent.responses.create(model="policy", input=[question(n)])) for n in range(12)]
+    await asyncio.sleep(0.7)  # some are being sampled now
+    engine = next(
+        process for process in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(process.cmdline())
+    )
+    os.kill(engine.pid, signal.SIGKILL)
+    answers = await asyncio.gather(*asked)
+    turns = gateway.close_rollout("hit")
+    assert vllm.num_restarts == 1
+    assert sorted(turn.response_id for turn in turns) == sorted(answer.id for answer in answers)
+    assert {turn.policy_version for turn in turns} == {7}

@@ -1,0 +1,105 @@
+import asyncio
+import os
+import signal
+import socket
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cua_rl.config import ServerConfig
+from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import VllmServer
+from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
+from cua_rl.types import AdapterRef, SamplingParams
+from tests.sampling.fake_vllm import fake_command
+
+
+def make_server(folder: Path, tmp_path: Path, **options: Any) -> VllmServer:
+    command = fake_command(folder, options.pop("dies_once_at", None))
+    config = ServerConfig(model_path=folder, start_timeout_s=60.0, port=options.pop("port", None))
+    return VllmServer(config, tmp_path / "server.log", make_command=command, backoff_s=0.05, **options)
+
+
+def server_pids(port: str) -> list[int]:
+    processes = psutil.Process().children(recursive=True)
+    return [process.pid for process in processes if port in process.cmdline() and "guard" not in process.cmdline()[1]]
+
+
+async def test_a_server_dying_under_a_request_costs_no_turn_and_counts_none_twice(
+    folder: Path, renderer: Qwen3VLRenderer, tmp_path: Path
+) -> None:
+    async with (
+        make_server(folder, tmp_path, dies_once_at=tmp_path / "died") as server,
+        SamplingClient(server) as client,
+    ):
+        gateway = Gateway(client, renderer, SamplingParams(max_tokens=16, temperature=1.0))
+        await client.publish(AdapterRef(path=tmp_path, policy_version=3))
+        for index in range(4):
+            gateway.open_rollout(str(index))
+        asked = [gateway.openai_client(str(index)).responses.create(model="policy", input="hi") for index in range(4)]
+        answers = await asyncio.gather(*asked)
+        turns = [gateway.close_rollout(str(index)) for index in range(4)]
+    assert server.num_restarts == 1
+    assert [answer.output_text for answer in answers] == ["done"] * 4
+    assert [[turn.policy_version for turn in of_rollout] for of_rollout in turns] == [[3]] * 4
+
+
+async def test_a_server_that_keeps_dying_is_given_up(folder: Path, tmp_path: Path) -> None:
+    async with make_server(folder, tmp_path, max_restarts=1) as server, SamplingClient(server) as client:
+        port = server.base_url.rpartition(":")[2]
+        os.kill(server_pids(port)[0], signal.SIGKILL)
+        while server.num_restarts == 0 or not server_pids(port):
+            await asyncio.sleep(0.05)
+        await server.wait_until_ready()
+        os.kill(server_pids(port)[0], signal.SIGKILL)
+        with pytest.raises(SamplingError, match="died 2 times"):
+            await ask_until_it_fails(client)
+
+
+async def ask_until_it_fails(client: SamplingClient) -> None:
+    while True:
+        await client.respond("/v1/responses", {"input": "hi", "max_output_tokens": 4})
+        await asyncio.sleep(0.05)
+
+
+async def test_leaving_ends_the_process(folder: Path, tmp_path: Path) -> None:
+    async with make_server(folder, tmp_path) as server:
+        port = server.base_url.rpartition(":")[2]
+        assert server_pids(port)
+    assert server_pids(port) == []
+
+
+async def test_a_server_that_cannot_start_says_why(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SamplingError, match="expected a tokenizer"):
+        async with make_server(tmp_path / "no_such_folder", tmp_path):
+            pass
+
+
+async def test_a_port_in_use_is_a_config_error(folder: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}"):
+            async with make_server(folder, tmp_path, port=port):
+                pass
+
+
+def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
+    config = ServerConfig(model_path=folder, max_lora_rank=64, max_images=7)
+    command = vllm_command(config, 1234)
+    options = dict(pairwise(command))
+    assert "--enable-lora" in command
+    assert options["--max-lora-rank"] == "64"
+    assert options["--logprobs-mode"] == "processed_logprobs"
+    assert options["--limit-mm-per-prompt"] == '{"image": 7, "video": 0}'
+    assert not any("parser" in word for word in command)
+    environment = vllm_environment(config)
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert environment["HF_HUB_OFFLINE"] == "1"
