@@ -187,6 +187,21 @@ def test_images_of_another_size_than_the_sampler_saw_are_refused(
         forward(Trainer(chz.replace(config, model_path=tmp_path)), datums)
 
 
+def test_half_precision_stays_close_and_learns(config: TrainerConfig, datums: list[Datum]) -> None:
+    exact, half = Trainer(config), Trainer(chz.replace(config, dtype="bfloat16"))
+    loss = LossConfig(name="cross_entropy")
+
+    for one, other in zip(forward(exact, datums), forward(half, datums), strict=True):
+        assert (one - other).abs().mean() < 0.05
+    losses = []
+    for _ in range(3):
+        losses.append(train(half, datums, loss).metrics["loss/total"])
+        half.optim_step(STEP)
+
+    assert losses[2] < losses[1] < losses[0]
+    assert all(parameter.dtype == torch.float32 for parameter in half.model.trainable_parameters)
+
+
 def test_the_same_screenshot_is_encoded_once(config: TrainerConfig, datums: list[Datum]) -> None:
     output = train(Trainer(config), datums)
 
