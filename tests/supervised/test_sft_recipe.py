@@ -1,0 +1,36 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cua_rl.recipes.sft import SftConfig, main
+from cua_rl.renderers.renderer import make_renderer
+
+
+@pytest.mark.real
+async def test_the_recipe_makes_a_whole_model_folder_from_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output_path = tmp_path / "model"
+    config = SftConfig(
+        output_path=output_path,
+        grounding_steps=1,
+        perfect_steps=2,
+        imperfect_steps=1,
+        batch_size=2,
+        eval_lessons=2,
+        num_threads=1,
+    )
+    await main(config)
+    assert make_renderer(output_path).name == "qwen3_vl"
+    assert {file.name for file in output_path.iterdir()} >= {
+        "model.safetensors",
+        "chat_template.jinja",
+        "tokenizer_config.json",
+        "preprocessor_config.json",
+        "generation_config.json",
+    }
+    assert json.loads((output_path / "config.json").read_text())["model_type"] == "qwen3_vl"
+    printed = capsys.readouterr().out
+    assert "open_app=" in printed
+    assert f"saved {output_path}" in printed
