@@ -6,29 +6,32 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "vllm", "peft", "transformers", "tensorboard", "matplotlib", "wandb")
+HEAVY = ("openai", "torch", "vllm", "peft", "transformers", "tensorboard", "matplotlib", "wandb")
 LIMIT_S = 1.0
-ATTEMPTS = 3  # the best of a few: a busy machine makes single figures meaningless
+REFERENCE_S = 0.1  # what the loop below takes on a current machine that has nothing else to do
+ATTEMPTS = 3
 
 PROGRAM = """
 import sys, time
-began = time.perf_counter()
+began = time.process_time()
 import cua_rl.recipes.train
-seconds = time.perf_counter() - began
-print(seconds, *(name for name in sys.argv[1:] if name in sys.modules))
+imported = time.process_time()
+sum(number * number for number in range(2_500_000))
+print(imported - began, time.process_time() - imported, *(name for name in sys.argv[1:] if name in sys.modules))
 """
 
 
 def test_the_training_recipe_imports_without_heavy_libraries_in_under_a_second() -> None:
-    best_s = float("inf")
+    """On a slow or busy machine, the second stretches as much as a loop of plain Python does."""
+    stretched: list[float] = []
     for _ in range(ATTEMPTS):
-        seconds, *loaded = subprocess.run(
+        import_s, reference_s, *loaded = subprocess.run(
             [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True, timeout=60
         ).stdout.split()
         assert loaded == []
-        best_s = min(best_s, float(seconds))
+        stretched.append(float(import_s) / max(1.0, float(reference_s) / REFERENCE_S))
 
-    assert best_s < LIMIT_S
+    assert min(stretched) < LIMIT_S
 
 
 @pytest.mark.parametrize("suffix", ["agent", "rl.sync_loop", "rollout.run", "sampling.client", "training.client"])

@@ -8,10 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, cast
-
-from openai import AsyncOpenAI, BadRequestError
-from openai.types.responses import Response, ResponseFunctionToolCall
+from typing import TYPE_CHECKING, Any, cast
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
 from cua_rl.agent.history import FullHistory, History
@@ -21,6 +18,10 @@ from cua_rl.conversation import ParseFailure, ToolCall
 from cua_rl.devices.device import ActionRejected, Device, DeviceKind
 from cua_rl.errors import SamplingError, boundary
 from cua_rl.types import Observation, StopReason
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.types.responses import Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class GBoxAgent:
         self._history = history or FullHistory()
 
     async def run(
-        self, instruction: str, device: Device, client: AsyncOpenAI, *, max_turns: int, on_turn: OnTurn
+        self, instruction: str, device: Device, client: "AsyncOpenAI", *, max_turns: int, on_turn: OnTurn
     ) -> AgentOutcome:
         """Act until the model ends the task, the turns are used up, or the next prompt does not fit.
 
@@ -104,8 +105,10 @@ class GBoxAgent:
                 )
         return AgentOutcome(stop_reason=StopReason.MAX_TURNS, num_turns=max_turns)
 
-    async def _respond(self, work: _Work, client: AsyncOpenAI) -> Response | None:
+    async def _respond(self, work: _Work, client: "AsyncOpenAI") -> "Response | None":
         """Ask the model; None if the conversation has outgrown the budget or the model's context."""
+        from openai import BadRequestError  # loaded already by whoever made `client`
+
         if not self._history.has_room(used_tokens=work.used_tokens):
             return None
         clock = time.monotonic()
@@ -135,9 +138,9 @@ class _Done:
     after: Observation | None = None
 
 
-async def _take_turn(work: _Work, response: Response) -> _Done | Finish:
+async def _take_turn(work: _Work, response: "Response") -> _Done | Finish:
     """Do what the first tool call says and append what the model reads next."""
-    calls = [item for item in response.output if isinstance(item, ResponseFunctionToolCall)]
+    calls = [item for item in response.output if item.type == "function_call"]
     if not calls:
         message = _no_call_message(response, work.device.kind)
         work.items.append(user_item(message))
@@ -167,7 +170,7 @@ async def _execute(work: _Work, action: Action) -> _Done:
     return _Done(action=action, after=work.seen)
 
 
-def _turn(index: int, response: Response, before: Observation, done: _Done | Finish, work: _Work) -> AgentTurn:
+def _turn(index: int, response: "Response", before: Observation, done: _Done | Finish, work: _Work) -> AgentTurn:
     done = _Done() if isinstance(done, Finish) else done
     return AgentTurn(
         index=index,
@@ -190,7 +193,7 @@ def _cursor_after(action: Action) -> tuple[int, int] | None:
             return None
 
 
-def _no_call_message(response: Response, kind: DeviceKind) -> str:
+def _no_call_message(response: "Response", kind: DeviceKind) -> str:
     expected = (
         f'Answer with one call: <tool_call>\n{{"name": "{tool_for(kind).name}", "arguments": {{...}}}}\n</tool_call>'
     )

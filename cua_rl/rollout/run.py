@@ -8,10 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
-
-from openai import AsyncOpenAI
 
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
 from cua_rl.devices.device import Device
@@ -22,6 +20,9 @@ from cua_rl.rewards.reward import RewardFunction
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, ModelTurn, Reward, Rollout, SamplingParams, StopReason, Turn, Validation
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
 logger = logging.getLogger(__name__)
 
 
@@ -29,7 +30,7 @@ class Agent(Protocol):
     """Works on a task until it is done; everything it asks the model goes through `client`."""
 
     async def run(
-        self, instruction: str, device: Device, client: AsyncOpenAI, *, max_turns: int, on_turn: OnTurn
+        self, instruction: str, device: Device, client: "AsyncOpenAI", *, max_turns: int, on_turn: OnTurn
     ) -> AgentOutcome: ...
 
 
@@ -44,7 +45,7 @@ class ModelAccess(Protocol):
 
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
 
-    def openai_client(self, rollout_id: str) -> AsyncOpenAI: ...
+    def openai_client(self, rollout_id: str) -> "AsyncOpenAI": ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

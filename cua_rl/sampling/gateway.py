@@ -15,11 +15,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
 import httpx
-from openai import AsyncOpenAI
 
 from cua_rl.conversation import Item, ParsedAnswer, Tool
 from cua_rl.errors import SamplingError
@@ -41,6 +40,9 @@ from cua_rl.sampling.vllm_responses import (
     sampling_request,
 )
 from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +104,10 @@ class Gateway:
         """The turns of an open rollout so far."""
         return tuple(self._open(rollout_id).turns)
 
-    def openai_client(self, rollout_id: str) -> AsyncOpenAI:
+    def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for a rollout in this process: no socket in between, no retries on top of the gateway's own."""
+        from openai import AsyncOpenAI  # half a second, which `--help` and refused configurations need not wait for
+
         self._open(rollout_id)
         transport = httpx.ASGITransport(self.app)
         http_client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
