@@ -11,7 +11,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -87,44 +87,35 @@ async def _run_python(module: str, *arguments: str, scratch: Path) -> None:
 
 
 async def _train(config: SftConfig, client: TrainingClient, renderer: Renderer) -> None:
+    """All steps; the lessons of the next are drawn while the trainer works on this one."""
     started, num_steps = time.monotonic(), config.perfect_steps + config.imperfect_steps
     held_out = await _held_out_datums(config, renderer)
-    step = 0
-    async for batch in _prefetched(_batches(config, renderer, num_steps)):
-        output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
-        await client.optim_step(_optim(config, step, num_steps))
-        step += 1
-        if step % 25 == 0 or step == num_steps:
-            line = f"step={step} loss={output.metrics['loss/cross_entropy']:.4f} {time.monotonic() - started:.0f}s"
-            is_evaluated = step % config.eval_every == 0 or step in (config.perfect_steps, num_steps)
-            print(line, await _evaluate(client, held_out) if is_evaluated else "", flush=True)
-
-
-async def _batches(config: SftConfig, renderer: Renderer, num_steps: int) -> AsyncIterator[list[Datum]]:
     random = Random(config.seed)
-    for step in range(num_steps):
-        mix = Mix(
-            listing_share=config.listing_share if step < config.perfect_steps else 0.0,
-            whole_share=config.whole_share,
-            error_rate=0.0 if step < config.perfect_steps else config.error_rate,
-        )
-        lessons = [await draw_lesson(random, mix) for _ in range(config.batch_size)]
-        yield [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
-
-
-async def _prefetched(batches: AsyncIterator[list[Datum]]) -> AsyncIterator[list[Datum]]:
-    """The same batches; the next is made while the caller works on this one."""
-    queue: asyncio.Queue[list[Datum] | None] = asyncio.Queue(maxsize=1)
-
-    async def fill() -> None:
-        async for batch in batches:
-            await queue.put(batch)
-        await queue.put(None)
-
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(fill(), name="lessons")
-        while (batch := await queue.get()) is not None:
-            yield batch
+        drawing = tasks.create_task(_draw_batch(config, renderer, random, 0))
+        for step in range(num_steps):
+            batch = await drawing
+            if step + 1 < num_steps:
+                drawing = tasks.create_task(_draw_batch(config, renderer, random, step + 1))
+            output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
+            await client.optim_step(_optim(config, step, num_steps))
+            num_done = step + 1
+            if num_done % 25 == 0 or num_done == num_steps:
+                loss = output.metrics["loss/cross_entropy"]
+                is_evaluated = num_done % config.eval_every == 0 or num_done in (config.perfect_steps, num_steps)
+                shares = await _evaluate(client, held_out) if is_evaluated else ""
+                print(f"step={num_done} loss={loss:.4f} {time.monotonic() - started:.0f}s {shares}", flush=True)
+
+
+async def _draw_batch(config: SftConfig, renderer: Renderer, random: Random, step: int) -> list[Datum]:
+    is_perfect = step < config.perfect_steps
+    mix = Mix(
+        listing_share=config.listing_share if is_perfect else 0.0,
+        whole_share=config.whole_share,
+        error_rate=0.0 if is_perfect else config.error_rate,
+    )
+    lessons = [await draw_lesson(random, mix) for _ in range(config.batch_size)]
+    return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
 
 
 def _optim(config: SftConfig, step: int, num_steps: int) -> OptimConfig:
