@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self, cast
+from uuid import uuid4
 from zlib import crc32
 
 import httpx
@@ -46,13 +47,22 @@ class ServerReply:
 class SamplingClient:
     """Requests to one or more replicas of the model server; an async context manager.
 
-    A request that fails on the way is sent again: sampling has no effect until somebody records the answer.
+    A request that fails on the way is sent again: sampling has no effect until somebody records the answer. The
+    servers know an adapter by its name and the client's `namespace`, so that runs which share a server, or follow each
+    other on it, never meet each other's adapters or cached prompts.
     """
 
-    def __init__(self, *servers: ModelServer, max_attempts: int = 10, request_timeout_s: float = 900.0) -> None:
+    def __init__(
+        self,
+        *servers: ModelServer,
+        namespace: str | None = None,
+        max_attempts: int = 10,
+        request_timeout_s: float = 900.0,
+    ) -> None:
         if not servers:
             raise ConfigError("expected at least one model server, got none")
-        self._replicas = [_Replica(server, max_attempts, request_timeout_s) for server in servers]
+        suffix = uuid4().hex[:8] if namespace is None else namespace
+        self._replicas = [_Replica(server, suffix, max_attempts, request_timeout_s) for server in servers]
         self._uses: Counter[AdapterRef] = Counter()
         self._publishing = asyncio.Lock()
         self.current: AdapterRef | None = None
@@ -118,7 +128,7 @@ class SamplingClient:
         self.pin(used)
         try:
             await replica.load(used)
-            return ServerReply(body=await replica.post_to(used.name, path, payload), adapter=used)
+            return ServerReply(body=await replica.post_to(replica.name_of(used), path, payload), adapter=used)
         finally:
             self.unpin(used)
 
@@ -146,12 +156,20 @@ class SamplingClient:
 class _Replica:
     """One server with the adapters it holds."""
 
-    def __init__(self, server: ModelServer, max_attempts: int, request_timeout_s: float) -> None:
+    def __init__(self, server: ModelServer, namespace: str, max_attempts: int, request_timeout_s: float) -> None:
         self.server = server
+        self._namespace = namespace
         self.http = HttpPools(server.base_url, timeout_s=request_timeout_s)
         self._max_attempts = max_attempts
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
         server.on_restart(self._restore)
+
+    def name_of(self, adapter: AdapterRef) -> str:
+        """What the server calls an adapter of ours."""
+        return f"{adapter.name}-{self._namespace}"
+
+    def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
+        return {"lora_name": self.name_of(adapter), "lora_path": str(adapter.path)}
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
@@ -170,7 +188,7 @@ class _Replica:
 
     async def _load(self, adapter: AdapterRef) -> None:
         try:
-            await self._post(_LOAD_PATH, _load_body(adapter), max_server_errors=2)
+            await self._post(_LOAD_PATH, self._load_body(adapter), max_server_errors=2)
         except RequestRejected as rejected:
             if not _is_loaded_already(rejected.message):  # an earlier attempt, or the restoration after a restart
                 raise _load_error(adapter, rejected) from rejected
@@ -180,7 +198,7 @@ class _Replica:
         if self._loads.pop(adapter, None) is None:
             return
         try:
-            await self._post(_UNLOAD_PATH, {"lora_name": adapter.name})
+            await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
         except RequestRejected as rejected:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, rejected)
 
@@ -193,7 +211,7 @@ class _Replica:
         """Let the canary decide whether the adapter works; raises `AdapterError` if not."""
         base, served = await asyncio.gather(
             self.post_to(self.server.model.name, "/v1/completions", canary_request(canary, "")),
-            self.post_to(adapter.name, "/v1/completions", canary_request(canary, "")),
+            self.post_to(self.name_of(adapter), "/v1/completions", canary_request(canary, "")),
         )
         change, difference = check_canary(
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
@@ -205,7 +223,7 @@ class _Replica:
         try:
             return await self._post(path, {**payload, "model": model})
         except RequestRejected as rejected:
-            if rejected.status != HTTPStatus.NOT_FOUND or model not in {adapter.name for adapter in self._loads}:
+            if rejected.status != HTTPStatus.NOT_FOUND or model not in map(self.name_of, self._loads):
                 raise
         logger.warning("the model server at %s lost model=%s, loading it again", self.server.base_url, model)
         await self._restore()
@@ -214,7 +232,7 @@ class _Replica:
     async def _restore(self) -> None:
         """Load again what was loaded, on a server that has lost it."""
         for adapter in self.loaded:
-            response = await self.http.post(_LOAD_PATH, _load_body(adapter))
+            response = await self.http.post(_LOAD_PATH, self._load_body(adapter))
             if response.is_error and not _is_loaded_already(_message(response)):
                 raise SamplingError(f"cannot load adapter {adapter.name!r} again: {_message(response)}")
 
@@ -248,10 +266,6 @@ class _Replica:
 
 def _succeeded(load: asyncio.Task[None]) -> bool:
     return load.done() and not load.cancelled() and load.exception() is None
-
-
-def _load_body(adapter: AdapterRef) -> dict[str, object]:
-    return {"lora_name": adapter.name, "lora_path": str(adapter.path)}
 
 
 def _is_loaded_already(message: str) -> bool:

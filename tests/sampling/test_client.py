@@ -21,7 +21,7 @@ def adapter(version: int, path: str = "adapter") -> AdapterRef:
 
 
 def served_names(fake: FakeVllm) -> list[str]:
-    return sorted(fake.adapters)
+    return sorted(name.removesuffix("-run") for name in fake.adapters)
 
 
 async def test_requests_go_to_the_base_model_until_an_adapter_is_published(
@@ -30,7 +30,7 @@ async def test_requests_go_to_the_base_model_until_an_adapter_is_published(
     before = await client.respond(RESPONSES_PATH, REQUEST)
     await client.publish(adapter(1))
     after = await client.respond(RESPONSES_PATH, REQUEST)
-    assert [request["model"] for request in fake.requests] == ["base", "policy-000001"]
+    assert [request["model"] for request in fake.requests] == ["base", "policy-000001-run"]
     assert (before.adapter, after.adapter) == (None, adapter(1))
 
 
@@ -133,6 +133,14 @@ async def test_an_external_server_that_lost_its_adapters_gets_them_again(
     assert served_names(fake) == ["policy-000001"]
 
 
+async def test_runs_that_share_a_server_keep_their_adapters_apart(client: SamplingClient, fake: FakeVllm) -> None:
+    await client.publish(adapter(1))
+    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+        async with ExternalServer(url) as server, SamplingClient(server) as other_run:
+            await other_run.publish(adapter(1, "another_adapter"))
+    assert sorted(fake.adapters.values()) == ["adapter", "another_adapter"]
+
+
 async def test_server_errors_are_retried_a_bounded_number_of_times(client: SamplingClient, fake: FakeVllm) -> None:
     fake.failures.extend([500, 503])
     await client.respond(RESPONSES_PATH, REQUEST)
@@ -152,7 +160,7 @@ async def test_replicas_share_the_work_and_every_publication(renderer: Qwen3VLRe
     fakes = [FakeVllm(renderer), FakeVllm(renderer)]
     async with serve_app(fakes[0].app(), "127.0.0.1", 0) as one, serve_app(fakes[1].app(), "127.0.0.1", 0) as two:
         async with ExternalServer(one) as first, ExternalServer(two) as second:
-            async with SamplingClient(first, second) as client:
+            async with SamplingClient(first, second, namespace="run") as client:
                 await client.publish(adapter(1))
                 for key in ("a", "b", "c", "d", "a", "b"):
                     await client.respond(RESPONSES_PATH, REQUEST, sticky_key=key)

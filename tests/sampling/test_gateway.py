@@ -314,7 +314,11 @@ async def test_rollouts_follow_the_current_adapter_unless_they_keep_to_one(
     await client.publish(two)
     for rollout_id in ("training", "evaluation"):
         await gateway.openai_client(rollout_id).responses.create(model="policy", input="hi")
-    assert [request["model"] for request in fake.requests] == ["policy-000001", "policy-000002", "policy-000001"]
+    assert [request["model"] for request in fake.requests] == [
+        "policy-000001-run",
+        "policy-000002-run",
+        "policy-000001-run",
+    ]
     assert [turn.policy_version for turn in gateway.close_rollout("training")] == [1, 2]
     assert [turn.policy_version for turn in gateway.close_rollout("evaluation")] == [1]
 

@@ -52,11 +52,11 @@ def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(vllm: VllmServer) -> AsyncGenerator[SamplingClient]:
-    async with SamplingClient(vllm) as sampling:
+    async with SamplingClient(vllm, namespace="test") as sampling:
         yield sampling
         async with httpx.AsyncClient(base_url=vllm.base_url) as plain:  # the server is shared by all tests
             for adapter in sampling.loaded:
-                await plain.post("/v1/unload_lora_adapter", json={"lora_name": adapter.name})
+                await plain.post("/v1/unload_lora_adapter", json={"lora_name": f"{adapter.name}-test"})
 
 
 @pytest.fixture
