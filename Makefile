@@ -20,7 +20,7 @@ train: setup ## train; with no ARGS, the tiny model on the simulated phone
 
 # types and fast tests take longest: side by side they finish in the time of the longer one
 check: setup ## format, lint, types, import direction, fast tests: before every commit
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types fast format lint imports
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target types fast format lint imports
 
 types:
 	.venv/bin/pyright

@@ -33,7 +33,7 @@ def _require_model(folder: Path, name: str) -> Path:
 
 def _find_on_hub(name: str) -> Path:
     # Imported here: 0.3 s, and most runs name a folder.
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     problem = (

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Mapping
+from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
 from cua_rl.reporting.json_lines import append_record
 from cua_rl.reporting.tensorboard_files import TensorBoardFiles
@@ -72,10 +74,8 @@ class MetricLog:
 
 class _Wandb:
     def __init__(self, folder: Path, config: Mapping[str, object], *, project: str, name: str) -> None:
-        from cua_rl.errors import ConfigError
-
         try:
-            import wandb
+            wandb: Any = import_module("wandb")
         except ImportError:
             raise ConfigError(
                 f"expected the wandb package for wandb_project={project!r}, got none; run pip install 'cua_rl[wandb]'"
