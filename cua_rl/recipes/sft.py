@@ -23,7 +23,7 @@ from cua_rl.processes import OwnedProcess
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
-from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson
+from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.templates import DEMO_EVAL
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
@@ -40,11 +40,12 @@ class SftConfig:
         default=None, doc="model folder to start from; None makes a tiny one from nothing"
     )
     seed: int = chz.field(default=0, doc="seed of weights and lessons")
-    grounding_steps: int = chz.field(default=400, doc="steps of the vision tower alone, if there is no model_path")
+    grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone, if there is no model_path")
     perfect_steps: int = chz.field(default=700, doc="steps after a perfect expert")
     imperfect_steps: int = chz.field(default=80, doc="steps after an expert that errs")
     error_rate: float = chz.field(default=0.5, doc="how often, per turn, that expert taps a random element")
     batch_size: int = chz.field(default=16, doc="lessons per step")
+    text_lessons: int = chz.field(default=32, doc="lessons per step, beyond those, whose screen is given as text")
     learning_rate: float = chz.field(default=1e-3, doc="highest learning rate; warm-up and decay are linear")
     listing_share: float = chz.field(default=0.35, doc="share of lessons that only name what is on the screen")
     whole_share: float = chz.field(default=0.3, doc="share of tasks shown to their end, not just to the last click")
@@ -115,6 +116,8 @@ async def _draw_batch(config: SftConfig, renderer: Renderer, random: Random, ste
         error_rate=0.0 if is_perfect else config.error_rate,
     )
     lessons = [await draw_lesson(random, mix) for _ in range(config.batch_size)]
+    if is_perfect:
+        lessons += [draw_text_lesson(random) for _ in range(config.text_lessons)]
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
 
 

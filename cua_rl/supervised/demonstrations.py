@@ -30,6 +30,8 @@ class Demonstration:
 
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
+    is_open: bool = False
+    """The last answer would go on: its end of turn is not imitated."""
 
 
 async def demonstrate(instruction: str, phone: SimulatedPhone, expert: Expert, *, max_turns: int) -> Demonstration:
@@ -42,6 +44,8 @@ async def demonstrate(instruction: str, phone: SimulatedPhone, expert: Expert, *
 def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, name: str) -> Datum:
     """The datum whose trained tokens are the answers."""
     model_input, loss_mask = renderer.render_supervised(demonstration.items, demonstration.tools)
+    if demonstration.is_open:
+        loss_mask = (*loss_mask[:-1], False)
     zeros = (0.0,) * model_input.length
     return Datum(
         rollout_id=name,

@@ -1,11 +1,16 @@
-"""What the tiny model learns from: naming what it sees, and demo tasks done by an expert that may err."""
+"""What the tiny model learns from: naming what it sees, stopping at a name, and demo tasks done by an expert."""
 
 from dataclasses import dataclass
 from random import Random
 
+from cua_rl.agent.gbox_agent import load_system_prompt
+from cua_rl.agent.tools import MOBILE_USE
+from cua_rl.conversation import Message, SampledAnswer, TextPart
+from cua_rl.devices.simulator.catalog import APPS, NUM_ICONS_PER_PAGE, NUM_ROWS_VISIBLE, SETTINGS
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import Start, make_phone_state
+from cua_rl.renderers.answers import write_answer
 from cua_rl.supervised.demonstrations import Demonstration, demonstrate
 from cua_rl.tasks.demo.expert import Decision, Finish, ImperfectExpert, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
@@ -38,6 +43,30 @@ async def draw_lesson(random: Random, mix: Mix) -> Demonstration:
     is_whole = random.random() < mix.whole_share
     max_turns = template.max_turns if is_whole else len(template.route)
     return await demonstrate_task(template, seed, random, error_rate=mix.error_rate, max_turns=max_turns)
+
+
+def draw_text_lesson(random: Random) -> Demonstration:
+    """A task whose screen is given as text: scan the names up to the one asked for.
+
+    It teaches when to stop, without a picture, at a tenth of the price. There is nothing to tap, so the answer is open.
+    """
+    if random.random() < 0.5:
+        shown = random.sample([spec.label for spec in APPS.values()], NUM_ICONS_PER_PAGE)
+        target = random.choice(shown)
+        instruction = f"Open {target}."
+    else:
+        specs = random.sample(list(SETTINGS.values()), NUM_ROWS_VISIBLE)
+        wanted = random.choice(specs)
+        shown, target = [spec.label for spec in specs], wanted.label
+        instruction = f"Turn {random.choice(('on', 'off'))} {wanted.title}."
+    scanned = shown[: shown.index(target) + 1]
+    task = f"{instruction} {' '.join(shown)}"
+    items = (
+        Message(role="system", content=(TextPart(text=load_system_prompt("android")),)),
+        Message(role="user", content=(TextPart(text=task),)),
+        SampledAnswer(text=write_answer(reasoning=" ".join(scanned), text=None, tool_calls=[])),
+    )
+    return Demonstration(items=items, tools=(MOBILE_USE,), is_open=True)
 
 
 async def demonstrate_task(

@@ -13,7 +13,7 @@ from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
 from cua_rl.supervised.expert_answers import write_decision
-from cua_rl.supervised.lessons import Mix, draw_lesson
+from cua_rl.supervised.lessons import Mix, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.expert import Decision, Finish, decide
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.templates import TEMPLATES
@@ -117,3 +117,13 @@ def test_drags_and_buttons_are_written_as_the_phone_tool_has_them() -> None:
     assert '"swipe"' in drag.tool_calls[0].arguments
     button = write_decision(Decision(scanned=(), action=PressButton(button=Button.HOME)), SCREEN)
     assert '"Home"' in button
+
+
+def test_a_text_lesson_scans_up_to_the_name_it_was_told_and_stays_open() -> None:
+    lesson = draw_text_lesson(Random(4))
+    datum = build_supervised_datum(RENDERER, lesson, name="lesson")
+    ids = datum.model_input.token_ids(RENDERER.image_token_id)
+    trained = RENDERER.decode([token for token, is_on in zip(ids, datum.loss_mask, strict=True) if is_on])
+    assert trained.startswith("<think>\n")
+    assert trained.endswith("\n</think>\n\n")
+    assert datum.model_input.images == ()
