@@ -69,6 +69,11 @@ def parse_sampled(body: Mapping[str, Any]) -> Sampled:
             f"expected token ids and log-probabilities in the model server's answer, got {type(error).__name__}: "
             f"{error}; use a vLLM that knows enable_response_messages, without tool or reasoning parsers"
         ) from error
+    if tokens and not logprobs and not _has_text(body["output"]):
+        raise SamplingError(
+            f"expected an answer with some text, got {len(tokens)} tokens that no text comes from, for which vLLM gives "
+            "no log-probabilities; the model was sampled from outside its vocabulary, or max_tokens is too small"
+        )
     if len(tokens) != len(logprobs):
         raise SamplingError(
             f"expected one log-probability for each of {len(tokens)} sampled tokens, got {len(logprobs)}; "
@@ -91,6 +96,10 @@ def _logprobs(output: Sequence[Mapping[str, Any]]) -> Iterator[float]:
     for item in output:
         for part in cast("Sequence[Mapping[str, Any]]", item["content"]):
             yield from (float(entry["logprob"]) for entry in part["logprobs"])
+
+
+def _has_text(output: Sequence[Mapping[str, Any]]) -> bool:
+    return any(item["content"] for item in output)
 
 
 def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | None:

@@ -40,6 +40,8 @@ class FakeVllm:
     """Answers wait for it."""
     has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     can_update_adapters: bool = True
+    leaves_out_text: bool = False
+    """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
     """The process ends in the middle of a request if this file is not there; it makes the file first."""
 
@@ -107,7 +109,7 @@ class FakeVllm:
         return {
             "id": "resp_server",
             "status": "completed" if sampled == whole else "incomplete",
-            "output": [{"type": "message", "content": [part]}],
+            "output": [{"type": "message", "content": [] if self.leaves_out_text else [part]}],
             "input_messages": [{"tokens": prompt}],
             "output_messages": [{"tokens": sampled}],
             "usage": {"input_tokens_details": {"cached_tokens": 3}},

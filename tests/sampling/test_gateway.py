@@ -274,6 +274,15 @@ async def test_a_server_that_keeps_failing_is_a_503_and_no_turn(
     assert gateway.turns("r1") == ()
 
 
+async def test_an_answer_without_text_and_logprobs_is_no_turn(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.leaves_out_text = True
+    with pytest.raises(openai.InternalServerError, match="outside its vocabulary"):
+        await agent.responses.create(model="policy", input="hi")
+    assert gateway.turns("r1") == ()
+
+
 async def test_a_server_that_fails_once_gives_one_turn(agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm) -> None:
     fake.failures.append(500)
     await agent.responses.create(model="policy", input="hi")
