@@ -71,8 +71,8 @@ def parse_sampled(body: Mapping[str, Any]) -> Sampled:
         ) from error
     if tokens and not logprobs and not _has_text(body["output"]):
         raise SamplingError(
-            f"expected an answer with some text, got {len(tokens)} tokens that no text comes from, for which vLLM gives "
-            "no log-probabilities; the model was sampled from outside its vocabulary, or max_tokens is too small"
+            f"expected an answer with some text, got {len(tokens)} tokens without text, for which vLLM gives no "
+            "log-probabilities; the model was sampled from outside its vocabulary, or max_tokens is too small"
         )
     if len(tokens) != len(logprobs):
         raise SamplingError(
