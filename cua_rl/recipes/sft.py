@@ -1,6 +1,6 @@
 """Supervised fine-tuning from scripted experts on the phone simulator: `python -m cua_rl.recipes.sft`.
 
-With no arguments it makes the tiny model that ships with the package, from nothing: a vision tower that knows what
+With no arguments it makes a tiny model like the one that ships, from nothing: first a vision tower that knows what
 lies where, then naming and pointing after a perfect expert until that is right, then a short while after one that errs.
 The last stage leaves a policy that succeeds sometimes and explores: what reinforcement learning starts from.
 """
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @chz.chz
 class SftConfig:
-    """How the model is made. The defaults are those of the shipped tiny model."""
+    """How the model is made. The shipped one took several runs, each going on from the last with other shares of lessons."""
 
     output_path: Path = chz.field(default=Path("tiny_qwen3_vl"), doc="folder for the trained model")
     model_path: Path | None = chz.field(
