@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @chz.chz
 class SftConfig:
-    """How the model is made. The shipped one took several runs, each going on from the last with other shares of lessons."""
+    """How the model is made. The shipped one took several runs with other shares of lessons, each from the last."""
 
     output_path: Path = chz.field(default=Path("tiny_qwen3_vl"), doc="folder for the trained model")
     model_path: Path | None = chz.field(
