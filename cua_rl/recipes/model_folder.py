@@ -1,9 +1,9 @@
 """Where a model's files are: a folder, the hub's local cache, the hub, or the tiny model of this package."""
 
-from importlib.resources import files
 from pathlib import Path
 
 from cua_rl.errors import ConfigError, boundary
+from cua_rl.models import TINY_QWEN3_VL
 
 HUB_TIMEOUT_S = 3.0
 
@@ -14,7 +14,7 @@ def find_model(name: str | None) -> Path:
     Raises `ConfigError` if there is no such model, before anything is loaded.
     """
     if name is None:
-        return Path(str(files("cua_rl"))) / "models" / "tiny_qwen3_vl"
+        return TINY_QWEN3_VL
     folder = Path(name).expanduser()
     if folder.exists():
         return _require_model(folder.absolute(), name)

@@ -1,6 +1,7 @@
 """Everything about a run that can be known, and refused, before a model loads or a device is leased."""
 
 import json
+import logging
 import os
 import socket
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.task_loader import TaskSet, load_tasks
 from cua_rl.tasks.task import Task
+
+logger = logging.getLogger(__name__)
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 
@@ -52,6 +55,7 @@ class RunPlan:
 async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
     """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
     _require_simulator(config)
+    _warn_of_idle_keys(config)
     model_path = find_model(config.model_name)
     renderer = make_renderer(model_path, config.renderer_name)
     if not renderer.supports_images:
@@ -101,6 +105,12 @@ def _require_simulator(config: CLIConfig) -> None:
         raise ConfigError(
             f"box_type: expected 'android', the kind of the embedded simulator, got {config.box_type!r}; leave it out"
         )
+
+
+def _warn_of_idle_keys(config: CLIConfig) -> None:
+    for name in ("gbox_api_key", "tinker_api_key"):
+        if getattr(config, name):
+            logger.warning("%s has no effect: tasks run on the embedded simulator, and vLLM samples", name)
 
 
 def _require_room(config: CLIConfig, model_path: Path) -> None:

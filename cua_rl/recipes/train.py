@@ -118,10 +118,11 @@ def _training_ended(error: BaseException) -> TrainingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Trainer and sampler, running."""
+    """Trainer, sampler and the gateway in front of it, running."""
 
     trainer: TrainingClient
     sampler: SamplingClient
+    gateway: Gateway
 
 
 async def _start_engine(
@@ -138,7 +139,10 @@ async def _start_engine(
     elif plan.checkpoint_path is not None:
         await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
     sampler = await stack.enter_async_context(SamplingClient(server))
-    return Engine(trainer=trainer, sampler=sampler)
+    gateway = Gateway(sampler, plan.renderer, _sampling_params(plan.config))
+    if plan.config.gateway_port is not None:
+        await stack.enter_async_context(gateway.serve("127.0.0.1", plan.config.gateway_port))
+    return Engine(trainer=trainer, sampler=sampler, gateway=gateway)
 
 
 def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:
@@ -196,6 +200,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         eval_every=config.eval_every,
         save_every=config.save_every,
         image_token_id=plan.renderer.image_token_id,
+        num_groups_to_log=config.num_groups_to_log,
     )
 
 
@@ -212,7 +217,7 @@ def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Record
 
     runner = RolloutRunner(
         devices=DevicePool(make_device, max_devices=config.max_concurrent_rollouts),
-        gateway=Gateway(engine.sampler, plan.renderer, _sampling_params(config)),
+        gateway=engine.gateway,
         agent=GBoxAgent(),
         reward=binary_reward,
         recorder=recorder,

@@ -3,6 +3,7 @@
 Everything waits for everything: rollouts of step k+1 begin when the adapter of step k is served.
 """
 
+import logging
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from cua_rl.rollout.group import GroupPlan, run_groups
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+
+logger = logging.getLogger(__name__)
 
 
 class TaskStream(Protocol):
@@ -71,6 +74,7 @@ class LoopSettings:
     eval_every: int
     save_every: int
     image_token_id: int
+    num_groups_to_log: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +137,8 @@ async def _run_step_groups(
 
     async def on_group(group: RolloutGroup) -> None:
         advantages = group_advantages(group.rewards, settings.advantages)
+        if group.index < settings.num_groups_to_log:
+            logger.info("step=%d group=%d task=%s rewards=%s", step, group.index, group.task_id, group.rewards)
         await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages))
 
     plan = GroupPlan(source=source, group_size=settings.group_size, params=settings.params)
