@@ -33,7 +33,7 @@ async def play(
         if isinstance(decision.action, Finish):
             return (await task.validate(phone, decision.action.answer)).success, turn
         await phone.execute(decision.action)
-    raise AssertionError(f"{template.task_id} with seed {seed} took more than {task.max_turns} turns")
+    return (await task.validate(phone, None)).success, task.max_turns
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
@@ -118,7 +118,7 @@ async def test_an_expert_that_never_errs_is_the_expert() -> None:
     template = TOGGLES[0]
     expert = ImperfectExpert(template, error_rate=0.0, random=Random(0))
 
-    assert await play(template, 5, expert) == (True, 3)
+    assert await play(template, 5, expert) == (True, 2)
 
 
 def test_half_of_the_demo_sets_takes_several_turns() -> None:

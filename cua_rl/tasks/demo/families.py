@@ -34,8 +34,8 @@ _OPEN_SETTINGS = Move(screen="home", deed=TapOn(label="Settings"))
 
 
 def open_app(task_id: str, app: str) -> TaskTemplate:
-    """Open an app whose icon is on the first home page."""
-    return _open_app(task_id, app, Start(first_page=_once("settings", app)), max_turns=3, tags=("demo", "open_app"))
+    """Open an app whose icon is on the first home page; there is no second try."""
+    return _open_app(task_id, app, Start(first_page=_once("settings", app)), max_turns=1, tags=("demo", "open_app"))
 
 
 def open_app_on_page_two(task_id: str, app: str) -> TaskTemplate:
@@ -58,9 +58,9 @@ def _open_app(task_id: str, app: str, start: Start, *, max_turns: int, tags: tup
 
 
 def toggle_setting(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
-    """Flip a toggle that shows in Settings without scrolling."""
+    """Flip a toggle that shows in Settings without scrolling; there is no second try, and no time to flip it back."""
     start = _toggle_start(toggle, turn_on=turn_on, first_rows=(toggle.value,))
-    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, max_turns=4, tags=("demo", "toggle_setting"))
+    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, max_turns=2, tags=("demo", "toggle_setting"))
 
 
 def toggle_hidden_setting(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
