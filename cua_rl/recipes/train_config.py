@@ -177,12 +177,12 @@ EMBEDDED_DEMO: dict[str, object] = {
     "lora_rank": 16,
     "group_size": 8,
     "groups_per_batch": 16,
-    "learning_rate": 1e-3,
+    "learning_rate": 2e-3,
     "advantages": "mean_std",
     "max_steps": 40,
     "max_tokens": 48,
     "max_model_len": 2048,
-    "eval_every": 20,
+    "eval_every": 0,
     "parity_limit": 0.02,
 }
 """Settings of the embedded demo, used where no model is named: the tiny model learns in minutes on two cores."""
