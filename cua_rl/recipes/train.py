@@ -196,6 +196,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
             parity_limit=config.parity_limit,
             kl_penalty_coef=config.kl_penalty_coef,
             compute_post_kl=config.compute_post_kl,
+            schedule=config.learning_rate_schedule,
         ),
         eval_every=config.eval_every,
         save_every=config.save_every,

@@ -5,6 +5,7 @@ from typing import Literal
 import chz
 
 from cua_rl.rl.advantages import AdvantageKind
+from cua_rl.rl.train_step import Schedule
 
 Tasks = dict[str, object] | list[dict[str, object]]
 
@@ -57,6 +58,9 @@ class CLIConfig:
     group_size: int = chz.field(default=4, doc="rollouts of one task instance that are compared with each other")
     groups_per_batch: int = chz.field(default=10, doc="task instances per training step")
     learning_rate: float = chz.field(default=1e-5, doc="AdamW step size; 0 trains nothing and is useful as a control")
+    learning_rate_schedule: Schedule = chz.field(
+        default="constant", doc="constant, or linear: falling to a twentieth at the last step"
+    )
     max_tokens: int = chz.field(default=2048, doc="most tokens of one answer")
     temperature: float = chz.field(default=1.0, doc="sampling temperature of training and evaluation")
     loss: Literal["importance_sampling", "ppo"] = chz.field(default="importance_sampling", doc="policy loss")
@@ -178,8 +182,9 @@ EMBEDDED_DEMO: dict[str, object] = {
     "group_size": 8,
     "groups_per_batch": 16,
     "learning_rate": 2e-3,
+    "learning_rate_schedule": "linear",
     "advantages": "mean_std",
-    "max_steps": 40,
+    "max_steps": 48,
     "max_tokens": 48,
     "max_model_len": 2048,
     "eval_every": 0,

@@ -17,7 +17,7 @@ from cua_rl.rl.advantages import AdvantageKind, group_advantages
 from cua_rl.rl.batch import build_batch, logprobs_by_turn
 from cua_rl.rl.datums import datums_sha256
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rl.train_step import Trainer, TrainStepSettings, train_step
+from cua_rl.rl.train_step import Trainer, TrainStepSettings, scheduled_learning_rate, train_step
 from cua_rl.rollout.group import GroupPlan, run_groups
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
@@ -105,8 +105,11 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
             metrics = rollout_metrics(groups) | batch.metrics
             logprobs: tuple[tuple[float, ...], ...] = ()
             if batch.datums:
+                rate = scheduled_learning_rate(settings.train, step, settings.max_steps)
                 with clock.time("train"):
-                    result = await train_step(parts.trainer, batch.datums, settings.train, step=step)
+                    result = await train_step(
+                        parts.trainer, batch.datums, settings.train, step=step, learning_rate=rate
+                    )
                 metrics, logprobs = metrics | result.metrics, result.training_logprobs
                 with clock.time("publish"):
                     adapter = await parts.policy.publish(step + 1)
