@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -45,7 +46,8 @@ def test_a_run_survives_the_death_of_its_model_server_and_every_figure_holds(tmp
     run.wait_for(lambda: len(run.steps()) == 1)
     owned = run.owned()
 
-    server = next(process for process in owned if "api_server" in " ".join(process.cmdline()))
+    server = model_server(owned)
+    assert server is not None
     server.kill()
 
     assert run.finish() == 0, run.output()
@@ -94,7 +96,7 @@ def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(tmp
 
 def test_interrupting_a_run_ends_everything_it_owns(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "max_steps=3")
-    run.wait_for(lambda: any("api_server" in " ".join(_cmdline(process)) for process in run.owned()))
+    run.wait_for(lambda: model_server(run.owned()))
     owned = run.owned()
 
     run.signal(signal.SIGINT)
@@ -103,8 +105,11 @@ def test_interrupting_a_run_ends_everything_it_owns(tmp_path: Path) -> None:
     assert survivors(owned) == []
 
 
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+def model_server(processes: list[psutil.Process]) -> psutil.Process | None:
+    """The server itself, not the guard that runs it."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            words = process.cmdline()
+            if "vllm.entrypoints.openai.api_server" in words and not any("process_guard" in word for word in words):
+                return process
+    return None
