@@ -79,7 +79,8 @@ async def train_step(
             parity = measure_parity(part, output.training_logprobs)
             require_parity(parity, settings.parity_limit, step=step)
             metrics |= parity.metrics()
-        taken = await trainer.optim_step(chz.replace(settings.optim, learning_rate=learning_rate))
+        optim = chz.replace(settings.optim, learning_rate=learning_rate)  # pyright: ignore[reportUnknownMemberType]
+        taken = await trainer.optim_step(optim)
         metrics |= {**output.metrics} | {"optim/grad_norm": taken.grad_norm, "optim/learning_rate": taken.learning_rate}
     if settings.compute_post_kl:
         after = await trainer.forward(datums, temperature=settings.loss.temperature)
