@@ -8,13 +8,13 @@ import sys
 
 from sqlalchemy import Connection, Engine, func, inspect, select, text
 
+from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.models import Base
 from cua_rl.database.session import (
     check_connection,
     command_line_environ,
     database_url,
     make_writer_engine,
-    migrate_blocking,
     shown_url,
 )
 from cua_rl.errors import ConfigError, CuaError, DatabaseError, boundary

@@ -3,20 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import psycopg
-from alembic import command
-from alembic.config import Config
 from dotenv import dotenv_values, find_dotenv
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 
-from cua_rl.errors import ConfigError, DatabaseError, boundary
+from cua_rl.errors import ConfigError, DatabaseError
 
 _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg")
 _CONNECT_TIMEOUT_S = 3.0
@@ -28,8 +24,6 @@ _ENGINE_ARGUMENTS: dict[str, Any] = {
         "options": "-c statement_timeout=120000 -c timezone=UTC",
     },
 }
-_ALEMBIC_LOCK = Lock()  # Alembic keeps its context in module globals
-_ALEMBIC_INI = Path(__file__).resolve().parent.parent / "alembic.ini"
 
 
 def database_url(environ: Mapping[str, str]) -> str | None:
@@ -113,25 +107,6 @@ async def check_connection(url: str) -> None:
             f"expected a Postgres server at {shown!r}, got {reason!r}; "
             "check that it runs and that user and password are right, or unset DATABASE_URL for the embedded database"
         ) from None
-
-
-async def migrate(url: str) -> None:
-    """Bring the schema up to date; several processes may try at once. Raises `DatabaseError` if it cannot be done."""
-    await asyncio.to_thread(migrate_blocking, url)
-
-
-def migrate_blocking(url: str) -> None:
-    """`migrate` for code without an event loop."""
-    config = alembic_config(url)
-    with _ALEMBIC_LOCK, boundary(DatabaseError, f"cannot migrate {shown_url(url)}"):
-        command.upgrade(config, "head")
-
-
-def alembic_config(url: str) -> Config:
-    """Alembic's settings for a database of our choice; says nothing unless something is wrong."""
-    config = Config(_ALEMBIC_INI)
-    config.attributes["url"] = url
-    return config
 
 
 def _sqlalchemy_url(url: str) -> URL:

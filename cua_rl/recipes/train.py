@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.database.session import migrate
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.evaluate import Evaluator
@@ -44,6 +43,9 @@ from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import AdapterRef, SamplingParams
+
+if TYPE_CHECKING:
+    from cua_rl.database.recorder import DatabaseRecorder
 
 __all__ = ["CLIConfig", "cli_main"]
 
@@ -91,8 +93,12 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
 
 
-async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> DatabaseRecorder:
+async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> "DatabaseRecorder":
     """The database that the environment names, or one of our own in the run's folder; migrated, with its writer."""
+    # SQLAlchemy's models and Alembic take as long to import as all else: only a run that really starts pays for them
+    from cua_rl.database.migrations import migrate
+    from cua_rl.database.recorder import DatabaseRecorder
+
     url = plan.database_url
     if url is None:
         log_path = folder.path / "logs" / "postgres.log"
@@ -209,6 +215,11 @@ def _sampling_params(config: CLIConfig) -> SamplingParams:
     return SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature)
 
 
+def _eval_params(config: CLIConfig) -> SamplingParams:
+    temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
+    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature)
+
+
 def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Recorder, report: RunReport) -> Parts:
     """Put the run together: who makes devices, who acts, who judges, who remembers."""
     config = plan.config
@@ -224,7 +235,7 @@ def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Record
         recorder=recorder,
         max_turns=config.max_turns,
     )
-    evaluator = Evaluator(plan.eval_tasks, runner=runner, params=_sampling_params(config), recorder=recorder)
+    evaluator = Evaluator(plan.eval_tasks, runner=runner, params=_eval_params(config), recorder=recorder)
     return Parts(
         tasks=plan.train_tasks,
         runner=runner,

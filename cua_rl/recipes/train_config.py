@@ -62,7 +62,10 @@ class CLIConfig:
         default="constant", doc="constant, or linear: falling to a twentieth at the last step"
     )
     max_tokens: int = chz.field(default=2048, doc="most tokens of one answer")
-    temperature: float = chz.field(default=1.0, doc="sampling temperature of training and evaluation")
+    temperature: float = chz.field(default=1.0, doc="sampling temperature of training")
+    eval_temperature: float | None = chz.field(
+        default=None, doc="sampling temperature of evaluation, 0 for greedy; None is the one of training"
+    )
     loss: Literal["importance_sampling", "ppo"] = chz.field(default="importance_sampling", doc="policy loss")
     clip_low: float = chz.field(default=0.2, doc="ppo: the ratio is clipped below at 1 - clip_low")
     clip_high: float = chz.field(default=0.2, doc="ppo: the ratio is clipped above at 1 + clip_high")
@@ -155,6 +158,7 @@ _SMALLEST = {
     "max_steps": 1,
     "groups_per_batch": 1,
     "learning_rate": 0.0,
+    "eval_temperature": 0.0,
     "max_tokens": 1,
     "kl_penalty_coef": 0.0,
     "num_substeps": 1,
@@ -185,6 +189,7 @@ EMBEDDED_DEMO: dict[str, object] = {
     "learning_rate_schedule": "linear",
     "advantages": "mean_std",
     "max_steps": 48,
+    "eval_temperature": 0.5,
     "max_tokens": 48,
     "max_model_len": 2048,
     "eval_every": 0,

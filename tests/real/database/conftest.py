@@ -8,8 +8,9 @@ import pytest
 import pytest_asyncio
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.database.session import migrate_blocking, open_sessions
+from cua_rl.database.session import open_sessions
 
 TEMPLATE = "migrated"
 

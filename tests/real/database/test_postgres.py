@@ -10,7 +10,7 @@ import pytest
 
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import ConfigError, DatabaseError
-from tests.database.conftest import run_sql
+from tests.real.database.conftest import run_sql
 
 OWNER = """
 import asyncio, sys

@@ -10,9 +10,9 @@ from cua_rl.database.columns import escape_json, escape_text, unescape_json, une
 from cua_rl.database.encoding import decode_action, encode_action
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Source, TurnTaken
-from tests.database.conftest import run_sql
-from tests.database.recorded import ACTIONS, make_group, rollout_start, source_events, start, step_end
-from tests.database.test_recorder import record
+from tests.real.database.conftest import run_sql
+from tests.real.database.recorded import ACTIONS, make_group, rollout_start, source_events, start, step_end
+from tests.real.database.test_recorder import record
 
 any_text = st.text(st.characters())
 any_json = st.recursive(

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Base, Environment, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.queries import (
@@ -18,7 +19,7 @@ from cua_rl.database.queries import (
 )
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.database.session import migrate, open_sessions
+from cua_rl.database.session import open_sessions
 from cua_rl.errors import DatabaseError
 from cua_rl.events import (
     CheckpointSaved,
@@ -30,8 +31,8 @@ from cua_rl.events import (
     TrainingEnded,
     TurnTaken,
 )
-from tests.database.conftest import run_sql
-from tests.database.recorded import (
+from tests.real.database.conftest import run_sql
+from tests.real.database.recorded import (
     IMAGE_TOKEN,
     advantages_of,
     make_group,

@@ -8,7 +8,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its t
 import pytest
 
 from cua_rl.config import LoraConfig, TrainerConfig
-from tests.training.tiny_qwen3_vl import build_random_qwen3_vl
+from tests.real.training.tiny_qwen3_vl import build_random_qwen3_vl
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +16,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_random_qwen3_vl(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(model_path: Path) -> TrainerConfig:
     return TrainerConfig(model_path=model_path, lora=LoraConfig(rank=4, alpha=8))

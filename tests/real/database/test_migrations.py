@@ -9,12 +9,13 @@ from alembic import command
 from alembic.script import ScriptDirectory
 
 import cua_rl
+from cua_rl.database.migrations import alembic_config, migrate
 from cua_rl.database.models import Base
-from cua_rl.database.session import alembic_config, make_writer_engine, migrate
+from cua_rl.database.session import make_writer_engine
 from cua_rl.rebuild_database import main as rebuild_database
-from tests.database.conftest import run_sql, with_database
-from tests.database.recorded import start
-from tests.database.test_recorder import record
+from tests.real.database.conftest import run_sql, with_database
+from tests.real.database.recorded import start
+from tests.real.database.test_recorder import record
 
 COLUMNS = """
     SELECT table_name, column_name, data_type, udt_name, is_nullable, column_default, is_identity

@@ -23,7 +23,7 @@ from cua_rl.training import wire
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, EncodedTextChunk, ModelInput
-from tests.training.tiny_qwen3_vl import IMAGE_PAD, PREPROCESSOR, draw_screenshot, make_datum
+from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, PREPROCESSOR, draw_screenshot, make_datum
 
 LOSS = LossConfig(name="importance_sampling")
 STEP = wire.OptimStep(optim=OptimConfig(learning_rate=1e-2))

@@ -15,15 +15,19 @@ from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.wire import Forward
-from tests.training.tiny_qwen3_vl import draw_screenshot, make_datum
+from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 
 RNG = random.Random(0)
 DATUMS = [make_datum(RNG, [draw_screenshot(RNG)]) for _ in range(3)]
 
 
-@pytest_asyncio.fixture
-async def client(config: TrainerConfig, tmp_path: Path) -> AsyncIterator[TrainingClient]:
-    async with TrainingClient(config, tmp_path / "trainer.log") as client:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(config: TrainerConfig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TrainingClient]:
+    """One worker for all tests of this file: it takes ten seconds to start."""
+    async with TrainingClient(config, tmp_path_factory.mktemp("logs") / "trainer.log") as client:
         yield client
 
 
@@ -88,6 +92,7 @@ async def test_a_cancelled_request_does_not_confuse_the_next_one(client: Trainin
 
 
 async def test_a_killed_worker_is_a_training_error_with_the_end_of_its_log(client: TrainingClient) -> None:
+    """The last of the tests that share the worker."""
     os.kill(worker_pid(), signal.SIGKILL)
 
     with pytest.raises(TrainingError, match=r"status 137(.|\n)*trainer ready device="):

@@ -21,9 +21,10 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.types import AdapterRef, SamplingParams
+from tests.real.sampling.tiny_model import adapter_logprobs, build_adapter, rename_adapter_keys
 from tests.renderers.generated import encode_image, make_image
 
-pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOOL: Any = {
     "type": "function",
@@ -38,8 +39,6 @@ NUM_PUBLICATIONS = 60
 @pytest.fixture(scope="session")
 def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One that changes the model, another one, one whose keys match nothing, one that changes nothing."""
-    from tests.sampling.tiny_model import build_adapter, rename_adapter_keys
-
     root = tmp_path_factory.mktemp("adapters")
     one = build_adapter(tiny_model, root / "one", scale=0.1)
     return {
@@ -125,8 +124,6 @@ async def test_logprobs_are_those_of_transformers_at_the_runs_temperature(
     tiny_model: Path,
     tiny_renderer: Qwen3VLRenderer,
 ) -> None:
-    from tests.sampling.tiny_model import adapter_logprobs
-
     await client.publish(AdapterRef(path=adapters["one"], policy_version=1))
     gateway.open_rollout("text")
     await gateway.openai_client("text").responses.create(model="policy", input="Open mail.")
@@ -139,8 +136,6 @@ async def test_logprobs_are_those_of_transformers_at_the_runs_temperature(
 async def test_the_canary_tells_adapters_apart(
     client: SamplingClient, adapters: dict[str, Path], tiny_model: Path, tiny_renderer: Qwen3VLRenderer
 ) -> None:
-    from tests.sampling.tiny_model import adapter_logprobs
-
     tokens = canary_tokens(tiny_renderer)
     trainer_says = adapter_logprobs(tiny_model, adapters["one"], tokens)
     proven = Canary(tokens=tokens, changes_model=True, training_logprobs=trainer_says, limit=1e-3)

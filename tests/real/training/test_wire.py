@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from cua_rl.training import wire
-from tests.training.tiny_qwen3_vl import draw_screenshot, make_datum
+from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 
 
 def test_equal_images_travel_once_and_come_back_in_place() -> None:

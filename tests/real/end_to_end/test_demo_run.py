@@ -18,9 +18,9 @@ from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import RolloutGroup
-from tests.end_to_end.runs import Run, survivors
+from tests.real.end_to_end.runs import Run, survivors
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 async def recorded_groups(folder: Path, num_steps: int) -> list[list[RolloutGroup]]:
