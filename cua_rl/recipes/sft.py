@@ -136,7 +136,9 @@ async def _held_out_datums(config: SftConfig, renderer: Renderer) -> dict[str, l
         templates = [template for template in DEMO_EVAL if family in template.tags]
         for index in range(config.eval_lessons // 2):
             template, seed = random.choice(templates), NUM_SEEDS + random.randrange(NUM_SEEDS)
-            lesson = await demonstrate_task(template, seed, random, error_rate=0.0, max_turns=len(template.route))
+            lesson = await demonstrate_task(
+                template, seed, random, error_rate=0.0, max_turns=len(template.instance(seed).route)
+            )
             datums.setdefault(family, []).append(build_supervised_datum(renderer, lesson, name=f"eval-{index}"))
     return datums
 

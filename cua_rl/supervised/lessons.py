@@ -41,7 +41,7 @@ async def draw_lesson(random: Random, mix: Mix) -> Demonstration:
     family = random.choice(("open_app", "toggle_setting"))
     template = random.choice([template for template in DEMO_TRAINING if family in template.tags])
     is_whole = random.random() < mix.whole_share
-    max_turns = len(template.route) + is_whole
+    max_turns = len(template.instance(seed).route) + is_whole
     return await demonstrate_task(template, seed, random, error_rate=mix.error_rate, max_turns=max_turns)
 
 

@@ -57,7 +57,7 @@ def test_an_end_without_a_scan_is_a_call_alone() -> None:
 async def test_the_perfect_expert_solves_every_demo_task_through_the_agent(template) -> None:
     task = template.make_task(seed=5)
     phone = make_simulated_phone(task)
-    num_answers = max(task.max_turns, len(template.route) + 1)
+    num_answers = max(task.max_turns, len(template.instance(task.seed).route) + 1)
     lesson = await demonstrate(task.instruction, phone, lambda device: decide(task, device), max_turns=num_answers)
     answers = [parse_answer(item.text) for item in lesson.items if isinstance(item, SampledAnswer)]
     told = parse_action(answers[-1].tool_calls[0], width_px=192, height_px=320)

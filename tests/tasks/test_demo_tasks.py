@@ -131,7 +131,7 @@ def test_half_of_the_demo_sets_takes_several_turns() -> None:
 
 def test_training_and_evaluation_differ_in_ids_and_seeds_but_not_in_families() -> None:
     assert not {t.task_id for t in DEMO_TRAINING} & {t.task_id for t in DEMO_EVAL}
-    assert {t.instruction for t in DEMO_TRAINING} == {t.instruction for t in DEMO_EVAL}
+    assert {t.instance(0).instruction for t in DEMO_TRAINING} == {t.instance(0).instruction for t in DEMO_EVAL}
     assert not set(SEED_RANGES["train"]) & set(SEED_RANGES["eval"])
 
 

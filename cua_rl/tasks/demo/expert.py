@@ -12,7 +12,18 @@ from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.tasks.demo.phone import find_template
-from cua_rl.tasks.demo.template import Deed, Move, PushButton, SlideTo, TapOn, TaskTemplate, Tell, TurnPage, TypeIn
+from cua_rl.tasks.demo.template import (
+    Deed,
+    Instance,
+    Move,
+    PushButton,
+    SlideTo,
+    TapOn,
+    TaskTemplate,
+    Tell,
+    TurnPage,
+    TypeIn,
+)
 from cua_rl.tasks.task import Task
 
 _SCANNED_KINDS = ("app_icon", "row", "switch_row", "choice_row", "slider", "button", "round_button", "field")
@@ -37,9 +48,10 @@ class Decision:
 def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
     """The right next turn, or the end if the goal is met or cannot be reached from this screen."""
     template = task if isinstance(task, TaskTemplate) else find_template(task.task_id)
-    if template.goal.is_met(read_query(phone.state, template.goal.query), None):
+    instance = template.instance(phone.state.seed)
+    if instance.goal.is_met(read_query(phone.state, instance.goal.query), None):
         return Decision(scanned=(), action=Finish(success_claimed=True))
-    move = _find_move(template, phone.state)
+    move = _find_move(instance, phone.state)
     if move is None:
         return Decision(scanned=(), action=Finish(success_claimed=False))
     return _carry_out(move.deed, phone)
@@ -80,8 +92,8 @@ def scannable_elements(screen: Screen) -> tuple[Element, ...]:
     return tuple(element for element in both if element.is_tappable and element.kind in _SCANNED_KINDS)
 
 
-def _find_move(template: TaskTemplate, state: PhoneState) -> Move | None:
-    for move in template.route:
+def _find_move(instance: Instance, state: PhoneState) -> Move | None:
+    for move in instance.route:
         if move.screen == state.screen and (move.query is None or read_query(state, move.query) == move.value):
             return move
     return None

@@ -8,6 +8,7 @@ from cua_rl.devices.simulator.start import Start
 from cua_rl.tasks.demo.template import (
     Deed,
     Goal,
+    Instance,
     Move,
     PushButton,
     SlideTo,
@@ -16,6 +17,7 @@ from cua_rl.tasks.demo.template import (
     Tell,
     TurnPage,
     TypeIn,
+    always,
 )
 from cua_rl.tasks.task import Category, Difficulty
 
@@ -46,13 +48,17 @@ def open_app_on_page_two(task_id: str, app: str) -> TaskTemplate:
 def _open_app(task_id: str, app: str, start: Start, *, max_turns: int, tags: tuple[str, ...]) -> TaskTemplate:
     return TaskTemplate(
         task_id=task_id,
-        instruction=f"Open {APPS[app].label}.",
         category="app",
         difficulty="easy",
         max_turns=max_turns,
-        start=start,
-        goal=Goal(query="current_app", expected=APPS[app].package),
-        route=(Move(screen="home", deed=TapOn(label=APPS[app].label)),),
+        draw=always(
+            Instance(
+                instruction=f"Open {APPS[app].label}.",
+                start=start,
+                goal=Goal(query="current_app", expected=APPS[app].package),
+                route=(Move(screen="home", deed=TapOn(label=APPS[app].label)),),
+            )
+        ),
         tags=tags,
     )
 
@@ -82,13 +88,17 @@ def _toggle_setting(
     spec = SETTINGS[toggle.value]
     return TaskTemplate(
         task_id=task_id,
-        instruction=f"Turn {'on' if turn_on else 'off'} {spec.title}.",
         category="settings",
         difficulty="medium",
         max_turns=max_turns,
-        start=start,
-        goal=Goal(query=_QUERIES[toggle], expected="true" if turn_on else "false"),
-        route=(_OPEN_SETTINGS, Move(screen="settings", deed=TapOn(label=spec.label))),
+        draw=always(
+            Instance(
+                instruction=f"Turn {'on' if turn_on else 'off'} {spec.title}.",
+                start=start,
+                goal=Goal(query=_QUERIES[toggle], expected="true" if turn_on else "false"),
+                route=(_OPEN_SETTINGS, Move(screen="settings", deed=TapOn(label=spec.label))),
+            )
+        ),
         tags=tags,
     )
 
@@ -157,13 +167,17 @@ def _in_settings(
     route = (_OPEN_SETTINGS, Move(screen="settings", deed=TapOn(label=SETTINGS[page].label)), *on_page)
     return TaskTemplate(
         task_id=task_id,
-        instruction=instruction,
         category=category,
         difficulty=difficulty,
         max_turns=len(route) + 3,
-        start=start or Start(first_rows=(page,), brightness_level=128, media_volume=7),
-        goal=goal,
-        route=route,
+        draw=always(
+            Instance(
+                instruction=instruction,
+                start=start or Start(first_rows=(page,), brightness_level=128, media_volume=7),
+                goal=goal,
+                route=route,
+            )
+        ),
         tags=tags,
     )
 
@@ -216,13 +230,17 @@ def switch_to_settings(task_id: str) -> TaskTemplate:
 def _navigate(task_id: str, instruction: str, start: Start, goal: Goal, *route: Move) -> TaskTemplate:
     return TaskTemplate(
         task_id=task_id,
-        instruction=instruction,
         category="navigation",
         difficulty="easy" if len(route) == 1 else "medium",
         max_turns=len(route) + 2,
-        start=start,
-        goal=goal,
-        route=route,
+        draw=always(
+            Instance(
+                instruction=instruction,
+                start=start,
+                goal=goal,
+                route=route,
+            )
+        ),
         tags=("navigation",),
     )
 
@@ -231,13 +249,17 @@ def check_battery(task_id: str) -> TaskTemplate:
     """Answer a question from what the screen shows."""
     return TaskTemplate(
         task_id=task_id,
-        instruction="What is the battery level in percent? Answer with the number.",
         category="system",
         difficulty="medium",
         max_turns=3,
-        start=Start(),
-        goal=Goal(query="battery_level", how="told"),
-        route=(Move(screen="home", deed=Tell(query="battery_level")),),
+        draw=always(
+            Instance(
+                instruction="What is the battery level in percent? Answer with the number.",
+                start=Start(),
+                goal=Goal(query="battery_level", how="told"),
+                route=(Move(screen="home", deed=Tell(query="battery_level")),),
+            )
+        ),
         tags=("question",),
     )
 
@@ -281,13 +303,17 @@ def send_message(task_id: str, contact: str, text: str) -> TaskTemplate:
 def _write(task_id: str, instruction: str, start: Start, goal: Goal, *route: Move) -> TaskTemplate:
     return TaskTemplate(
         task_id=task_id,
-        instruction=instruction,
         category="input",
         difficulty="hard",
         max_turns=8,
-        start=start,
-        goal=goal,
-        route=route,
+        draw=always(
+            Instance(
+                instruction=instruction,
+                start=start,
+                goal=goal,
+                route=route,
+            )
+        ),
         tags=("text_entry",),
     )
 

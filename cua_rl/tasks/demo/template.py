@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Literal
 
 from cua_rl.actions import Button
@@ -93,31 +95,48 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTemplate:
-    """A task for every seed. `route` is tried in order: the first move that fits the screen is the expert's."""
+class Instance:
+    """What a template asks for on one phone. `route` is tried in order: the first move that fits is the expert's."""
 
-    task_id: str
     instruction: str
-    category: Category
-    difficulty: Difficulty
-    max_turns: int
     start: Start
     goal: Goal
     route: tuple[Move, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTemplate:
+    """A task for every seed; `draw` decides what differs between seeds, such as whom to call or when to wake."""
+
+    task_id: str
+    category: Category
+    difficulty: Difficulty
+    max_turns: int
+    draw: Callable[[Random], Instance]
     tags: tuple[str, ...] = ()
+
+    def instance(self, seed: int) -> Instance:
+        """What is asked for on the phone of this seed."""
+        return self.draw(Random(f"instance-{seed}"))
 
     def make_task(self, seed: int) -> Task:
         """The task on the phone of this seed."""
+        instance = self.instance(seed)
         return Task(
             task_id=self.task_id,
             seed=seed,
-            instruction=self.instruction,
+            instruction=instance.instruction,
             category=self.category,
             difficulty=self.difficulty,
             max_turns=self.max_turns,
-            validate=partial(_validate, self.goal),
+            validate=partial(_validate, instance.goal),
             tags=self.tags,
         )
+
+
+def always(instance: Instance) -> Callable[[Random], Instance]:
+    """A `draw` for templates whose instances differ in nothing but the phone."""
+    return lambda random: instance
 
 
 async def _validate(goal: Goal, device: Device, answer: str | None) -> Validation:
