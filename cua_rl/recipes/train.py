@@ -31,11 +31,11 @@ from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_lo
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rl.served_policy import ServedPolicy
+from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts, train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.sampling.canary import Canary, canary_datum, canary_tokens
+from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["CLIConfig", "cli_main"]
 
 logger = logging.getLogger(__name__)
-
-CANARY_CHANGE = 1e-4  # nats; below it rounding in the server's precision may hide what the adapter does
 
 
 async def cli_main(config: CLIConfig) -> None:
@@ -251,7 +249,7 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
     tokens = canary_tokens(plan.renderer)
 
     async def prove_and_serve(adapter: AdapterRef) -> None:
-        await engine.sampler.publish(adapter, await _make_canary(engine.trainer, tokens))
+        await engine.sampler.publish(adapter, await make_canary(engine.trainer, tokens))
 
     def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
         folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
@@ -263,14 +261,6 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
         sampler_path=folder.sampler_path,
         record_checkpoint=record_checkpoint,
     )
-
-
-async def _make_canary(trainer: TrainingClient, tokens: tuple[int, ...]) -> Canary:
-    """What the server must say about the canary, by the trainer's word."""
-    datum = canary_datum(tokens)
-    (policy,), (base,) = await trainer.forward([datum]), await trainer.base_logprobs([datum])
-    change = sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(tokens)
-    return Canary(tokens=tokens, changes_model=change > CANARY_CHANGE, training_logprobs=policy)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,13 +2,15 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from cua_rl.types import AdapterRef
+from cua_rl.sampling.canary import Canary, canary_datum
+from cua_rl.types import AdapterRef, Datum
 
+CANARY_CHANGE = 1e-4  # nats; below it rounding in the server's precision may hide what the adapter does
 NUM_KEPT_ADAPTERS = 3  # the served one, the one before it (rollouts may still use it), and one for a look back
 
 
@@ -59,3 +61,19 @@ class ServedPolicy:
         for step, path in old:
             if step not in self._checkpointed:
                 shutil.rmtree(path)
+
+
+class CanaryTrainer(Protocol):
+    """Whoever can say what policy and base model make of a text."""
+
+    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
+
+    async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
+
+
+async def make_canary(trainer: CanaryTrainer, tokens: tuple[int, ...]) -> Canary:
+    """What the server must say about the canary, by the trainer's word."""
+    datum = canary_datum(tokens)
+    (policy,), (base,) = await trainer.forward([datum]), await trainer.base_logprobs([datum])
+    change = sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(tokens)
+    return Canary(tokens=tokens, changes_model=change > CANARY_CHANGE, training_logprobs=policy)
