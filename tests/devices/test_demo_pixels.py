@@ -13,11 +13,36 @@ from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.tasks.demo.templates import TEMPLATES
 
 SEEDS = (0, 7, 1_000_003)
-FIELDS = (
-    "alarms_on app battery_pct brightness_level calculation calls dialled draft enabled focus home_page home_pages"
-    " is_recents_open is_screen_on is_volume_shown media_volume minute_of_day notes num_photos recent_apps scroll"
-    " screen_timeout_ms seed setting_rows subscreens threads track wallpaper"
-).split()
+FIELDS = [
+    "alarms_on",
+    "app",
+    "battery_pct",
+    "brightness_level",
+    "calculation",
+    "calls",
+    "dialled",
+    "draft",
+    "enabled",
+    "focus",
+    "home_page",
+    "home_pages",
+    "is_recents_open",
+    "is_screen_on",
+    "is_volume_shown",
+    "media_volume",
+    "minute_of_day",
+    "notes",
+    "num_photos",
+    "recent_apps",
+    "scroll",
+    "screen_timeout_ms",
+    "seed",
+    "setting_rows",
+    "subscreens",
+    "threads",
+    "track",
+    "wallpaper",
+]
 """What a phone's state consisted of when the model was trained; later fields may be added beside them."""
 
 
