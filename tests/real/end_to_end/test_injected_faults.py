@@ -1,0 +1,227 @@
+"""Faults between sampler and trainer, injected into a run, stop it at step 0 before anything is learned."""
+
+import json
+import shutil
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
+from cua_rl.devices.device import Device
+from cua_rl.devices.pool import DevicePool
+from cua_rl.errors import AdapterError, CuaError, ParityError, TrainingError
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.rewards.reward import binary_reward
+from cua_rl.rl.served_policy import ServedPolicy, make_canary
+from cua_rl.rl.sync_loop import LoopSettings, Parts, train
+from cua_rl.rl.train_step import TrainStepSettings
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.sampling.canary import canary_tokens
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import VllmServer
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.demo.phone import make_simulated_phone
+from cua_rl.tasks.task import Task
+from cua_rl.training import wire
+from cua_rl.training.trainer import Trainer
+from cua_rl.types import AdapterRef, Datum, SamplingParams
+from tests.fakes import FakeRecorder
+from tests.rl.test_sync_loop import Log
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+PARAMS = SamplingParams(max_tokens=48, temperature=1.0)
+PARITY_LIMIT = 0.005
+
+
+@dataclass
+class LocalTrainer:
+    """The trainer in this process, where a fault can be put into it."""
+
+    trainer: Trainer
+
+    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="policy")
+        return list(self.trainer.forward(request).training_logprobs)
+
+    async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
+        return list(self.trainer.forward(request).training_logprobs)
+
+    async def forward_backward(self, datums: Sequence[Datum], loss: LossConfig) -> wire.ForwardBackwardOutput:
+        return self.trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=loss))
+
+    async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
+        return self.trainer.optim_step(wire.OptimStep(optim=optim))
+
+    async def save_state(self, path: Path) -> None:
+        self.trainer.save_state(path)
+
+    async def save_weights_for_sampler(self, path: Path) -> AdapterRef:
+        self.trainer.save_weights_for_sampler(path)
+        return AdapterRef(path=path, policy_version=self.trainer.policy_version)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmServer]:
+    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=2048, max_num_seqs=36)
+    async with VllmServer(config, tmp_path_factory.mktemp("logs") / "vllm.log") as server:
+        yield server
+
+
+def make_trainer(model_path: Path = TINY_QWEN3_VL) -> Trainer:
+    return Trainer(TrainerConfig(model_path=model_path, lora=LoraConfig(rank=8, alpha=8)))
+
+
+async def run_steps(
+    trainer: Trainer,
+    server: VllmServer,
+    folder: Path,
+    *,
+    change_adapter: Callable[[AdapterRef], AdapterRef] = lambda adapter: adapter,
+    has_canary: bool = True,
+) -> Log:
+    """Two steps of the loop as the recipe puts it together, with the trainer of this process."""
+    renderer, local, log = make_renderer(TINY_QWEN3_VL), LocalTrainer(trainer), Log()
+    async with SamplingClient(server, namespace=folder.name) as sampler:
+
+        async def serve(adapter: AdapterRef) -> None:
+            canary = await make_canary(local, canary_tokens(renderer)) if has_canary else None
+            await sampler.publish(change_adapter(adapter), canary)
+
+        policy = ServedPolicy(
+            trainer=local,
+            prove_and_serve=serve,
+            state_path=lambda step: folder / "weights" / f"{step:06d}",
+            sampler_path=lambda step: folder / "sampler_weights" / f"{step:06d}",
+            record_checkpoint=lambda step, state, sampler: None,
+        )
+        parts = Parts(
+            tasks=load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train"),
+            runner=make_runner(Gateway(sampler, renderer, PARAMS)),
+            trainer=local,
+            policy=policy,
+            evaluator=None,
+            recorder=FakeRecorder(),
+            log=log,
+        )
+        await train(make_settings(renderer), parts)
+    return log
+
+
+def make_runner(gateway: Gateway) -> RolloutRunner:
+    async def make_device(task: Task) -> Device:
+        return make_simulated_phone(task)
+
+    return RolloutRunner(
+        devices=DevicePool(make_device, max_devices=36),
+        gateway=gateway,
+        agent=GBoxAgent(),
+        reward=binary_reward,
+        recorder=FakeRecorder(),
+        max_turns=2,
+    )
+
+
+def make_settings(renderer: Renderer) -> LoopSettings:
+    return LoopSettings(
+        first_step=0,
+        max_steps=2,
+        groups_per_batch=6,
+        group_size=6,
+        params=PARAMS,
+        advantages="mean",
+        train=TrainStepSettings(
+            loss=LossConfig(),
+            optim=OptimConfig(learning_rate=1e-3),
+            num_substeps=1,
+            parity_limit=PARITY_LIMIT,
+            kl_penalty_coef=0.0,
+            compute_post_kl=False,
+        ),
+        eval_every=0,
+        save_every=0,
+        image_token_id=renderer.image_token_id,
+    )
+
+
+async def test_without_a_fault_sampler_and_trainer_agree(server: VllmServer, tmp_path: Path) -> None:
+    log = await run_steps(make_trainer(), server, tmp_path)
+
+    assert [step for step, _ in log.steps] == [0, 1]
+    assert all(metrics["policy/parity_mean_abs"] <= PARITY_LIMIT for _, metrics in log.steps)
+
+
+async def test_positions_in_one_dimension_are_refused(
+    server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count_tokens(input_ids: Tensor, token_types: Tensor, grids: Tensor | None) -> Tensor:
+        return torch.arange(input_ids.shape[1]).expand(3, 1, -1)
+
+    trainer = make_trainer()
+    monkeypatch.setattr(trainer.model, "rope_index", count_tokens)
+
+    await assert_refused(ParityError, "M-RoPE", trainer, server, tmp_path)
+
+
+async def test_another_resize_of_the_screenshots_is_refused(server: VllmServer, tmp_path: Path) -> None:
+    folder = shutil.copytree(TINY_QWEN3_VL, tmp_path / "model")
+    file = folder / "preprocessor_config.json"
+    settings = json.loads(file.read_text())
+    settings["size"]["longest_edge"] = 32_768  # pixels; half of what the screenshots have
+    file.write_text(json.dumps(settings))
+
+    await assert_refused(TrainingError, "preprocessor settings", make_trainer(folder), server, tmp_path)
+
+
+async def test_another_adapter_than_the_trainers_fails_the_canary(server: VllmServer, tmp_path: Path) -> None:
+    trainer = make_trainer()
+
+    with pytest.raises(AdapterError, match="another adapter than the trainer's"):
+        await run_steps(trainer, server, tmp_path, change_adapter=lambda adapter: disturb(adapter, tmp_path))
+
+    assert trainer.policy_version == 0
+
+
+async def test_another_adapter_that_no_canary_looked_at_is_refused_by_the_parity_gate(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    trainer = make_trainer()
+
+    with pytest.raises(ParityError, match=r"step 0.*another adapter"):
+        await run_steps(
+            trainer, server, tmp_path, change_adapter=lambda adapter: disturb(adapter, tmp_path), has_canary=False
+        )
+
+    assert trainer.policy_version == 0
+
+
+async def assert_refused(
+    error: type[CuaError], reason: str, trainer: Trainer, server: VllmServer, folder: Path
+) -> None:
+    with pytest.raises(error, match=reason):
+        await run_steps(trainer, server, folder)
+
+    assert trainer.policy_version == 0
+
+
+def disturb(adapter: AdapterRef, folder: Path) -> AdapterRef:
+    """The adapter with other numbers in it."""
+    copy = shutil.copytree(adapter.path, folder / "disturbed", dirs_exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(copy / "adapter_model.safetensors")
+    others = {
+        name: tensor + torch.empty_like(tensor).normal_(0.0, 0.05, generator=generator)
+        for name, tensor in weights.items()
+    }
+    save_file(others, copy / "adapter_model.safetensors")
+    return AdapterRef(path=copy, policy_version=adapter.policy_version)
