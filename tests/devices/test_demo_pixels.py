@@ -13,7 +13,7 @@ from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.tasks.demo.templates import TEMPLATES
 
 SEEDS = (0, 7, 1_000_003)
-FIELDS = [
+FIELDS = (
     "alarms_on",
     "app",
     "battery_pct",
@@ -42,7 +42,7 @@ FIELDS = [
     "threads",
     "track",
     "wallpaper",
-]
+)
 """What a phone's state consisted of when the model was trained; later fields may be added beside them."""
 
 
