@@ -1,6 +1,7 @@
 """The seam between agents and whatever they operate."""
 
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
 
 from cua_rl.actions import Action
 from cua_rl.types import Observation
@@ -43,3 +44,29 @@ class Device(Protocol):
     async def close(self) -> None:
         """Give the device back; safe to call twice."""
         ...
+
+
+@runtime_checkable
+class ShellDevice(Device, Protocol):
+    """A device with a shell, as Android devices have through adb."""
+
+    async def shell(self, command: str) -> str:
+        """Run a command on the device and return what it printed, whatever its exit status.
+
+        Raises `DeviceError` if the command could not be run.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAbilities:
+    """What the devices of a run can do, known before one is leased: which tasks can run there."""
+
+    name: str
+    """For messages, such as "the embedded simulator"."""
+    has_shell: bool
+    """They are `ShellDevice`s."""
+    is_seeded: bool
+    """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
+    queries: frozenset[str] | None = None
+    """What `query` knows; None if only a device can tell."""

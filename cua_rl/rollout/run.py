@@ -16,6 +16,7 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import CuaError, DeviceError, SamplingError, TaskError, boundary
 from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
+from cua_rl.rewards.evidence import build_evidence
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, ModelTurn, Reward, Rollout, SamplingParams, StopReason, Turn, Validation
@@ -50,10 +51,11 @@ class ModelAccess(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """The longest that the agent and the validator may take, seconds; sampling has no limit of its own, its pace
+    """The longest that set-up, agent and validator may take, seconds; sampling has no limit of its own, its pace
     follows load.
     """
 
+    prepare_s: float = 300.0
     agent_s: float = 1800.0
     validate_s: float = 60.0
 
@@ -80,11 +82,16 @@ class Outcome:
     device_id: str | None = None
     answer: str | None = None
     validation: Validation | None = None
+    max_turns: int = 0
+    first_success_turn: int | None = None
     error: str | None = None
 
 
 class RolloutRunner:
-    """Runs rollouts on pooled devices through one gateway."""
+    """Runs rollouts on pooled devices through one gateway.
+
+    With `watch_goal` the validator is asked after every turn, so that rewards know when the goal first held.
+    """
 
     def __init__(
         self,
@@ -95,6 +102,7 @@ class RolloutRunner:
         reward: RewardFunction,
         recorder: Recorder,
         max_turns: int,
+        watch_goal: bool = False,
         time_limits: TimeLimits | None = None,
         make_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
@@ -104,6 +112,7 @@ class RolloutRunner:
         self._reward = reward
         self._recorder = recorder
         self._max_turns = max_turns
+        self._watch_goal = watch_goal
         self._limits = time_limits or TimeLimits()
         self._make_id = make_id
 
@@ -135,7 +144,7 @@ class RolloutRunner:
             stop_reason=outcome.stop_reason,
             answer=outcome.answer,
             validation=outcome.validation,
-            reward=self._score(outcome, len(turns)),
+            reward=self._score(outcome, turns),
             error=outcome.error,
             started_at=started_at,
             duration_s=time.monotonic() - clock,
@@ -144,14 +153,22 @@ class RolloutRunner:
     async def _attempt(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn]) -> Outcome:
         """Lease, act, validate; `turns` fills up on the way, so that a fault keeps what was done."""
         max_turns = min(plan.task.max_turns, self._max_turns)
-
-        async def on_turn(done: AgentTurn) -> None:
-            turn = join_turn(len(turns), done, self._gateway.turns(rollout_id))
-            turns.append(turn)
-            await self._recorder.record(TurnTaken(rollout_id=rollout_id, turn=turn))
+        first_success_turn: int | None = None
 
         async with self._devices.lease(plan.task) as device:
+
+            async def on_turn(done: AgentTurn) -> None:
+                nonlocal first_success_turn
+                turn = join_turn(len(turns), done, self._gateway.turns(rollout_id))
+                turns.append(turn)
+                await self._recorder.record(TurnTaken(rollout_id=rollout_id, turn=turn))
+                if self._watch_goal and first_success_turn is None:
+                    is_reached = (await validate(plan.task, device, None)).success
+                    first_success_turn = len(turns) if is_reached else None
+
             await self._recorder.record(_started(plan, rollout_id, device, max_turns))
+            async with asyncio.timeout(self._limits.prepare_s):
+                await prepare(plan.task, device)
             async with asyncio.timeout(self._limits.agent_s):
                 done = await self._agent.run(
                     plan.task.instruction,
@@ -163,13 +180,32 @@ class RolloutRunner:
             async with asyncio.timeout(self._limits.validate_s):
                 validation = await validate(plan.task, device, done.answer)
             return Outcome(
-                stop_reason=done.stop_reason, device_id=device.device_id, answer=done.answer, validation=validation
+                stop_reason=done.stop_reason,
+                device_id=device.device_id,
+                answer=done.answer,
+                validation=validation,
+                max_turns=max_turns,
+                first_success_turn=first_success_turn,
             )
 
-    def _score(self, outcome: Outcome, num_turns: int) -> Reward | None:
+    def _score(self, outcome: Outcome, turns: list[Turn]) -> Reward | None:
         if outcome.validation is None:
             return None
-        return self._reward(outcome.validation, outcome.stop_reason, num_turns)
+        evidence = build_evidence(
+            outcome.validation,
+            outcome.stop_reason,
+            turns,
+            max_turns=outcome.max_turns,
+            first_success_turn=outcome.first_success_turn,
+        )
+        return self._reward(evidence)
+
+
+async def prepare(task: Task, device: Device) -> None:
+    """Set the device up for the task, where the task asks for it; raises `TaskError` if that fails."""
+    if task.prepare is not None:
+        with boundary(TaskError, f"prepare task {task.task_id!r}"):
+            await task.prepare(device)
 
 
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cua_rl.devices.device import Device
+from cua_rl.devices.simulator.start import Start
 from cua_rl.types import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
@@ -28,3 +29,7 @@ class Task:
     max_turns: int
     validate: Callable[[Device, str | None], Awaitable[Validation]]
     tags: tuple[str, ...] = ()
+    prepare: Callable[[Device], Awaitable[None]] | None = None
+    """Runs on the leased device before the agent sees it."""
+    start: Start | None = None
+    """How the simulated phone begins; None leaves it to the task's template."""

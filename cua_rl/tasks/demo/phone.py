@@ -14,7 +14,8 @@ _serial_numbers = count(1)
 
 def make_simulated_phone(task: Task, *, scale: int = 1, latency_s: float = 0.0) -> SimulatedPhone:
     """A fresh phone of the task's seed, bent so that the task is not done yet."""
-    state = make_phone_state(task.seed, find_template(task.task_id).instance(task.seed).start)
+    start = task.start or find_template(task.task_id).instance(task.seed).start
+    state = make_phone_state(task.seed, start)
     device_id = f"simulator-{next(_serial_numbers)}"
     return SimulatedPhone(state, scale=scale, device_id=device_id, latency_s=latency_s)
 
