@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cua_rl.actions import Button
+from cua_rl.devices.simulator.app_commands import AppCommand
 from cua_rl.devices.simulator.catalog import Colour, Toggle
 from cua_rl.devices.simulator.state import Field
 
@@ -23,6 +24,7 @@ Kind = Literal[
     "photo",
     "bubble",
     "art",
+    "panel",
     "nav",
 ]
 
@@ -108,7 +110,7 @@ class SwitchAlarm:
 class Do:
     """A command of the current screen that needs no argument."""
 
-    command: Literal["save_note", "send_text", "clear_recents", "take_photo", "call"]
+    command: Literal["save_note", "clear_recents", "take_photo"] | AppCommand
 
 
 Effect = Launch | Push | Switch | Choose | Slide | TypeKey | FocusField | Press | Enter | PlayTrack | SwitchAlarm | Do

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from cua_rl.actions import Button
+from cua_rl.devices.simulator.app_reducer import do_in_app, submit
 from cua_rl.devices.simulator.arithmetic import evaluate
 from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS, Toggle
 from cua_rl.devices.simulator.elements import (
@@ -20,9 +21,10 @@ from cua_rl.devices.simulator.elements import (
     SwitchAlarm,
     TypeKey,
 )
+from cua_rl.devices.simulator.forms import focus_field, open_subscreen
 from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.state import Field, PhoneState, Text
+from cua_rl.devices.simulator.state import PhoneState
 
 MIN_SWIPE = 24
 """Logical units; a shorter drag is a tap."""
@@ -98,13 +100,11 @@ def enter_key(state: PhoneState) -> PhoneState:
     """The Enter key of a keyboard: sends, opens, or starts a new line, depending on the field."""
     match state.focus:
         case "message":
-            return _do(state, "send_text")
-        case "address" if state.draft.strip():
-            return _push(state, state.draft.strip())
+            return do_in_app(state, "send_text")
         case "note":
             return type_text(state, "\n")
         case _:
-            return state
+            return submit(state)
 
 
 def erase_key(state: PhoneState) -> PhoneState:
@@ -113,7 +113,9 @@ def erase_key(state: PhoneState) -> PhoneState:
 
 
 def _leave(state: PhoneState) -> PhoneState:
-    return replace(state, is_recents_open=False, scroll=0, focus=None, draft="")
+    return replace(
+        state, is_recents_open=False, scroll=0, focus=None, draft="", draft_field=None, form=(), keyboard="lower"
+    )
 
 
 def _go_back(state: PhoneState) -> PhoneState:
@@ -127,8 +129,7 @@ def _go_back(state: PhoneState) -> PhoneState:
 
 
 def _push(state: PhoneState, subscreen: str) -> PhoneState:
-    focus: Field | None = "note" if state.app == "notes" else None
-    return replace(_leave(state), subscreens=(*state.subscreens, subscreen), focus=focus)
+    return open_subscreen(_leave(state), subscreen)
 
 
 def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
@@ -144,7 +145,7 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
         case Press(button=button):
             return press(state, button)
         case FocusField(field=field):
-            return replace(state, focus=field)
+            return focus_field(state, field)
         case TypeKey(key=key):
             return _type_key(state, key)
         case Enter(key=key):
@@ -208,20 +209,9 @@ def _do(state: PhoneState, command: str) -> PhoneState:
     match command:
         case "save_note" if state.draft.strip():
             return _go_back(replace(state, notes=(*state.notes, state.draft.strip()), focus=None))
-        case "send_text" if state.draft.strip():
-            return _send_text(state)
         case "clear_recents":
             return replace(_leave(state), app=None, subscreens=(), recent_apps=())
         case "take_photo":
             return replace(state, num_photos=state.num_photos + 1)
-        case "call" if state.dialled:
-            return replace(state, calls=(*state.calls, state.dialled), dialled="")
         case _:
-            return state
-
-
-def _send_text(state: PhoneState) -> PhoneState:
-    index = int(state.subscreens[-1])
-    thread = state.threads[index]
-    thread = replace(thread, texts=(*thread.texts, Text(text=state.draft.strip(), is_mine=True)))
-    return replace(state, threads=(*state.threads[:index], thread, *state.threads[index + 1 :]), draft="")
+            return do_in_app(state, command)

@@ -4,9 +4,13 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Self
 
+from cua_rl.devices.simulator.app_data import AppData
 from cua_rl.devices.simulator.catalog import APPS, HOME_PACKAGE, Toggle
 
-Field = Literal["note", "message", "address"]
+Field = Literal[
+    "note", "message", "address", "name", "number", "search", "folder", "hour", "minute", "minutes", "drawer"
+]
+KeyboardLayer = Literal["lower", "upper", "symbols"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +67,7 @@ class PhoneState:
     """Numbers that were called, last one last."""
     calculation: str = ""
     alarms_on: tuple[int, ...] = (0,)
+    apps: AppData = AppData()
 
     app: str | None = None
     """None is the home screen."""
@@ -79,6 +84,11 @@ class PhoneState:
     focus: Field | None = None
     draft: str = ""
     """What stands in the text field of the current screen."""
+    draft_field: Field | None = None
+    """Which field `draft` stands in, on a screen that has several."""
+    form: tuple[tuple[Field, str], ...] = ()
+    """What stands in the screen's other fields."""
+    keyboard: KeyboardLayer = "lower"
 
     @property
     def screen(self) -> str:
