@@ -15,6 +15,8 @@ from cua_rl.recipes.checkpoint_damage import find_damage
 from cua_rl.recipes.model_folder import find_model
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.rewards.load_reward import load_reward
+from cua_rl.rewards.reward import RewardFunction
 from cua_rl.task_loader import TaskSet, load_tasks
 from cua_rl.tasks.task import Task
 
@@ -34,6 +36,7 @@ class RunPlan:
     renderer: Renderer
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
+    reward: RewardFunction
     max_lora_rank: int
     checkpoint_path: Path | None
     database_url: str | None
@@ -79,6 +82,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         renderer=renderer,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
+        reward=load_reward(config.reward),
         max_lora_rank=_max_lora_rank(config.lora_rank),
         checkpoint_path=_checkpoint(config.load_checkpoint_path),
         database_url=await _reachable_database(environ),

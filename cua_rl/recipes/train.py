@@ -30,7 +30,6 @@ from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
-from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts, train
 from cua_rl.rl.train_step import TrainStepSettings
@@ -229,7 +228,8 @@ def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Record
         devices=DevicePool(make_device, max_devices=config.max_concurrent_rollouts),
         gateway=engine.gateway,
         agent=GBoxAgent(),
-        reward=binary_reward,
+        reward=plan.reward,
+        watch_goal=config.watch_goal,
         recorder=recorder,
         max_turns=config.max_turns,
     )

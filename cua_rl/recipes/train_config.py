@@ -50,7 +50,11 @@ class CLIConfig:
         default_factory=lambda: {"source_type": "demo_eval"},
         doc="where held-out tasks come from; None for no evaluation",
     )
-    num_eval_rollouts: int = chz.field(default=64, doc="held-out task instances per evaluation, one rollout each")
+    num_eval_rollouts: int = chz.field(default=64, doc="held-out task instances per evaluation")
+    eval_attempts: int = chz.field(default=1, doc="rollouts of each held-out task instance, for pass@k")
+    max_concurrent_eval_rollouts: int | None = chz.field(
+        default=None, doc="most devices in use at a time in an evaluation; None is max_concurrent_rollouts"
+    )
     seed: int = chz.field(default=0, doc="seed of task order, task instances and initial adapter weights")
 
     # Training
@@ -69,6 +73,13 @@ class CLIConfig:
     loss: Literal["importance_sampling", "ppo"] = chz.field(default="importance_sampling", doc="policy loss")
     clip_low: float = chz.field(default=0.2, doc="ppo: the ratio is clipped below at 1 - clip_low")
     clip_high: float = chz.field(default=0.2, doc="ppo: the ratio is clipped above at 1 + clip_high")
+    reward: str = chz.field(
+        default="binary",
+        doc="what a rollout is worth: binary, completion, efficiency, shaped, comprehensive, or module:function",
+    )
+    watch_goal: bool = chz.field(
+        default=False, doc="read the goal from the device after every turn too, for rewards that ask when it first held"
+    )
     advantages: AdvantageKind = chz.field(
         default="mean", doc="mean: centre rewards in the group; mean_std: also divide by std"
     )
@@ -154,6 +165,8 @@ _SMALLEST = {
     "max_concurrent_rollouts": 1,
     "screen_scale": 1,
     "num_eval_rollouts": 1,
+    "eval_attempts": 1,
+    "max_concurrent_eval_rollouts": 1,
     "seed": 0,
     "max_steps": 1,
     "groups_per_batch": 1,

@@ -1,14 +1,67 @@
-"""What a finished rollout is worth. Faults of the infrastructure never get here."""
+"""What a finished rollout is worth. Faults of the infrastructure never get here.
 
-from collections.abc import Callable
+All rewards read success from the device's state, and none gives a solved task less than an unsolved one.
+"""
 
-from cua_rl.types import Reward, StopReason, Validation
+from collections.abc import Callable, Mapping
+from math import fsum
 
-RewardFunction = Callable[[Validation, StopReason, int], Reward]
-"""(what the validator read, why the rollout ended, number of turns) -> reward."""
+from cua_rl.rewards.evidence import Evidence
+from cua_rl.types import Reward, StopReason
+
+RewardFunction = Callable[[Evidence], Reward]
+"""The facts of a finished rollout -> its reward."""
+
+ATTEMPTED = 0.1  # for an unsolved task on which at least something was done
 
 
-def binary_reward(validation: Validation, stop_reason: StopReason, num_turns: int) -> Reward:
+def sum_parts(parts: Mapping[str, float]) -> Reward:
+    """The reward whose total is the sum of its parts."""
+    return Reward(total=fsum(parts.values()), parts=dict(parts))
+
+
+def bound_parts(parts: Mapping[str, float], *, low: float, high: float) -> Reward:
+    """The sum of the parts inside [low, high]; what had to be added or taken away for that is the part "bound"."""
+    total = fsum(parts.values())
+    return sum_parts({**parts, "bound": min(max(total, low), high) - total})
+
+
+def binary_reward(evidence: Evidence) -> Reward:
     """1 if the device's state shows the goal, else 0; what the agent claims does not count."""
-    success = 1.0 if validation.success else 0.0
-    return Reward(total=success, parts={"success": success})
+    return sum_parts({"success": 1.0 if evidence.success else 0.0})
+
+
+def completion_reward(evidence: Evidence) -> Reward:
+    """1 for success; 0.1 for at least one action done without success; else 0."""
+    is_attempt = not evidence.success and evidence.num_actions > 0
+    return sum_parts({"success": 1.0 if evidence.success else 0.0, "attempted": ATTEMPTED if is_attempt else 0.0})
+
+
+def efficiency_reward(evidence: Evidence) -> Reward:
+    """Success (1), less 0.02 per turn and 0.1 per error; without it -0.5 if the turns ran out, 0.1 for an attempt.
+
+    A solved task gets at least 0.2, an unsolved one from -1 to 0.1.
+    """
+    parts = {
+        "success": 1.0 if evidence.success else 0.0,
+        "attempted": ATTEMPTED if _gave_up_after_trying(evidence) else 0.0,
+        "timeout": -0.5 if not evidence.success and evidence.stop_reason == StopReason.MAX_TURNS else 0.0,
+        "turns": -0.02 * evidence.num_turns,
+        "errors": -0.1 * evidence.num_errors,
+    }
+    return bound_parts(parts, low=0.2, high=1.0) if evidence.success else bound_parts(parts, low=-1.0, high=ATTEMPTED)
+
+
+def shaped_reward(evidence: Evidence) -> Reward:
+    """0.1 for at least one action, 0.5 for the goal, and 0.4 more if the agent also knew that it was done."""
+    return sum_parts(
+        {
+            "attempted": ATTEMPTED if evidence.num_actions > 0 else 0.0,
+            "success": 0.5 if evidence.success else 0.0,
+            "finished": 0.4 if evidence.success and evidence.is_finished else 0.0,
+        }
+    )
+
+
+def _gave_up_after_trying(evidence: Evidence) -> bool:
+    return not evidence.success and evidence.stop_reason != StopReason.MAX_TURNS and evidence.num_actions > 0

@@ -21,7 +21,16 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "rollout/num_turns/mean": _mean([float(len(rollout.turns)) for rollout in rollouts]),
         "rollout/duration_s/mean": _mean([rollout.duration_s for rollout in rollouts]),
     }
-    return metrics | _turn_metrics(turns) | _stop_metrics(rollouts)
+    return metrics | _turn_metrics(turns) | _stop_metrics(rollouts) | _part_metrics(rollouts)
+
+
+def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means over all rollouts, those without the part counted as 0: they add up to the mean reward."""
+    parts: Counter[str] = Counter()
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            parts.update(rollout.reward.parts)
+    return {f"reward/parts/{name}": total / len(rollouts) for name, total in parts.items()}
 
 
 def _turn_metrics(turns: Sequence[ModelTurn]) -> dict[str, float]:

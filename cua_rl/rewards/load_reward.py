@@ -1,0 +1,100 @@
+"""From `reward=...` to a function: one of ours by name, or a user's own by "module:function", tried out at once."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from math import fsum, isclose, isfinite
+
+from cua_rl.errors import ConfigError, boundary
+from cua_rl.rewards.comprehensive import comprehensive_reward
+from cua_rl.rewards.evidence import Evidence
+from cua_rl.rewards.reward import (
+    RewardFunction,
+    binary_reward,
+    completion_reward,
+    efficiency_reward,
+    shaped_reward,
+)
+from cua_rl.types import Reward, StopReason, Validation
+
+REWARDS: Mapping[str, RewardFunction] = {
+    "binary": binary_reward,
+    "completion": completion_reward,
+    "efficiency": efficiency_reward,
+    "shaped": shaped_reward,
+    "comprehensive": comprehensive_reward,
+}
+
+
+def load_reward(name: str) -> RewardFunction:
+    """The reward function called `name`.
+
+    A user's function takes `Evidence` and returns a `Reward` or a number; it is tried on a solved and an unsolved
+    rollout.
+
+    Raises:
+        ConfigError: no such function, or it does not do that.
+    """
+    if name in REWARDS:
+        return REWARDS[name]
+    if ":" not in name:
+        near = difflib.get_close_matches(name, REWARDS, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else "a function of your own is written module:function"
+        raise ConfigError(f"reward: expected one of {', '.join(REWARDS)}, got {name!r}; {advice}")
+    reward = _checked(name, _import_function(name))
+    for evidence in _EXAMPLES:
+        with boundary(ConfigError, f"reward: trying {name!r} on an example"):
+            reward(evidence)
+    return reward
+
+
+def _import_function(name: str) -> Callable[..., object]:
+    module_name, _, function_name = name.partition(":")
+    with boundary(ConfigError, f"reward: cannot import the module of {name!r} (is its folder on PYTHONPATH?)"):
+        members = vars(import_module(module_name))
+    function: object = members.get(function_name)
+    if not callable(function):
+        near = difflib.get_close_matches(function_name, [key for key in members if callable(members[key])], n=1)
+        advice = f"did you mean {near[0]!r}?" if near else "define it there"
+        raise ConfigError(
+            f"reward: expected a function {function_name!r} in module {module_name!r}, got {function!r}; {advice}"
+        )
+    try:
+        inspect.signature(function).bind(_EXAMPLES[0])
+    except TypeError as error:
+        raise ConfigError(
+            f"reward: expected {name!r} to take one argument (Evidence), got {inspect.signature(function)} ({error}); "
+            "change its parameters"
+        ) from None
+    return function
+
+
+def _checked(name: str, function: Callable[..., object]) -> RewardFunction:
+    """The user's function with its answer checked at every call: a wrong reward would be learned silently."""
+
+    def reward(evidence: Evidence) -> Reward:
+        given = function(evidence)
+        match given:
+            case Reward():
+                result = given
+            case bool() | int() | float():
+                result = Reward(total=float(given), parts={"reward": float(given)})
+            case _:
+                raise ConfigError(f"reward: expected {name!r} to return a Reward or a number, got {given!r}; change it")
+        if not isfinite(result.total) or not isclose(fsum(result.parts.values()), result.total, abs_tol=1e-6):
+            raise ConfigError(
+                f"reward: expected {name!r} to return a finite total that is the sum of its parts, got {result!r}; "
+                "use cua_rl.rewards.reward.sum_parts"
+            )
+        return result
+
+    return reward
+
+
+def _example(success: bool, stop_reason: StopReason) -> Evidence:
+    validation = Validation(query="wifi", expected="on", actual="on" if success else "off", success=success)
+    return Evidence(validation=validation, stop_reason=stop_reason, num_turns=4, max_turns=10, num_actions=3)
+
+
+_EXAMPLES = (_example(True, StopReason.FINISHED), _example(False, StopReason.MAX_TURNS))

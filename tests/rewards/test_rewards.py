@@ -1,0 +1,111 @@
+from math import fsum
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cua_rl.rewards.comprehensive import comprehensive_reward
+from cua_rl.rewards.evidence import Evidence
+from cua_rl.rewards.load_reward import REWARDS
+from cua_rl.rewards.reward import binary_reward, completion_reward, efficiency_reward, shaped_reward
+from cua_rl.types import StopReason, Validation
+
+POLICY_STOPS = [reason for reason in StopReason if not reason.is_fault]
+
+
+def evidence(success: bool = True, stop: StopReason = StopReason.FINISHED, **facts: int | None) -> Evidence:
+    validation = Validation(query="q", expected="1", actual="1" if success else "0", success=success)
+    defaults: dict[str, int | None] = {"num_turns": 5, "max_turns": 10, "num_actions": 4}
+    return Evidence(validation=validation, stop_reason=stop, **(defaults | facts))  # type: ignore[arg-type]
+
+
+@st.composite
+def any_evidence(draw: st.DrawFn, success: bool) -> Evidence:
+    max_turns = draw(st.integers(1, 100))
+    num_turns = draw(st.integers(0, max_turns))
+    return evidence(
+        success,
+        draw(st.sampled_from(POLICY_STOPS)),
+        max_turns=max_turns,
+        num_turns=num_turns,
+        num_actions=draw(st.integers(0, num_turns)),
+        num_parse_failures=draw(st.integers(0, num_turns)),
+        num_rejected_actions=draw(st.integers(0, num_turns)),
+        num_repeated_actions=draw(st.integers(0, num_turns)),
+        first_success_turn=draw(st.none() | st.integers(1, max(1, num_turns))),
+    )
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@given(solved=any_evidence(success=True), unsolved=any_evidence(success=False))
+def test_no_solved_task_scores_below_an_unsolved_one(name: str, solved: Evidence, unsolved: Evidence) -> None:
+    assert REWARDS[name](solved).total > REWARDS[name](unsolved).total
+
+
+@pytest.mark.parametrize("name", REWARDS)
+@given(facts=any_evidence(success=True) | any_evidence(success=False))
+def test_the_parts_add_up_to_the_total(name: str, facts: Evidence) -> None:
+    reward = REWARDS[name](facts)
+
+    assert fsum(reward.parts.values()) == reward.total
+
+
+def test_binary_is_what_the_device_shows() -> None:
+    assert binary_reward(evidence(True)).total == 1.0
+    assert binary_reward(evidence(False)).total == 0.0
+
+
+def test_completion_gives_a_tenth_for_an_attempt() -> None:
+    assert completion_reward(evidence(True)).total == 1.0
+    assert completion_reward(evidence(False)).total == 0.1
+    assert completion_reward(evidence(False, num_actions=0)).total == 0.0
+
+
+def test_efficiency_charges_turns_and_errors() -> None:
+    # 1 - 5 * 0.02 - 2 * 0.1 = 0.7
+    assert efficiency_reward(evidence(num_parse_failures=1, num_rejected_actions=1)).total == pytest.approx(0.7)
+    # 0.1 - 5 * 0.02 = 0
+    assert efficiency_reward(evidence(False)).total == pytest.approx(0.0)
+    # -0.5 - 10 * 0.02 = -0.7
+    assert efficiency_reward(evidence(False, StopReason.MAX_TURNS, num_turns=10)).total == pytest.approx(-0.7)
+    # 1 - 50 * 0.02 = 0, raised to 0.2
+    long = efficiency_reward(evidence(num_turns=50, max_turns=60))
+    assert (long.total, long.parts["bound"]) == (pytest.approx(0.2), pytest.approx(0.2))
+
+
+def test_shaped_rewards_knowing_when_it_is_done() -> None:
+    assert shaped_reward(evidence(True)).total == pytest.approx(1.0)
+    assert shaped_reward(evidence(True, StopReason.MAX_TURNS)).total == pytest.approx(0.6)
+    assert shaped_reward(evidence(False)).total == pytest.approx(0.1)
+
+
+def test_a_perfect_rollout_gets_three() -> None:
+    assert comprehensive_reward(evidence(num_turns=2)).total == pytest.approx(3.0)
+    # one turn more: 1.5 + 0.3 + 0.2 * (1 - 3/10)
+    assert comprehensive_reward(evidence(num_turns=3)).total == pytest.approx(1.94)
+
+
+def test_one_unreadable_answer_is_a_small_loss_and_no_cliff() -> None:
+    # 1.8 + 0.2 * (1 - 5/10) = 1.9, less a fifth of the way from 1.8 to -2: 0.76
+    assert comprehensive_reward(evidence(num_parse_failures=1)).total == pytest.approx(1.14)
+    assert comprehensive_reward(evidence(False, num_parse_failures=5)).total == pytest.approx(-2.0)
+
+
+def test_success_counts_in_full_without_the_agents_word() -> None:
+    # 1.5 + 0.3, no speed at 10 of 10 turns
+    assert comprehensive_reward(evidence(True, StopReason.MAX_TURNS, num_turns=10)).total == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize(
+    ("facts", "total"),
+    [
+        (evidence(False), 0.3),
+        (evidence(False, first_success_turn=2), 0.42),  # 0.3 + 0.15 * (1 - 2/10)
+        (evidence(False, StopReason.MAX_TURNS, num_turns=10), -0.4),  # -0.5 + 0.1 for three actions
+        (evidence(False, StopReason.MAX_TURNS, num_turns=10, num_actions=2), -0.5),
+        (evidence(False, StopReason.CONTEXT_OVERFLOW), -1.0),
+        (evidence(False, num_repeated_actions=2, num_rejected_actions=9), -0.4),  # 0.3 - 2 * 0.15 - 5 * 0.08
+    ],
+)
+def test_unsolved_tasks_differ_by_how_they_ended(facts: Evidence, total: float) -> None:
+    assert comprehensive_reward(facts).total == pytest.approx(total)
