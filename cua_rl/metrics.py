@@ -116,6 +116,7 @@ FAMILIES: Mapping[str, str] = {
     "eval/<suite>/success_rate_low": "lower end of the 95 % Wilson interval of the success rate",
     "eval/<suite>/success_rate_high": "upper end of the 95 % Wilson interval of the success rate",
     "eval/<suite>/time_s": "duration of the evaluation",
+    "eval/<suite>/cross_entropy": "negative log-likelihood per token of held-out answers (supervised)",
     "eval/<suite>/success_rate/<category>": "success rate of the evaluation in one task category",
 }
 

@@ -3,4 +3,4 @@
 from pathlib import Path
 
 TINY_QWEN3_VL = Path(__file__).parent / "tiny_qwen3_vl"
-"""A trained Qwen3-VL model folder of two million parameters, made with `cua_rl.recipes.sft`."""
+"""A trained Qwen3-VL model folder of two million parameters, made with `cua_rl.recipes.make_tiny_model`."""

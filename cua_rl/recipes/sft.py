@@ -1,160 +1,142 @@
-"""Supervised fine-tuning from scripted experts on the phone simulator: `python -m cua_rl.recipes.sft`.
+"""Supervised fine-tuning, the cold start before reinforcement learning: `python -m cua_rl.recipes.sft key=value ...`.
 
-With no arguments it makes a tiny model like the one that ships, from nothing: first a vision tower that knows what
-lies where, then naming and pointing after a perfect expert until that is right, then a short while after one that errs.
-The last stage leaves a policy that succeeds sometimes and explores: what reinforcement learning starts from.
+It imitates scripted experts, the recorded successes of an earlier run, or conversations from a file; only what the
+assistant says is trained on. With no arguments, the tiny model imitates the experts of the phone simulator.
 """
 
-import asyncio
+import json
 import logging
-import math
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from random import Random
+from contextlib import AsyncExitStack
 
-import chz
-
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.errors import TrainingError
-from cua_rl.processes import OwnedProcess
+from cua_rl.config import LoraConfig, TrainerConfig
+from cua_rl.recipes.command_line import given_names
+from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_recipe import run_recipe
-from cua_rl.renderers.renderer import Renderer, make_renderer
-from cua_rl.supervised.demonstrations import build_supervised_datum
-from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
-from cua_rl.tasks.demo.templates import DEMO_EVAL
+from cua_rl.recipes.run_reporting import open_run_log
+from cua_rl.recipes.sft_config import TINY_MODEL, SftConfig
+from cua_rl.recipes.sft_loop import SftLoop
+from cua_rl.recipes.sft_plan import SftPlan, plan_sft, require_same_run
+from cua_rl.reporting.json_lines import read_records, write_text
+from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import Datum
+
+__all__ = ["SftConfig", "cli_main"]
 
 logger = logging.getLogger(__name__)
 
 
-@chz.chz
-class SftConfig:
-    """How the model is made. The shipped one took several runs with other shares of lessons, each from the last."""
+async def cli_main(config: SftConfig) -> None:
+    """Check configuration and data, then train; returns when the run is complete and everything it owned is gone."""
+    plan = await plan_sft(config)
+    settings = plain_config(config) | plan.effective()
+    if config.dry_run:
+        print(json.dumps(settings, indent=2))
+        return
+    with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+        if folder.decision is Decision.SKIP:
+            print(f"skipped: {folder.path} holds an earlier run")
+            return
+        if folder.decision is Decision.RESUME:
+            require_same_run(plan, folder)
+        folder.write_config(settings)
+        await _run(plan, folder)
+        _print_summary(plan, folder)
 
-    output_path: Path = chz.field(default=Path("tiny_qwen3_vl"), doc="folder for the trained model")
-    model_path: Path | None = chz.field(
-        default=None, doc="model folder to start from; None makes a tiny one from nothing"
+
+async def _run(plan: SftPlan, folder: LogDirectory) -> None:
+    checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
+    first_step = checkpoint.step if checkpoint else 0
+    folder.truncate_after(first_step)
+    async with AsyncExitStack() as stack:
+        open_run_log(stack, folder)
+        display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step))
+        display.note(f"run {plan.run_name} in {folder.path}")
+        display.note(f"learns from {plan.data.description}, {plan.data.num_held_out} held out")
+        log = stack.enter_context(_open_metrics(plan, folder, first_step))
+        display.status("starting the trainer")
+        trainer = await _start_trainer(stack, plan, folder, checkpoint)
+        loop = SftLoop(plan=plan, folder=folder, trainer=trainer, log=log, display=display)
+        await loop.run(first_step)
+
+
+def _open_metrics(plan: SftPlan, folder: LogDirectory, first_step: int) -> MetricLog:
+    return MetricLog(
+        folder.path,
+        config=plain_config(plan.config),
+        first_step=first_step,
+        wandb_project=plan.config.wandb_project,
+        wandb_name=plan.config.wandb_name or plan.run_name,
     )
-    seed: int = chz.field(default=0, doc="seed of weights and lessons")
-    grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone, if there is no model_path")
-    perfect_steps: int = chz.field(default=700, doc="steps after a perfect expert")
-    imperfect_steps: int = chz.field(default=80, doc="steps after an expert that errs")
-    error_rate: float = chz.field(default=0.5, doc="how often, per turn, that expert taps a random element")
-    batch_size: int = chz.field(default=16, doc="lessons per step")
-    text_lessons: int = chz.field(default=32, doc="lessons per step, beyond those, whose screen is given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="highest learning rate; warm-up and decay are linear")
-    listing_share: float = chz.field(default=0.35, doc="share of lessons that only name what is on the screen")
-    whole_share: float = chz.field(default=0.3, doc="share of tasks shown to their end, not just to the last click")
-    eval_every: int = chz.field(default=100, doc="steps between evaluations")
-    eval_lessons: int = chz.field(default=48, doc="held-out tasks per evaluation")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
 
 
-async def main(config: SftConfig) -> None:
-    """Make the model, saying how it goes."""
-    with tempfile.TemporaryDirectory(prefix="cua_rl_sft_") as scratch:
-        start = config.model_path or await _make_grounded_model(config, Path(scratch))
-        renderer = make_renderer(start)
-        trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
-        log_path = Path(scratch) / "trainer.log"
-        async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
-            await _train(config, client, renderer)
-            await client.save_weights_for_sampler(config.output_path)
-    print(f"saved {config.output_path}")
-
-
-async def _make_grounded_model(config: SftConfig, scratch: Path) -> Path:
-    folder = scratch / "grounded"
-    await _run_python("cua_rl.supervised.untrained_model", str(folder), str(config.seed), scratch=scratch)
-    arguments = (str(folder), str(config.seed), str(config.grounding_steps))
-    await _run_python("cua_rl.supervised.grounding", *arguments, scratch=scratch)
-    return folder
-
-
-async def _run_python(module: str, *arguments: str, scratch: Path) -> None:
-    """Run a module that needs torch in a process of its own."""
-    started = time.monotonic()
-    async with OwnedProcess(
-        [sys.executable, "-m", module, *arguments], name=module, log_path=scratch / f"{module}.log"
-    ) as process:
-        if await process.wait() != 0:
-            raise TrainingError(f"expected {module} to finish, got an error:\n{process.log_tail()}")
-    last_line = process.log_tail(1).strip()
-    print(f"{module} {time.monotonic() - started:.0f}s {last_line}", flush=True)
-
-
-async def _train(config: SftConfig, client: TrainingClient, renderer: Renderer) -> None:
-    """All steps; the lessons of the next are drawn while the trainer works on this one."""
-    started, num_steps = time.monotonic(), config.perfect_steps + config.imperfect_steps
-    held_out = await _held_out_datums(config, renderer)
-    random = Random(config.seed)
-    async with asyncio.TaskGroup() as tasks:
-        drawing = tasks.create_task(_draw_batch(config, renderer, random, 0))
-        for step in range(num_steps):
-            batch = await drawing
-            if step + 1 < num_steps:
-                drawing = tasks.create_task(_draw_batch(config, renderer, random, step + 1))
-            output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
-            await client.optim_step(_optim(config, step, num_steps))
-            num_done = step + 1
-            if num_done % 25 == 0 or num_done == num_steps:
-                loss = output.metrics["loss/cross_entropy"]
-                is_evaluated = num_done % config.eval_every == 0 or num_done in (config.perfect_steps, num_steps)
-                shares = await _evaluate(client, held_out) if is_evaluated else ""
-                print(f"step={num_done} loss={loss:.4f} {time.monotonic() - started:.0f}s {shares}", flush=True)
-
-
-async def _draw_batch(config: SftConfig, renderer: Renderer, random: Random, step: int) -> list[Datum]:
-    is_perfect = step < config.perfect_steps
-    mix = Mix(
-        listing_share=config.listing_share if is_perfect else 0.0,
-        whole_share=config.whole_share,
-        error_rate=0.0 if is_perfect else config.error_rate,
+async def _start_trainer(
+    stack: AsyncExitStack, plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+) -> TrainingClient:
+    """Start the trainer with the weights that the run begins with or goes on from."""
+    client = TrainingClient(
+        make_trainer_config(plan), folder.path / "logs" / "trainer.log", num_threads=plan.config.num_threads
     )
-    lessons = [await draw_lesson(random, mix) for _ in range(config.batch_size)]
-    if is_perfect:
-        lessons += [draw_text_lesson(random) for _ in range(config.text_lessons)]
-    return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
+    trainer = await stack.enter_async_context(client)
+    if checkpoint is not None:
+        await trainer.load_state(checkpoint.state_path)
+    elif plan.checkpoint_path is not None:
+        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+    return trainer
 
 
-def _optim(config: SftConfig, step: int, num_steps: int) -> OptimConfig:
-    """Linear warm-up over 30 steps, and linear decay to a tenth over the last fifth."""
-    warm_up = min(1.0, (step + 1) / 30)
-    decay = min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
-    return OptimConfig(learning_rate=config.learning_rate * warm_up * decay, beta2=0.98, weight_decay=0.01)
+def make_trainer_config(plan: SftPlan) -> TrainerConfig:
+    """An adapter of the rank that was asked for, or all weights."""
+    config = plan.config
+    return TrainerConfig(
+        model_path=plan.model_path,
+        lora=LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed) if config.lora_rank else None,
+        dtype=config.trainer_dtype,
+        micro_batch_tokens=config.micro_batch_tokens,
+        gradient_checkpointing=config.gradient_checkpointing,
+        seed=config.seed,
+    )
 
 
-async def _held_out_datums(config: SftConfig, renderer: Renderer) -> dict[str, list[Datum]]:
-    """Perfect demonstrations of evaluation tasks, by family, on seeds that training never draws."""
-    random = Random(f"held-out-{config.seed}")
-    datums: dict[str, list[Datum]] = {}
-    for family in ("open_app", "toggle_setting"):
-        templates = [template for template in DEMO_EVAL if family in template.tags]
-        for index in range(config.eval_lessons // 2):
-            template, seed = random.choice(templates), NUM_SEEDS + random.randrange(NUM_SEEDS)
-            lesson = await demonstrate_task(
-                template, seed, random, error_rate=0.0, max_turns=len(template.instance(seed).route)
-            )
-            datums.setdefault(family, []).append(build_supervised_datum(renderer, lesson, name=f"eval-{index}"))
-    return datums
+def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
+    """Write summary.json and say what came out and what it is good for."""
+    records = read_records(folder.metrics_path)
+    losses = [loss for record in records if (loss := record.get("eval/held_out/cross_entropy")) is not None]
+    last = folder.checkpoints()[-1]
+    summary = {
+        "run_name": plan.run_name,
+        "log_path": str(folder.path),
+        "num_steps": plan.max_steps,
+        "first_held_out_loss": losses[0] if losses else None,
+        "last_held_out_loss": losses[-1] if losses else None,
+        "state_path": str(last.state_path),
+        "sampler_path": str(last.sampler_path),
+    }
+    write_text(folder.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    if losses:
+        print(f"held-out loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token")
+    config = plan.config
+    if not config.lora_rank:
+        print(f"model: {last.sampler_path}")
+        print(f"go on: python -m cua_rl.recipes.train model_name={last.sampler_path}")
+        return
+    model = "" if config.model_name is None else f"model_name={config.model_name} "
+    print(f"adapter: {last.sampler_path}")
+    print(
+        f"go on: python -m cua_rl.recipes.train {model}lora_rank={config.lora_rank} lora_alpha={config.lora_alpha} "
+        f"load_checkpoint_path={last.state_path}"
+    )
 
 
-async def _evaluate(client: TrainingClient, held_out: dict[str, list[Datum]]) -> str:
-    """Per family, how likely the model is to write all the expert's answers, up to the last click, token for token."""
-    shares: list[str] = []
-    for family, datums in held_out.items():
-        logprobs = await client.forward(datums)
-        shares.append(f"{family}={_mean_probability(logprobs):.3f}")
-    return " ".join(shares)
-
-
-def _mean_probability(logprobs: Sequence[Sequence[float]]) -> float:
-    return sum(math.exp(sum(row)) for row in logprobs) / len(logprobs)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the recipe from the command line; with the tiny model's settings if no model is named."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    is_tiny = "model_name" not in given_names(arguments)
+    return run_recipe(SftConfig, cli_main, arguments, TINY_MODEL if is_tiny else None)
 
 
 if __name__ == "__main__":
-    sys.exit(run_recipe(SftConfig, main))
+    sys.exit(main())

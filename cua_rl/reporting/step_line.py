@@ -7,6 +7,7 @@ _FIELDS = (
     ("reward/success_rate", "Success", "{:.3f}"),
     ("reward/mean", "Reward", "{:.3f}"),
     ("loss/policy", "Loss", "{:.4f}"),
+    ("loss/cross_entropy", "Loss", "{:.4f}"),
     ("policy/kl_sampling_training/mean", "KL", "{:.4f}"),
     ("optim/learning_rate", "LR", "{:.2e}"),
     ("time/tokens_per_s", "tok/s", "{:.0f}"),

@@ -4,7 +4,7 @@ So what is imitated is byte for byte what the model will read and write in a rol
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
 from openai import AsyncOpenAI
@@ -32,13 +32,15 @@ class Demonstration:
     tools: tuple[Tool, ...]
     is_open: bool = False
     """The last answer would go on: its end of turn is not imitated."""
+    answer: str | None = None
+    """What the expert said at the end, for tasks that ask a question."""
 
 
 async def demonstrate(instruction: str, phone: SimulatedPhone, expert: Expert, *, max_turns: int) -> Demonstration:
     """Let the expert work on the phone until it ends the task or has answered `max_turns` times."""
     model = _ExpertModel(phone, expert)
-    await GBoxAgent().run(instruction, phone, model.client(), max_turns=max_turns, on_turn=_ignore)
-    return model.demonstration()
+    outcome = await GBoxAgent().run(instruction, phone, model.client(), max_turns=max_turns, on_turn=_ignore)
+    return replace(model.demonstration(), answer=outcome.answer)
 
 
 def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, name: str) -> Datum:

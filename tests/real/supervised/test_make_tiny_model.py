@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cua_rl.recipes.sft import SftConfig, main
+from cua_rl.recipes.make_tiny_model import TinyModelConfig, main
 from cua_rl.renderers.renderer import make_renderer
 
 
@@ -11,7 +11,7 @@ async def test_the_recipe_makes_a_whole_model_folder_from_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_path = tmp_path / "model"
-    config = SftConfig(
+    config = TinyModelConfig(
         output_path=output_path,
         grounding_steps=1,
         perfect_steps=2,

@@ -1,0 +1,146 @@
+"""What a supervised run can be told. A run on the tiny model presets some of it."""
+
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from cua_rl.recipes.train_config import Tasks
+from cua_rl.supervised.learning_rate import RateSchedule
+
+MAX_LORA_RANK = 512  # what vLLM accepts
+
+
+@chz.chz
+class SftConfig:
+    """Fine-tune a vision computer-use agent on conversations: the cold start before reinforcement learning."""
+
+    # Model
+    model_name: str | None = chz.field(
+        default=None, doc="folder or hub id of a Qwen3-VL model; None is the tiny model of this package"
+    )
+    lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter; 0 trains every weight of the model")
+    lora_alpha: int = chz.field(default=32, doc="the adapter's update is scaled by lora_alpha / lora_rank")
+    renderer_name: str | None = chz.field(
+        default=None, doc="how conversations become tokens; None detects it from the model"
+    )
+    load_checkpoint_path: str | None = chz.field(
+        default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
+    )
+
+    # Data
+    data: str = chz.field(
+        default="experts",
+        doc="experts: scripted experts do tasks; rollouts: recorded successes of a run; or a .jsonl of conversations",
+    )
+    tasks: Tasks = chz.field(
+        default_factory=lambda: {"source_type": "demo_training"},
+        doc="experts: where tasks come from (TaskSourceConfig)",
+    )
+    error_rate: float = chz.field(default=0.0, doc="experts: how often, per turn, the expert taps a random element")
+    screen_scale: int = chz.field(default=1, doc="experts: screen of 192x320 pixels times this")
+    from_run: str | None = chz.field(
+        default=None, doc="rollouts: folder of a run with its own database, or name of a run in DATABASE_URL"
+    )
+    run_steps: int | None = chz.field(
+        default=None, doc="rollouts: take only those of the run's first so many steps; None takes all"
+    )
+    max_per_task: int | None = chz.field(
+        default=None, doc="rollouts: take at most so many of each task template, chosen by seed; None takes all"
+    )
+    num_eval_conversations: int = chz.field(default=32, doc="conversations held out to measure the loss on, 0 for none")
+
+    # Training
+    seed: int = chz.field(default=0, doc="seed of order, held-out choice, expert tasks and initial adapter weights")
+    max_steps: int | None = chz.field(
+        default=None, doc="training steps; None is one pass over the data, or 100 steps after experts"
+    )
+    batch_size: int = chz.field(default=16, doc="conversations per step")
+    learning_rate: float = chz.field(default=1e-4, doc="highest AdamW step size")
+    learning_rate_schedule: RateSchedule = chz.field(
+        default="linear", doc="after the warm-up: constant, or falling to a tenth at the last step as a line or cosine"
+    )
+    warmup_steps: int = chz.field(default=0, doc="steps over which the learning rate rises to its highest")
+    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay")
+    grad_clip_norm: float = chz.field(default=1.0, doc="largest gradient norm, 0 for none")
+    max_model_len: int | None = chz.field(
+        default=None, doc="longest conversation, tokens; None is what the model can hold"
+    )
+    trainer_dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of the trainer")
+    micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass")
+    gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
+    num_threads: int | None = chz.field(default=None, doc="threads of the trainer on CPU; None takes one per core")
+
+    # Logging
+    log_path: str | None = chz.field(default=None, doc="folder of the run; None is <log_dir>/<run name>")
+    log_dir: str | None = chz.field(default=None, doc="folder in which the run's folder is made; None is ./runs")
+    wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None does not use it")
+    wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
+    eval_every: int = chz.field(default=20, doc="measure the held-out loss every so many steps, 0 only at both ends")
+    save_every: int = chz.field(default=50, doc="save a checkpoint every so many steps, 0 only at the end")
+    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
+        default="ask", doc="what to do if the run's folder holds a run already"
+    )
+    dry_run: bool = chz.field(
+        default=False, doc="check everything, data included, print the effective configuration as JSON, and exit"
+    )
+
+    @chz.validate
+    def _numbers_make_sense(self) -> None:
+        for name, smallest in _SMALLEST.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name}: expected at least {smallest}, got {value!r}; set {name}={smallest} or more")
+        if self.lora_rank > MAX_LORA_RANK:
+            raise ValueError(f"lora_rank: expected at most {MAX_LORA_RANK}, got {self.lora_rank!r}; lower it")
+        if self.error_rate > 1:
+            raise ValueError(f"error_rate: expected a share of turns, 0 to 1, got {self.error_rate!r}; lower it")
+        if self.max_steps is not None and self.warmup_steps >= self.max_steps:
+            raise ValueError(
+                f"warmup_steps: expected fewer than max_steps={self.max_steps}, got {self.warmup_steps!r}; lower it"
+            )
+
+    @chz.validate
+    def _settings_fit_the_data(self) -> None:
+        if self.data not in ("experts", "rollouts") and Path(self.data).suffix != ".jsonl":
+            raise ValueError(
+                f"data: expected experts, rollouts or a file that ends in .jsonl, got {self.data!r}; correct data"
+            )
+        if self.data == "rollouts" and self.from_run is None:
+            raise ValueError("from_run: expected a run with data=rollouts, got none; add from_run=<folder or run name>")
+        for kind, names in _ONLY_WITH.items():
+            for name, unset in names.items():
+                if self.data != kind and getattr(self, name) != unset:
+                    raise ValueError(
+                        f"{name}: expected it only with data={kind}, got it with data={self.data}; leave {name} out"
+                    )
+
+
+_SMALLEST = {
+    "lora_rank": 0,
+    "lora_alpha": 1,
+    "error_rate": 0.0,
+    "screen_scale": 1,
+    "run_steps": 1,
+    "max_per_task": 1,
+    "num_eval_conversations": 0,
+    "seed": 0,
+    "max_steps": 1,
+    "batch_size": 1,
+    "learning_rate": 0.0,
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "grad_clip_norm": 0.0,
+    "max_model_len": 64,
+    "micro_batch_tokens": 64,
+    "num_threads": 1,
+    "eval_every": 0,
+    "save_every": 0,
+}
+_ONLY_WITH: dict[str, dict[str, object]] = {
+    "experts": {"tasks": {"source_type": "demo_training"}, "error_rate": 0.0, "screen_scale": 1},
+    "rollouts": {"from_run": None, "run_steps": None, "max_per_task": None},
+}
+
+TINY_MODEL: dict[str, object] = {"lora_rank": 16, "learning_rate": 2e-3}
+"""Settings for the tiny model, used where no model is named; its adapters fit those of the embedded demo."""

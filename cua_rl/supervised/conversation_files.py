@@ -1,0 +1,145 @@
+"""Conversations from a file: one JSON object a line, in the form of Chat Completions or of the Responses API.
+
+    {"messages": [...], "tools": [...]}                          Chat Completions
+    {"input": [...], "instructions": "...", "tools": [...]}      Responses
+
+Each ends with an answer of the assistant. Images are `data:` URLs, or paths relative to the file's folder.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import cast
+
+from cua_rl.errors import ConfigError, boundary
+from cua_rl.renderers.openai_fields import Place
+from cua_rl.renderers.openai_items import Conversation, conversation_from_chat, conversation_from_responses
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.renderers.request_error import RequestError
+from cua_rl.supervised.demonstrations import Demonstration, build_supervised_datum
+from cua_rl.types import Datum, ImageChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationLine:
+    """Where a conversation stands in the file, and what is in it."""
+
+    number: int
+    """1-based, as editors count."""
+    offset_bytes: int
+    content_sha256: str
+    """Of tokens and images: two lines with the same content are the same conversation."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationFile:
+    """A file whose every line has been read and rendered once; lines are read again when they are trained on."""
+
+    path: Path
+    lines: tuple[ConversationLine, ...]
+    renderer: Renderer
+
+    def load(self, index: int) -> Datum:
+        """The sequence of the conversation with this 0-based index."""
+        line = self.lines[index]
+        with self.path.open("rb") as file:
+            file.seek(line.offset_bytes)
+            return build_line_datum(self.path, line.number, file.readline(), self.renderer)
+
+
+def open_conversation_file(path: Path, renderer: Renderer, *, max_tokens: int) -> ConversationFile:
+    """Check every line of the file, which is slow for long files; blank lines do not count.
+
+    Raises:
+        ConfigError: no such file, nothing in it, or a line that cannot be trained on; the message names it.
+    """
+    lines: list[ConversationLine] = []
+    with boundary(ConfigError, f"data: expected a file of conversations at {str(path)!r}"):
+        with path.open("rb") as file:
+            offset_bytes = 0
+            for number, raw in enumerate(file, start=1):
+                if raw.strip():
+                    datum = build_line_datum(path, number, raw, renderer)
+                    lines.append(_describe(path, number, offset_bytes, datum, max_tokens))
+                offset_bytes += len(raw)
+    if not lines:
+        raise ConfigError(f"data: expected conversations, one a line, got {str(path)!r} without any; fill the file")
+    return ConversationFile(path=path, lines=tuple(lines), renderer=renderer)
+
+
+def build_line_datum(path: Path, number: int, raw: bytes, renderer: Renderer) -> Datum:
+    """The training sequence of one line; raises `ConfigError` that names file and line."""
+    try:
+        conversation = _parse_line(raw, path.parent)
+        demonstration = Demonstration(items=conversation.items, tools=conversation.tools)
+        return build_supervised_datum(renderer, demonstration, name=f"{path.name}:{number}")
+    except (RequestError, ConfigError) as error:
+        raise ConfigError(f"{path}:{number}: {error}") from None
+
+
+def _parse_line(raw: bytes, folder: Path) -> Conversation:
+    try:
+        line: object = json.loads(raw)
+    except ValueError as error:
+        raise RequestError(expected="a JSON object", got=f"a line that is no JSON ({error})", do="correct it") from None
+    if not isinstance(line, Mapping) or ("messages" in line) == ("input" in line):
+        keys = sorted(map(str, cast("Mapping[object, object]", line))) if isinstance(line, Mapping) else line
+        raise Place("line").error("an object with either messages or input", keys, "write one of the two")
+    fields = cast("Mapping[str, object]", _with_images(cast("object", line), folder))
+    _refuse_weights(fields.get("messages"))
+    return conversation_from_chat(fields) if "messages" in fields else conversation_from_responses(fields)
+
+
+def _refuse_weights(messages: object) -> None:
+    for index, message in enumerate(cast("Sequence[object]", messages) if isinstance(messages, list) else ()):
+        weight = cast("Mapping[str, object]", message).get("weight", 1) if isinstance(message, Mapping) else 1
+        if weight != 1:
+            raise (Place(f"messages[{index}]") / "weight").error(
+                "1, because all answers of a conversation are trained on", weight, "end the conversation earlier"
+            )
+
+
+def _with_images(value: object, folder: Path) -> object:
+    """The same JSON with each image path replaced by the image itself."""
+    if isinstance(value, list):
+        return [_with_images(entry, folder) for entry in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    fields = {key: _with_images(entry, folder) for key, entry in cast("dict[str, object]", value).items()}
+    if fields.get("type") in ("image_url", "input_image"):
+        url = fields.get("image_url")
+        nested = cast("dict[str, object]", url).get("url") if isinstance(url, dict) else url
+        if isinstance(nested, str) and "://" not in nested and not nested.startswith("data:"):
+            fields["image_url"] = _data_url(folder / nested)
+    return fields
+
+
+def _data_url(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RequestError(
+            expected="an image file", got=f"{str(path)!r} ({reason})", do="give its path relative to the file's folder"
+        ) from None
+    return f"data:image/png;base64,{b64encode(data).decode()}"  # whoever reads it looks at the bytes for the format
+
+
+def _describe(path: Path, number: int, offset_bytes: int, datum: Datum, max_tokens: int) -> ConversationLine:
+    num_tokens = datum.model_input.length
+    if num_tokens > max_tokens:
+        raise ConfigError(
+            f"{path}:{number}: expected at most {max_tokens} tokens, got {num_tokens}; shorten the conversation, or "
+            "raise max_model_len if the model can hold more"
+        )
+    content = [chunk.sha256 if isinstance(chunk, ImageChunk) else chunk.tokens for chunk in datum.model_input.chunks]
+    return ConversationLine(
+        number=number,
+        offset_bytes=offset_bytes,
+        content_sha256=sha256(repr((content, datum.loss_mask)).encode()).hexdigest(),
+        num_tokens=num_tokens,
+    )

@@ -1,0 +1,147 @@
+"""What a supervised run learns from, and which of it a step trains on: a pure function of seed and step."""
+
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from cua_rl.errors import ConfigError, TaskError
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
+from cua_rl.task_loader import TaskSet
+from cua_rl.tasks.demo.expert import ImperfectExpert
+from cua_rl.tasks.demo.phone import find_template, make_simulated_phone
+from cua_rl.tasks.task import Task
+from cua_rl.types import Datum
+
+Example = tuple[Datum, ...]
+"""One conversation; of several sequences where its later prompts do not extend the earlier ones."""
+
+
+class Dataset(Protocol):
+    """Conversations to imitate. The same arguments give the same sequences, whatever was asked before."""
+
+    @property
+    def num_examples(self) -> int | None:
+        """Conversations to train on; None if they never end."""
+        ...
+
+    async def batch(self, step: int, size: int) -> list[Datum]:
+        """The sequences of `size` conversations."""
+        ...
+
+    async def held_out(self) -> list[Datum]:
+        """Sequences that are never trained on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedExamples:
+    """Finitely many conversations, in a new order at every pass over them."""
+
+    load: Callable[[int], Example]
+    """May read files; called in a thread."""
+    train: Sequence[int]
+    held_out_indices: Sequence[int]
+    seed: int
+
+    @property
+    def num_examples(self) -> int | None:
+        return len(self.train)
+
+    async def batch(self, step: int, size: int) -> list[Datum]:
+        """The next `size` conversations in the order of this pass; a batch may reach into the next one."""
+        return await asyncio.to_thread(self._load_all, self._indices(step * size, size))
+
+    async def held_out(self) -> list[Datum]:
+        """All held-out sequences."""
+        return await asyncio.to_thread(self._load_all, self.held_out_indices)
+
+    def _indices(self, first: int, size: int) -> list[int]:
+        epoch, place = divmod(first, len(self.train))
+        indices: list[int] = []
+        while len(indices) < size:
+            order = list(self.train)
+            Random(f"order-{self.seed}-{epoch}").shuffle(order)
+            indices += order[place : place + size - len(indices)]
+            epoch, place = epoch + 1, 0
+        return indices
+
+    def _load_all(self, indices: Sequence[int]) -> list[Datum]:
+        return [datum for index in indices for datum in self.load(index)]
+
+
+def split_examples(keys: Sequence[Hashable], num_held_out: int, seed: int) -> tuple[list[int], list[int]]:
+    """Indices to train on and indices to hold out, at least `num_held_out` of them; equal keys stay on one side.
+
+    Raises:
+        ConfigError: nothing would be left to train on.
+    """
+    order = list(dict.fromkeys(keys))
+    Random(f"held-out-{seed}").shuffle(order)
+    members: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        members.setdefault(key, []).append(index)
+    held_out: list[int] = []
+    while order and len(held_out) < num_held_out:
+        held_out += members[order.pop()]
+    if not order:
+        raise ConfigError(
+            f"num_eval_conversations: expected conversations left to train on, got {num_held_out} held out of "
+            f"{len(keys)}; lower num_eval_conversations, or give more data"
+        )
+    return sorted(set(range(len(keys))) - set(held_out)), sorted(held_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertExamples:
+    """Demonstrations by scripted experts on simulated phones, each on a phone of its own; there is no end of them.
+
+    An example has as many turns as a rollout of its task may have.
+    """
+
+    tasks: TaskSet
+    held_out_tasks: Sequence[Task]
+    """On phones (seeds) that training never uses."""
+    renderer: Renderer
+    error_rate: float
+    """How often, per turn, the expert taps a random element. At 0 every example ends in success."""
+    screen_scale: int
+    seed: int
+
+    @property
+    def num_examples(self) -> int | None:
+        return None
+
+    async def batch(self, step: int, size: int) -> list[Datum]:
+        """The demonstrations of a step."""
+        tasks = self.tasks.batch(step, size)
+        return [await self._demonstrate(task, f"{step}-{place}") for place, task in enumerate(tasks)]
+
+    async def held_out(self) -> list[Datum]:
+        """Demonstrations of the held-out tasks."""
+        return [await self._demonstrate(task, f"held-out-{place}") for place, task in enumerate(self.held_out_tasks)]
+
+    async def _demonstrate(self, task: Task, name: str) -> Datum:
+        phone = make_simulated_phone(task, scale=self.screen_scale)
+        random = Random(f"expert-{self.seed}-{name}")
+        expert = ImperfectExpert(task, error_rate=self.error_rate, random=random)
+        lesson = await demonstrate(task.instruction, phone, expert.decide, max_turns=task.max_turns)
+        if self.error_rate == 0:
+            validation = await task.validate(phone, lesson.answer)
+            if not validation.success:
+                raise TaskError(
+                    f"expected the expert to do {task.task_id!r} on seed {task.seed} in {task.max_turns} turns, got "
+                    f"{validation.actual!r} of {validation.query}; leave the task out"
+                )
+        return build_supervised_datum(self.renderer, lesson, name=f"{task.task_id}-{task.seed}")
+
+
+def require_experts(task_ids: Sequence[str]) -> None:
+    """Raises `ConfigError` for a task that no scripted expert can do."""
+    for task_id in task_ids:
+        try:
+            find_template(task_id)
+        except TaskError as error:
+            raise ConfigError(f"tasks: expected tasks with a scripted expert, got {task_id!r}; {error}") from None

@@ -1,0 +1,204 @@
+"""Recorded successes of a run: which rollouts are worth imitating, and those rollouts as they were."""
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
+from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
+from cua_rl.database.queries import TrainingSummary, find_training, latest_trainings
+from cua_rl.database.rebuild import load_groups
+from cua_rl.database.session import check_connection, open_sessions
+from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.types import Rollout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which successes are taken. Only rollouts of training steps are: those of evaluations stay unseen."""
+
+    num_steps: int | None
+    """Take only rollouts of the first so many steps."""
+    max_per_task: int | None
+    """Take at most so many rollouts of each task template, whichever `seed` picks."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedSuccesses:
+    """Rollouts in the order in which they were recorded, and how they were chosen."""
+
+    rollouts: tuple[Rollout, ...]
+    image_token_id: int
+    """Of the model that was recorded."""
+    num_successes: int
+    num_repeats: int
+    """Successes that are, token for token and pixel for pixel, the same as an earlier one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    rollout_id: str
+    task_id: str
+    step: int
+    content_sha256: str
+
+
+@asynccontextmanager
+async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tuple[AsyncSession, TrainingSummary]]:
+    """The database of a run: its own if `from_run` is a folder with one (in use or not), or else the one at `url`.
+
+    Raises:
+        ConfigError: no such run.
+    """
+    folder = _folder(from_run)
+    if not _has_database(folder):
+        if url is None:
+            raise ConfigError(
+                f"from_run: expected the folder of a run with its own database, got {from_run!r} without postgres/ in "
+                "it; correct from_run, or set DATABASE_URL to the database that knows this run"
+            )
+        async with _open_training(url, folder.name, is_own=False) as opened:
+            yield opened
+        return
+    running = running_postgres_url(folder / "postgres")
+    if running is not None:
+        async with _open_training(running, folder.name, is_own=True) as opened:
+            yield opened
+        return
+    async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server:
+        async with _open_training(server.url, folder.name, is_own=True) as opened:
+            yield opened
+
+
+def _folder(from_run: str) -> Path:
+    return Path(from_run).expanduser().absolute()
+
+
+def _has_database(folder: Path) -> bool:
+    return (folder / "postgres" / "PG_VERSION").is_file()
+
+
+@asynccontextmanager
+async def _open_training(
+    url: str, run_name: str, *, is_own: bool
+) -> AsyncGenerator[tuple[AsyncSession, TrainingSummary]]:
+    """The run of that name; in a run's own database, whose folder may have been renamed, the only one there is."""
+    try:
+        await check_connection(url)
+    except DatabaseError as error:
+        raise ConfigError(str(error)) from None
+    async with open_sessions(url) as sessions, sessions() as session:
+        training = await find_training(session, run_name)
+        if training is None:
+            others = await latest_trainings(session, limit=5)
+            if not is_own or len(others) != 1:
+                names = ", ".join(repr(other.run_name) for other in others) or "none"
+                raise ConfigError(
+                    f"from_run: expected the name of a recorded run, got {run_name!r}; the latest ones are {names}"
+                )
+            training = others[0]
+        yield session, training
+
+
+async def load_successes(session: AsyncSession, training_id: int, choice: Choice) -> RecordedSuccesses:
+    """The chosen successes of a run, rebuilt from the database, each distinct one once.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    image_token_id = await session.scalar(select(Training.image_token_id).where(Training.id == training_id))
+    if image_token_id is None:
+        raise DatabaseError(f"expected training {training_id} in the database, got no row")
+    successes: list[_Candidate] = []
+    for step in await _steps(session, training_id, choice.num_steps):
+        successes += await _successes(session, training_id, step)
+    distinct = {candidate.content_sha256: candidate for candidate in reversed(successes)}
+    chosen = _at_most_per_task(list(reversed(distinct.values())), choice)
+    if not chosen:
+        raise ConfigError(
+            f"from_run: expected at least one successful rollout of a training step, got none in the run "
+            f"(run_steps={choice.num_steps}); take more steps, or another run"
+        )
+    return RecordedSuccesses(
+        rollouts=tuple(await _load_rollouts(session, training_id, chosen)),
+        image_token_id=image_token_id,
+        num_successes=len(successes),
+        num_repeats=len(successes) - len(distinct),
+    )
+
+
+def _at_most_per_task(candidates: Sequence[_Candidate], choice: Choice) -> list[_Candidate]:
+    if choice.max_per_task is None:
+        return list(candidates)
+    order = list(candidates)
+    Random(f"rollouts-{choice.seed}").shuffle(order)
+    taken: dict[str, list[_Candidate]] = defaultdict(list)
+    for candidate in order:
+        if len(taken[candidate.task_id]) < choice.max_per_task:
+            taken[candidate.task_id].append(candidate)
+    kept = {candidate.rollout_id for candidates in taken.values() for candidate in candidates}
+    return [candidate for candidate in candidates if candidate.rollout_id in kept]
+
+
+async def _steps(session: AsyncSession, training_id: int, num_steps: int | None) -> list[int]:
+    query = select(Step.step).where(Step.training_id == training_id).order_by(Step.step)
+    return [step for step in await session.scalars(query) if num_steps is None or step < num_steps]
+
+
+async def _successes(session: AsyncSession, training_id: int, step: int) -> list[_Candidate]:
+    """The successful rollouts of ended groups of a step, by group and member."""
+    query = (
+        select(RolloutRow.id, RolloutRow.rollout_id, RolloutRow.task_id)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .join(Step, Group.step_id == Step.id)
+        .where(
+            Step.training_id == training_id,
+            Step.step == step,
+            Group.status == "completed",
+            RolloutRow.status == "completed",
+            RolloutRow.success.is_(True),
+        )
+        .order_by(Group.group_index, Group.id, RolloutRow.position)
+    )
+    rows = [(key, rollout_id, task_id) for key, rollout_id, task_id in await session.execute(query)]
+    contents = await _contents(session, [key for key, _, _ in rows])
+    return [
+        _Candidate(rollout_id=rollout_id, task_id=task_id, step=step, content_sha256=contents[key])
+        for key, rollout_id, task_id in rows
+        if key in contents
+    ]
+
+
+async def _contents(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, str]:
+    """A hash of all that the model read and wrote in a rollout; rollouts without a turn are left out."""
+    query = (
+        select(TurnRow.rollout_pk, TurnRow.prompt_token_ids, TurnRow.prompt_chunks, TurnRow.sampled_tokens)
+        .where(TurnRow.rollout_pk.in_(rollout_pks))
+        .order_by(TurnRow.rollout_pk, TurnRow.turn_index)
+    )
+    contents: dict[int, str] = {}
+    for key, prompt, chunks, sampled in await session.execute(query):
+        turn = repr((contents.get(key), prompt, chunks, sampled))
+        contents[key] = sha256(turn.encode()).hexdigest()
+    return contents
+
+
+async def _load_rollouts(session: AsyncSession, training_id: int, chosen: Sequence[_Candidate]) -> list[Rollout]:
+    """Step by step, so that only what is taken stays in memory."""
+    by_step: dict[int, set[str]] = defaultdict(set)
+    for candidate in chosen:
+        by_step[candidate.step].add(candidate.rollout_id)
+    rollouts: list[Rollout] = []
+    for step, wanted in by_step.items():
+        groups = await load_groups(session, training_id, step)
+        rollouts += [rollout for group in groups for rollout in group.rollouts if rollout.rollout_id in wanted]
+        session.expunge_all()
+    return rollouts
