@@ -1,9 +1,9 @@
 """How good is a policy? Held-out task instances, one adapter version, success with its uncertainty."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import sqrt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from cua_rl.evaluation.statistics import pass_at_k, success_interval
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, Source, SourceStarted
 from cua_rl.rollout.group import GroupPlan, run_groups
 from cua_rl.rollout.run import RolloutRunner
@@ -12,8 +12,20 @@ from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutcomes:
+    """What became of the attempts at one task instance; faults are counted, not judged."""
+
+    category: str
+    difficulty: str
+    successes: tuple[bool, ...]
+    num_turns: tuple[int, ...]
+    rewards: tuple[float, ...] = ()
+    num_faults: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """Success over `num_rollouts` held-out rollouts; the interval is Wilson's at 95 %."""
+    """Success over `num_rollouts` held-out rollouts; the interval is Wilson's at 95 %, by independent trials."""
 
     success_rate: float
     low: float
@@ -21,7 +33,14 @@ class EvalResult:
     num_rollouts: int
     num_faults: int
     num_turns_mean: float
-    success_rate_by_category: dict[str, float]
+    success_rate_by_category: Mapping[str, float]
+    success_rate_by_difficulty: Mapping[str, float] = field(default_factory=dict[str, float])
+    pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Of 1, 2, 4, ... attempts and of all of them; over the tasks with so many."""
+    num_tasks: int = 0
+    """Tasks with at least one attempt that was no fault."""
+    num_successes: int = 0
+    reward_mean: float = 0.0
 
     def metrics(self, suite: str) -> dict[str, float]:
         """The result under its metric names, `eval/<suite>/...`."""
@@ -30,67 +49,106 @@ class EvalResult:
             "success_rate_low": self.low,
             "success_rate_high": self.high,
             "num_rollouts": float(self.num_rollouts),
+            "num_successes": float(self.num_successes),
             "num_faults": float(self.num_faults),
             "num_turns/mean": self.num_turns_mean,
+            "reward/mean": self.reward_mean,
         }
-        by_category = {f"success_rate/{name}": rate for name, rate in self.success_rate_by_category.items()}
-        return {f"eval/{suite}/{name}": value for name, value in (values | by_category).items()}
+        values |= {f"pass_at_{k}": rate for k, rate in self.pass_at.items()}
+        values |= {f"success_rate/{name}": rate for name, rate in self.success_rate_by_category.items()}
+        values |= {f"success_rate/{name}": rate for name, rate in self.success_rate_by_difficulty.items()}
+        return {f"eval/{suite}/{name}": value for name, value in values.items()}
 
 
 class Evaluator:
-    """Runs the same held-out tasks every time, pinned to the adapter it is asked about."""
+    """Runs the same held-out tasks every time, `num_attempts` each, pinned to the adapter it is asked about."""
 
     def __init__(
-        self, tasks: Sequence[Task], *, runner: RolloutRunner, params: SamplingParams, recorder: Recorder
+        self,
+        tasks: Sequence[Task],
+        *,
+        runner: RolloutRunner,
+        params: SamplingParams,
+        recorder: Recorder,
+        num_attempts: int = 1,
     ) -> None:
         self._tasks = tuple(tasks)
         self._runner = runner
         self._params = params
         self._recorder = recorder
+        self._num_attempts = num_attempts
 
     async def run(self, source: Source, adapter: AdapterRef) -> EvalResult:
-        """Attempt every task once under `adapter` and record the outcome."""
+        """Attempt every task under `adapter` and record the outcome."""
         await self._recorder.record(
-            SourceStarted(source=source, tasks=self._tasks, group_size=1, policy_version=adapter.policy_version)
+            SourceStarted(
+                source=source,
+                tasks=self._tasks,
+                group_size=self._num_attempts,
+                policy_version=adapter.policy_version,
+            )
         )
 
         async def on_group(group: RolloutGroup) -> None:
             await self._recorder.record(GroupEnded(source=source, group=group, advantages=None))
 
-        plan = GroupPlan(source=source, group_size=1, params=self._params, adapter=adapter)
+        plan = GroupPlan(source=source, group_size=self._num_attempts, params=self._params, adapter=adapter)
         groups = await run_groups(self._runner, self._tasks, plan, on_group)
-        result = summarise(groups, self._tasks)
+        result = summarise([task_outcomes(group, task) for group, task in zip(groups, self._tasks, strict=True)])
         await self._recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))
         return result
 
 
-def summarise(groups: Sequence[RolloutGroup], tasks: Sequence[Task]) -> EvalResult:
-    """Success over all members that ended without a fault."""
-    outcomes = [
-        (task.category, rollout) for group, task in zip(groups, tasks, strict=True) for rollout in group.rollouts
-    ]
-    num_successes = sum(rollout.success for _, rollout in outcomes)
-    low, high = wilson_interval(num_successes, len(outcomes))
-    by_category: dict[str, list[bool]] = {}
-    for category, rollout in outcomes:
-        by_category.setdefault(category, []).append(rollout.success)
-    return EvalResult(
-        success_rate=num_successes / max(1, len(outcomes)),
-        low=low,
-        high=high,
-        num_rollouts=len(outcomes),
-        num_faults=sum(len(group.faulty) for group in groups),
-        num_turns_mean=sum(len(rollout.turns) for _, rollout in outcomes) / max(1, len(outcomes)),
-        success_rate_by_category={name: sum(values) / len(values) for name, values in by_category.items()},
+def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
+    """What an evaluation needs of a group."""
+    return TaskOutcomes(
+        category=task.category,
+        difficulty=task.difficulty,
+        successes=tuple(rollout.success for rollout in group.rollouts),
+        num_turns=tuple(len(rollout.turns) for rollout in group.rollouts),
+        rewards=tuple(group.rewards),
+        num_faults=len(group.faulty),
     )
 
 
-def wilson_interval(num_successes: int, num_trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval for a success rate (E. B. Wilson, 1927): 8 of 10 -> (0.49, 0.94); no trials -> (0, 1)."""
-    if num_trials == 0:
-        return 0.0, 1.0
-    rate, z2 = num_successes / num_trials, z * z
-    centre = rate + z2 / (2 * num_trials)
-    spread = z * sqrt(rate * (1 - rate) / num_trials + z2 / (4 * num_trials**2))
-    scale = 1 + z2 / num_trials
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
+    """Success over all attempts that ended without a fault."""
+    judged = [task for task in outcomes if task.successes]
+    successes = [success for task in judged for success in task.successes]
+    low, high = success_interval([task.successes for task in judged])
+    return EvalResult(
+        success_rate=_mean(successes),
+        low=low,
+        high=high,
+        num_rollouts=len(successes),
+        num_faults=sum(task.num_faults for task in outcomes),
+        num_turns_mean=_mean([turns for task in judged for turns in task.num_turns]),
+        success_rate_by_category=_rates(judged, lambda task: task.category),
+        success_rate_by_difficulty=_rates(judged, lambda task: task.difficulty),
+        pass_at=_pass_at(judged),
+        num_tasks=len(judged),
+        num_successes=sum(successes),
+        reward_mean=_mean([reward for task in judged for reward in task.rewards]),
+    )
+
+
+def _rates(outcomes: Sequence[TaskOutcomes], name_of: Callable[[TaskOutcomes], str]) -> dict[str, float]:
+    """Success rate per name, in the order of the names."""
+    by_name: dict[str, list[bool]] = {}
+    for task in sorted(outcomes, key=name_of):
+        by_name.setdefault(name_of(task), []).extend(task.successes)
+    return {name: _mean(successes) for name, successes in by_name.items()}
+
+
+def _pass_at(outcomes: Sequence[TaskOutcomes]) -> dict[int, float]:
+    most = max((len(task.successes) for task in outcomes), default=0)
+    counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | ({most} if most else set()))
+    return {k: _mean([_task_pass_at(task, k) for task in outcomes if len(task.successes) >= k]) for k in counts}
+
+
+def _task_pass_at(task: TaskOutcomes, k: int) -> float:
+    return pass_at_k(len(task.successes), sum(task.successes), k)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -220,28 +220,40 @@ def _eval_params(config: CLIConfig) -> SamplingParams:
 def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Recorder, report: RunReport) -> Parts:
     """Put the run together: who makes devices, who acts, who judges, who remembers."""
     config = plan.config
+    evaluator = Evaluator(
+        plan.eval_tasks,
+        runner=_make_runner(
+            plan, engine, recorder, config.max_concurrent_eval_rollouts or config.max_concurrent_rollouts
+        ),
+        params=_eval_params(config),
+        recorder=recorder,
+        num_attempts=config.eval_attempts,
+    )
+    return Parts(
+        tasks=plan.train_tasks,
+        runner=_make_runner(plan, engine, recorder, config.max_concurrent_rollouts),
+        trainer=engine.trainer,
+        policy=_served_policy(plan, engine, folder),
+        evaluator=evaluator if plan.eval_tasks else None,
+        recorder=recorder,
+        log=report,
+    )
+
+
+def _make_runner(plan: RunPlan, engine: Engine, recorder: Recorder, max_devices: int) -> RolloutRunner:
+    config = plan.config
 
     async def make_device(task: Task) -> Device:
         return make_simulated_phone(task, scale=config.screen_scale)
 
-    runner = RolloutRunner(
-        devices=DevicePool(make_device, max_devices=config.max_concurrent_rollouts),
+    return RolloutRunner(
+        devices=DevicePool(make_device, max_devices=max_devices),
         gateway=engine.gateway,
         agent=GBoxAgent(),
         reward=plan.reward,
         watch_goal=config.watch_goal,
         recorder=recorder,
         max_turns=config.max_turns,
-    )
-    evaluator = Evaluator(plan.eval_tasks, runner=runner, params=_eval_params(config), recorder=recorder)
-    return Parts(
-        tasks=plan.train_tasks,
-        runner=runner,
-        trainer=engine.trainer,
-        policy=_served_policy(plan, engine, folder),
-        evaluator=evaluator if plan.eval_tasks else None,
-        recorder=recorder,
-        log=report,
     )
 
 

@@ -1,14 +1,98 @@
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from cua_rl.evaluation.evaluate import wilson_interval
+from cua_rl.devices.pool import DevicePool
+from cua_rl.errors import DeviceError
+from cua_rl.evaluation.evaluate import Evaluator, TaskOutcomes, summarise
+from cua_rl.events import EvaluationEnded, GroupEnded, Source, SourceStarted
+from cua_rl.metrics import check_names
+from cua_rl.rewards.reward import binary_reward
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.types import AdapterRef, SamplingParams
+from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
+
+SOURCE = Source(phase="eval", step=7)
+ADAPTER = AdapterRef(path=Path("/adapters/7"), policy_version=7)
 
 
-def test_wilson_interval_of_eight_in_ten() -> None:
-    # centre (0.8 + 0.19208) / 1.38416 = 0.7167, half width 1.96 * sqrt(0.016 + 0.009604) / 1.38416 = 0.2266
-    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+def outcomes(*successes: bool, category: str = "app", difficulty: str = "easy", num_faults: int = 0) -> TaskOutcomes:
+    return TaskOutcomes(
+        category=category,
+        difficulty=difficulty,
+        successes=successes,
+        num_turns=tuple(range(1, len(successes) + 1)),
+        rewards=tuple(map(float, successes)),
+        num_faults=num_faults,
+    )
 
 
-def test_wilson_interval_stays_inside_zero_and_one() -> None:
-    assert wilson_interval(0, 5)[0] == 0.0
-    assert wilson_interval(5, 5)[1] == 1.0
-    assert wilson_interval(0, 0) == (0.0, 1.0)
+def make_evaluator(agent: FakeAgent, recorder: FakeRecorder, num_attempts: int) -> Evaluator:
+    async def make_device(_: object) -> Any:
+        return FakeDevice()
+
+    runner = RolloutRunner(
+        devices=DevicePool(make_device, max_devices=1),
+        gateway=FakeGateway(),  # type: ignore[arg-type]
+        agent=agent,
+        reward=binary_reward,
+        recorder=recorder,
+        max_turns=5,
+    )
+    tasks = [make_task("first"), make_task("second", seed=2)]
+    params = SamplingParams(max_tokens=8, temperature=0.0)
+    return Evaluator(tasks, runner=runner, params=params, recorder=recorder, num_attempts=num_attempts)
+
+
+def test_a_summary_by_hand() -> None:
+    result = summarise(
+        [
+            outcomes(True, False, False, False, category="settings", difficulty="hard"),
+            outcomes(True, True, True, False),
+            outcomes(num_faults=3),
+        ]
+    )
+
+    assert (result.success_rate, result.num_rollouts, result.num_successes) == (0.5, 8, 4)
+    assert (result.num_tasks, result.num_faults, result.num_turns_mean) == (2, 3, 2.5)
+    # pass@2: the mean of 1 - C(3,2)/C(4,2) = 0.5 and 1; pass@4: both have a success
+    assert result.pass_at == {1: 0.5, 2: 0.75, 4: 1.0}
+    assert result.success_rate_by_category == {"app": 0.75, "settings": 0.25}
+    assert result.success_rate_by_difficulty == {"easy": 0.75, "hard": 0.25}
+
+
+def test_pass_at_leaves_out_tasks_with_fewer_attempts() -> None:
+    assert summarise([outcomes(False, True, True), outcomes(False)]).pass_at == {
+        1: pytest.approx(1 / 3),
+        2: 1.0,
+        3: 1.0,
+    }
+
+
+def test_every_metric_of_an_evaluation_is_known_by_name() -> None:
+    metrics = summarise([outcomes(True, False)]).metrics("held_out")
+
+    check_names(metrics)
+    assert metrics["eval/held_out/pass_at_2"] == 1.0
+    assert metrics["eval/held_out/success_rate/easy"] == 0.5
+
+
+def test_nothing_judged_is_no_success_and_no_knowledge() -> None:
+    result = summarise([outcomes(num_faults=3)])
+
+    assert (result.success_rate, result.low, result.high, result.num_rollouts, result.pass_at) == (0, 0, 1, 0, {})
+
+
+async def test_an_evaluation_tries_every_task_so_often_and_records_it_under_its_adapter() -> None:
+    recorder = FakeRecorder()
+    # the first task: a fault, then 1, 0; the second: 1, 1
+    agent = FakeAgent([DeviceError("gone"), "1", "0", "1", "1"])
+
+    result = await make_evaluator(agent, recorder, 2).run(SOURCE, ADAPTER)
+
+    assert (result.num_rollouts, result.num_faults, result.success_rate) == (4, 1, 0.75)
+    started = [event for event in recorder.events if isinstance(event, SourceStarted)]
+    assert [(event.group_size, event.policy_version) for event in started] == [(2, 7)]
+    assert sum(isinstance(event, GroupEnded) and event.source == SOURCE for event in recorder.events) == 2
+    assert isinstance(recorder.events[-1], EvaluationEnded)
