@@ -26,6 +26,16 @@ METRICS: Mapping[str, str] = {
     "reward/constant_group_frac": "share of groups whose rewards are all equal: no signal",
     "reward/all_failed_group_frac": "share of groups without any success",
     "reward/all_solved_group_frac": "share of groups in which every rollout succeeded",
+    "curriculum/num_sampled_groups": "groups that the step ran, those in place of constant ones included",
+    "curriculum/num_dropped_groups": "groups that taught nothing: all rewards equal, or no member with a reward",
+    "curriculum/effective_group_frac": "share of the sampled groups that taught something",
+    "curriculum/batch_fill_frac": "groups that taught something, over groups_per_batch",
+    "replay/num_rollouts": "stored successes that joined a group in which every member failed",
+    "replay/num_stored": "successes in the replay buffer after this step",
+    "replay/age/mean": "optimizer steps since the replayed turns were sampled, mean",
+    "replay/age/max": "optimizer steps since the replayed turns were sampled, largest",
+    "replay/log_ratio/mean": "mean |log ratio| of training to sampling probability over replayed tokens, nats",
+    "replay/log_ratio/max": "largest |log ratio| of training to sampling probability over replayed tokens, nats",
     "rollout/num_rollouts": "rollouts with a reward",
     "rollout/num_faults": "rollouts ended by infrastructure; never rewarded, never trained on",
     "rollout/num_retries": "rollouts started again after an infrastructure fault",
@@ -104,10 +114,11 @@ METRICS: Mapping[str, str] = {
 FAMILIES: Mapping[str, str] = {
     "stop/<reason>": "share of rollouts that ended for this reason",
     "rollout/forks/<reason>": "turns that began a new training sequence for this reason",
+    "curriculum/success_rate/<task>": "running success rate of a task, by which tasks are drawn",
     "reward/parts/<part>": "mean of one part of the reward",
     "reward/success_rate/<category>": "success rate of the step's rollouts in one task category",
     "eval/<suite>/success_rate": "share of evaluation rollouts that succeeded",
-    "eval/<suite>/pass_at_k": "share of evaluation tasks with at least one success",
+    "eval/<suite>/pass_at_<k>": "estimated chance that at least one of k attempts at an evaluation task succeeds",
     "eval/<suite>/reward/mean": "mean reward of the evaluation",
     "eval/<suite>/num_rollouts": "evaluation rollouts with a reward",
     "eval/<suite>/num_successes": "evaluation rollouts that succeeded",
@@ -117,7 +128,7 @@ FAMILIES: Mapping[str, str] = {
     "eval/<suite>/success_rate_high": "upper end of the 95 % Wilson interval of the success rate",
     "eval/<suite>/time_s": "duration of the evaluation",
     "eval/<suite>/cross_entropy": "negative log-likelihood per token of held-out answers (supervised)",
-    "eval/<suite>/success_rate/<category>": "success rate of the evaluation in one task category",
+    "eval/<suite>/success_rate/<category>": "success rate of the evaluation in one task category or difficulty",
 }
 
 
