@@ -1,56 +1,57 @@
 """From what the user asked for to tasks: which templates, and which instance of which template at which step."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Literal, cast, get_args
+from typing import Protocol, cast
 
+from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError
+from cua_rl.tasks.custom import CustomTask, parse_custom_task
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
+from cua_rl.tasks.fields import require_known
+from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
+from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources
 from cua_rl.tasks.task import Category, Difficulty, Task
 
-SourceType = Literal["demo_training", "demo_eval", "demo_all", "ids", "file"]
-Split = Literal["train", "eval"]
-TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
-"""One source or several, as dicts or as their JSON text."""
+__all__ = [
+    "SEED_RANGES", "SIMULATOR", "Split", "TaskSet", "TaskSourceConfig", "TaskSources", "Template", "load_tasks",
+    "parse_sources", "require_disjoint",
+]  # fmt: skip
 
 SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_000_000, 2_000_000)}
 """Instance seeds of each split. They are disjoint, so no phone that was trained on is ever evaluated on."""
 
-_NO_VALIDATOR = "a description alone cannot be validated, so there is nothing to learn from; use task ids"
-_INSTEAD = {"custom": _NO_VALIDATOR, "custom_tasks": _NO_VALIDATOR}
+SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSourceConfig:
-    """Where task templates come from, and which of them are kept."""
+class Template(Protocol):
+    """A task for every seed: `TaskTemplate`, `CustomTask` or `FolderTask`."""
 
-    source_type: SourceType
-    task_ids: tuple[str, ...] = ()
-    """For "ids"."""
-    file_path: str | None = None
-    """For "file": one task id per line; what follows a # is a comment."""
-    category: Category | None = None
-    difficulty: Difficulty | None = None
-    tags: tuple[str, ...] = ()
-    """Templates must have all of these."""
-    limit: int | None = None
-    """Keep a random choice of so many templates, in their order."""
-    seed: int | None = None
-    """Seed of that choice; None takes the run's."""
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def category(self) -> Category: ...
+    @property
+    def difficulty(self) -> Difficulty: ...
+    @property
+    def tags(self) -> tuple[str, ...]: ...
+    def make_task(self, seed: int) -> Task: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
     """Templates, and the rule that says which instance runs when: a pure function of seed, split and position."""
 
-    templates: tuple[TaskTemplate, ...]
+    templates: tuple[Template, ...]
     seed: int
     split: Split
+    is_seeded: bool = True
+    """Instances of a template differ from seed to seed (folder tasks never do)."""
 
     @property
     def task_ids(self) -> tuple[str, ...]:
@@ -75,184 +76,184 @@ class TaskSet:
         return order[place].make_task(Random(f"{purpose}-{self.split}-{self.seed}-{position}").choice(seeds))
 
 
-def load_tasks(sources: TaskSources, *, seed: int, split: Split) -> TaskSet:
-    """The templates of all sources, each once, in order; raises `ConfigError` for whatever cannot be meant."""
-    found = [template for config in parse_sources(sources) for template in _select(config, seed)]
-    return TaskSet(templates=tuple({template.task_id: template for template in found}.values()), seed=seed, split=split)
+def load_tasks(sources: TaskSources, *, seed: int, split: Split, device: DeviceAbilities = SIMULATOR) -> TaskSet:
+    """The templates of all sources, each once, in order; raises `ConfigError` for whatever cannot be meant, or cannot
+    run on such a device.
+    """
+    templates: dict[str, Template] = {}
+    for config in parse_sources(sources):
+        for template in _select(config, seed, device):
+            if templates.setdefault(template.task_id, template) != template:
+                raise ConfigError(
+                    f"expected one task per id, got two different ones called {template.task_id!r}; rename one"
+                )
+    return TaskSet(templates=tuple(templates.values()), seed=seed, split=split, is_seeded=device.is_seeded)
 
 
-def require_disjoint(train: Iterable[Task], held_out: Iterable[Task]) -> None:
-    """Raise `ConfigError` if a phone (a seed) is both trained and evaluated on."""
-    shared = {task.seed for task in train} & {task.seed for task in held_out}
+def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
+    """Raise `ConfigError` if something would be both trained and evaluated on.
+
+    Where the seed makes the device, the splits' seeds keep them apart; folder tasks, and all tasks on devices that are
+    the same for every seed, must not occur on both sides.
+    """
+    shared = _fixed_ids(train) & _fixed_ids(held_out)
     if shared:
         raise ConfigError(
-            f"expected training and evaluation on different seeds, got {sorted(shared)[:5]!r} in both; "
+            f"expected different tasks for training and evaluation, got {len(shared)} in both, such as "
+            f"{sorted(shared)[:10]!r}; give the one split_type='train' and the other split_type='eval', with the same "
+            "seed and train_ratio, or choose other tasks"
+        )
+    if train.split == held_out.split:
+        raise ConfigError(
+            f"expected training and evaluation on different seeds, got split {train.split!r} for both; "
             "load one with split='train' and the other with split='eval'"
         )
 
 
-def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
-    """Check the shape of what the user wrote: keys, types, names."""
-    raw = _parse_json(sources) if isinstance(sources, str) else sources
-    items: list[object] = [raw] if isinstance(raw, Mapping) else list(cast(Sequence[object], raw))
-    if not items:
-        raise ConfigError('expected at least one task source, got none; try {"source_type": "demo_training"}')
-    return [_parse_source(item) for item in items]
+def _fixed_ids(tasks: TaskSet) -> set[str]:
+    """What never differs between instances: where a folder lies, or a task id."""
+    fixed = (template for template in tasks.templates if not tasks.is_seeded or isinstance(template, FolderTask))
+    return {str(template.folder) if isinstance(template, FolderTask) else template.task_id for template in fixed}
 
 
-def _parse_json(text: str) -> object:
-    try:
-        parsed: object = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f'expected task sources as JSON, got {text!r} ({error}); write tasks=\'{{"source_type": "demo_training"}}\''
-        ) from error
-    if not isinstance(parsed, dict | list):
-        raise ConfigError(f"expected a JSON object or a list of them as task sources, got {text!r}")
-    return cast(object, parsed)
-
-
-def _parse_source(item: object) -> TaskSourceConfig:
-    if not isinstance(item, Mapping):
-        raise ConfigError(f'expected a task source such as {{"source_type": "demo_training"}}, got {item!r}')
-    raw = cast(Mapping[str, object], item)
-    known = [field.name for field in fields(TaskSourceConfig)]
-    for key in raw:
-        _require_known("key of a task source", key, known)
-    if "source_type" not in raw:
-        raise ConfigError(
-            f"expected source_type in a task source, got {dict(raw)!r}; add one of {_join(get_args(SourceType))}"
-        )
-    source_type = _choice("source_type", raw["source_type"], get_args(SourceType))
-    config = TaskSourceConfig(
-        source_type=cast(SourceType, source_type),
-        task_ids=_texts(raw, "task_ids"),
-        file_path=_text(raw, "file_path"),
-        category=cast(Category | None, _optional_choice(raw, "category", get_args(Category))),
-        difficulty=cast(Difficulty | None, _optional_choice(raw, "difficulty", get_args(Difficulty))),
-        tags=_texts(raw, "tags"),
-        limit=_integer(raw, "limit", at_least=1),
-        seed=_integer(raw, "seed", at_least=0),
-    )
-    _require_consistent(config)
-    return config
-
-
-def _require_consistent(config: TaskSourceConfig) -> None:
-    for key, given, source_type in (
-        ("task_ids", bool(config.task_ids), "ids"),
-        ("file_path", config.file_path is not None, "file"),
-    ):
-        if config.source_type == source_type and not given:
-            raise ConfigError(f"expected {key} beside source_type {source_type!r}, got none; add {key}")
-        if config.source_type != source_type and given:
-            raise ConfigError(
-                f"expected {key} only with source_type {source_type!r}, got it with {config.source_type!r}; "
-                f"set source_type to {source_type!r} or leave {key} out"
-            )
-
-
-def _select(config: TaskSourceConfig, run_seed: int) -> list[TaskTemplate]:
-    found = [template for template in _candidates(config) if _passes(template, config)]
+def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities) -> Sequence[Template]:
+    seed = run_seed if config.seed is None else config.seed
+    candidates = list(_candidates(config, seed, device))
+    _require_known_names(config, candidates)
+    found = [template for template in candidates if _passes(template, config)]
     if not found:
-        raise ConfigError(f"expected at least one task, got none from {config!r}; loosen category, difficulty or tags")
+        raise ConfigError(
+            f"expected at least one task, got none of {len(candidates)} from {config!r}; loosen "
+            f"{'train_ratio, ' if config.split_type else ''}category, difficulty, tags or task_names"
+        )
     if config.limit is not None and config.limit < len(found):
-        random = Random(f"limit-{run_seed if config.seed is None else config.seed}")
-        kept = sorted(random.sample(range(len(found)), config.limit))
+        kept = sorted(Random(f"limit-{seed}").sample(range(len(found)), config.limit))
         return [found[i] for i in kept]
     return found
 
 
-def _candidates(config: TaskSourceConfig) -> list[TaskTemplate]:
+def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) -> Sequence[Template]:
     match config.source_type:
         case "demo_training":
-            return list(DEMO_TRAINING)
+            return DEMO_TRAINING
         case "demo_eval":
-            return list(DEMO_EVAL)
+            return DEMO_EVAL
         case "demo_all":
             return list(TEMPLATES.values())
         case "ids":
             return [_find(task_id, "task_ids") for task_id in config.task_ids]
         case "file":
-            return _read_file(Path(config.file_path or ""))
+            return _read_file(Path(config.file_path or "").expanduser(), device)
+        case "custom":
+            described = enumerate(config.custom_tasks, start=1)
+            return [_describe(task, f"custom task {i}", device) for i, task in described]
+        case "task_adapter":
+            return _read_folders(config, seed, device)
+        case "gym":
+            raise ConfigError(
+                f"expected a source of tasks that this version has, got 'gym' (gym_base_url={config.gym_base_url!r}): "
+                "a client for gym servers is not part of it; use folders (task_adapter), custom tasks or demo tasks"
+            )
 
 
-def _read_file(path: Path) -> list[TaskTemplate]:
-    try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) -> list[FolderTask]:
+    if not device.has_shell:
         raise ConfigError(
-            f"expected a text file with task ids at {str(path)!r}, got {error}; check file_path"
-        ) from error
-    ids = [(i, line.partition("#")[0].strip()) for i, line in enumerate(lines, start=1)]
-    return [_find(task_id, f"line {i} of {path}") for i, task_id in ids if task_id]
+            f"expected a device with a shell for source_type 'task_adapter', got {device.name}: validators in folders "
+            "run commands on an Android device; choose such a device, or custom tasks"
+        )
+    tasks = load_folder_tasks(Path(config.tasks_dir or ""))
+    if config.category is not None:
+        known = dict.fromkeys([task.set_name for task in tasks] + [task.category for task in tasks])
+        require_known("set or category of task folders", config.category, known)
+    wanted = None if config.split_type is None else config.split_type == "train"
+    return [task for task in tasks if wanted in (None, is_training_task(task.task_id, seed, config.train_ratio))]
+
+
+def _read_file(path: Path, device: DeviceAbilities) -> list[Template]:
+    """Ids as lines of text, or ids and descriptions as JSON."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"expected a file with tasks at {str(path)!r}, got {error}; check file_path") from error
+    entries = _json_entries(path, text) if path.suffix in (".json", ".jsonl") else _text_entries(path, text)
+    return [_find(task, where) if isinstance(task, str) else _describe(task, where, device) for where, task in entries]
+
+
+def _text_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
+    for i, line in enumerate(text.splitlines(), start=1):
+        task_id = line.partition("#")[0].strip()
+        if " " in task_id:
+            raise ConfigError(
+                f"expected a task id in line {i} of {path}, got {task_id!r}: a description alone cannot be validated; "
+                "describe tasks with their checks in a .jsonl file"
+            )
+        if task_id:
+            yield f"line {i} of {path}", task_id
+
+
+def _json_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
+    if path.suffix == ".jsonl":
+        for i, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                yield f"line {i} of {path}", _parse_json(line, f"line {i} of {path}")
+        return
+    content = _parse_json(text, str(path))
+    if not isinstance(content, list):
+        raise ConfigError(f"expected a list of tasks in {path}, got {type(content).__name__}; write [...]")
+    for i, entry in enumerate(cast(list[object], content), start=1):
+        yield f"task {i} of {path}", entry
+
+
+def _parse_json(text: str, where: str) -> object:
+    try:
+        return cast(object, json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"expected JSON in {where}, got {text[:80]!r} ({error}); repair it") from None
+
+
+def _describe(task: object, where: str, device: DeviceAbilities) -> CustomTask:
+    custom = parse_custom_task(task, where, device)
+    if custom.task_id in TEMPLATES:
+        raise ConfigError(f"expected a task_id of its own in {where}, got {custom.task_id!r}, a demo task; rename it")
+    return custom
 
 
 def _find(task_id: str, where: str) -> TaskTemplate:
-    _require_known(f"task id in {where}", task_id, TEMPLATES)
+    require_known(f"task id in {where}", task_id, TEMPLATES)
     return TEMPLATES[task_id]
 
 
-def _passes(template: TaskTemplate, config: TaskSourceConfig) -> bool:
+def _passes(template: Template, config: TaskSourceConfig) -> bool:
+    categories = {template.category, template.set_name} if isinstance(template, FolderTask) else {template.category}
     return (
-        config.category in (None, template.category)
+        (config.category is None or config.category in categories)
         and config.difficulty in (None, template.difficulty)
         and set(config.tags) <= set(template.tags)
+        and (not config.task_names or any(_is_called(template.task_id, name) for name in config.task_names))
     )
 
 
-def _require_known(what: str, got: str, known: Iterable[str]) -> None:
-    known = list(known)
-    if got in known:
-        return
-    near = get_close_matches(got, known, n=3)
-    if got in _INSTEAD:
-        do = _INSTEAD[got]
-    elif near:
-        do = f"did you mean {' or '.join(map(repr, near))}?"
-    else:
-        do = f"choose one of {_join(known[:20])}"
-    raise ConfigError(f"expected a known {what}, got {got!r}; {do}")
+def _require_known_names(config: TaskSourceConfig, candidates: Sequence[Template]) -> None:
+    for name in config.task_names:
+        if not any(_is_called(template.task_id, name) for template in candidates):
+            require_known("task name in task_names", name, [_short_name(template.task_id) for template in candidates])
 
 
-def _join(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
-
-
-def _choice(key: str, value: object, choices: Sequence[str]) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"expected {key} as one of {_join(choices)}, got {value!r}")
-    _require_known(key, value, choices)
-    return value
-
-
-def _optional_choice(raw: Mapping[str, object], key: str, choices: Sequence[str]) -> str | None:
-    value = raw.get(key)
-    return None if value is None else _choice(key, value, choices)
-
-
-def _text(raw: Mapping[str, object], key: str) -> str | None:
-    value = raw.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    raise ConfigError(f"expected {key} as text, got {value!r}")
-
-
-def _texts(raw: Mapping[str, object], key: str) -> tuple[str, ...]:
-    value = raw.get(key)
-    items: Sequence[object] = (
-        () if value is None else cast(Sequence[object], value) if isinstance(value, list | tuple) else (value,)
+def _is_called(task_id: str, name: str) -> bool:
+    """Whether a name fits: "2", "enable_wifi" and "02_enable_wifi" all fit "train_02_enable_wifi"."""
+    _, number, rest = _name_parts(task_id)
+    return name in (task_id, _short_name(task_id), rest) or (
+        name.isdigit() and number.isdigit() and int(name) == int(number)
     )
-    texts = tuple(item for item in items if isinstance(item, str))
-    if len(texts) < len(items):
-        raise ConfigError(f"expected {key} as a list of texts, got {value!r}")
-    return texts
 
 
-def _integer(raw: Mapping[str, object], key: str, *, at_least: int) -> int | None:
-    value = raw.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ConfigError(f"expected {key} as a whole number of at least {at_least}, got {value!r}")
-    return value
+def _short_name(task_id: str) -> str:
+    _, number, rest = _name_parts(task_id)
+    return f"{number}_{rest}" if number else rest
+
+
+def _name_parts(task_id: str) -> tuple[str, str, str]:
+    """(set, number, rest) of "train_02_enable_wifi" or "demo/02_enable_wifi"; set and number may be empty."""
+    found = re.fullmatch(r"(?:(train|eval)_|(?:.*/))?(?:(\d+)_)?(.+)", task_id)
+    return (found[1] or "", found[2] or "", found[3]) if found else ("", "", task_id)

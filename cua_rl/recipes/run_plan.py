@@ -17,7 +17,7 @@ from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.task_loader import TaskSet, load_tasks
+from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     eval_tasks: tuple[Task, ...] = ()
     if config.eval_tasks is not None:
         held_out = load_tasks(config.eval_tasks, seed=config.seed, split="eval")
+        require_disjoint(train_tasks, held_out)
         eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
     for name in ("server_port", "gateway_port"):
         _require_free_port(name, getattr(config, name))

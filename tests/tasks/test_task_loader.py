@@ -59,7 +59,14 @@ def test_ids_come_from_a_list_or_a_file_with_comments(tmp_path: Path) -> None:
     [
         ({"source_type": "demo_traning"}, "did you mean 'demo_training'"),
         ({"source_type": "custom", "custom_tasks": ["Enable WiFi"]}, "cannot be validated"),
-        ({"source_type": "gym"}, "choose one of 'demo_training'"),
+        ({"source_type": "gym", "gym_base_url": "http://localhost:5010"}, "client for gym servers is not part"),
+        ({"source_type": "gym", "gym_base_url": "localhost"}, "expected gym_base_url as an address"),
+        ({"source_type": "gym", "eval_number_range": "1..32"}, "two numbers such as '001-032'"),
+        ({"source_type": "arcade"}, "choose one of 'demo_training'"),
+        ({"source_type": "task_adapter"}, "add tasks_dir"),
+        ({"source_type": "task_adapter", "tasks_dir": "tasks"}, "a device with a shell"),
+        ({**DEMO, "train_ratio": 0.5}, "only with source_type 'task_adapter' or 'gym'"),
+        ({**DEMO, "task_names": "open_setings"}, "did you mean '01_open_settings'"),
         ({"category": "settings"}, "expected source_type"),
         ({**DEMO, "categry": "settings"}, "did you mean 'category'"),
         ({**DEMO, "category": "setings"}, "did you mean 'settings'"),
@@ -118,13 +125,13 @@ def test_held_out_tasks_are_the_same_at_every_call_and_a_prefix_of_more() -> Non
 
 
 def test_splits_never_share_a_seed() -> None:
-    train = load_tasks(DEMO, seed=0, split="train").batch(0, 500)
-    held_out = load_tasks(DEMO, seed=0, split="eval").held_out(500)
+    train, held_out = (load_tasks(DEMO, seed=0, split=split) for split in ("train", "eval"))
 
-    assert max(task.seed for task in train) < 1_000_000 <= min(task.seed for task in held_out)
+    last_trained = max(task.seed for task in train.batch(0, 500))
+    assert last_trained < 1_000_000 <= min(task.seed for task in held_out.held_out(500))
     require_disjoint(train, held_out)
     with pytest.raises(ConfigError, match="different seeds"):
-        require_disjoint(train, train[:1])
+        require_disjoint(train, train)
     with pytest.raises(ConfigError, match="split='eval'"):
         load_tasks(DEMO, seed=0, split="train").held_out(1)
 

@@ -1,0 +1,191 @@
+"""Tasks that a user describes in a dictionary: an instruction, and a check that the device's state must pass.
+
+    {"instruction": "Turn on Wi-Fi.", "max_turns": 6, "check": {"query": "wifi_enabled", "expected": "true"}}
+
+On a simulated phone each description is a task for every seed, and `start` says how the phone begins. Phones are tried
+at load: a check that no phone can answer, or that one passes before the agent has done anything, is refused.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal, cast, get_args
+
+from cua_rl.devices.device import DeviceAbilities
+from cua_rl.devices.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
+from cua_rl.devices.simulator.queries import read_query
+from cua_rl.devices.simulator.start import Start, make_phone_state
+from cua_rl.errors import ConfigError, TaskError, boundary
+from cua_rl.tasks.demo.template import Goal, Instance, TaskTemplate
+from cua_rl.tasks.fields import Fields, read_mapping, require_known
+from cua_rl.tasks.start_fields import parse_start
+from cua_rl.tasks.task import Category, Difficulty, Task
+
+How = Literal["equals", "includes", "told"]
+
+DEFAULT_MAX_TURNS = 10
+_EXAMPLE = '{"instruction": "Turn on Wi-Fi.", "max_turns": 6, "check": {"query": "wifi_enabled", "expected": "true"}}'
+_KEYS = ("task_id", "instruction", "max_turns", "check", "start", "category", "difficulty", "tags")
+_NUM_PHONES_TRIED = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomTask:
+    """A described task: the same instruction and check on every device."""
+
+    task_id: str
+    instruction: str
+    goal: Goal
+    start: Start | None
+    """None on devices that cannot be told how to begin."""
+    category: Category
+    difficulty: Difficulty
+    max_turns: int
+    tags: tuple[str, ...]
+
+    def make_task(self, seed: int) -> Task:
+        """The task on the phone of this seed."""
+        instance = Instance(instruction=self.instruction, start=self.start or Start(), goal=self.goal, route=())
+        template = TaskTemplate(
+            task_id=self.task_id,
+            category=self.category,
+            difficulty=self.difficulty,
+            max_turns=self.max_turns,
+            draw=lambda random: instance,
+            tags=self.tags,
+        )
+        return replace(template.make_task(seed), start=self.start)
+
+
+def parse_custom_task(value: object, what: str, device: DeviceAbilities) -> CustomTask:
+    """Read one description; `what` names it in messages, such as "custom task 2"."""
+    if isinstance(value, str):
+        raise ConfigError(_without_check(what, value))
+    given = read_mapping(value, what, _EXAMPLE)
+    given.require_keys(_KEYS)
+    instruction = given.text("instruction")
+    if not instruction:
+        raise ConfigError(f"expected an instruction in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
+    if given.raw.get("check") is None:
+        raise ConfigError(_without_check(what, instruction))
+    goal = _parse_goal(given.raw["check"], f"the check of {what}", device)
+    return CustomTask(
+        task_id=given.text("task_id") or f"custom_{_slug(instruction)}",
+        instruction=instruction,
+        goal=goal,
+        start=_find_start(given, goal) if device.is_seeded else _refuse_start(given, device),
+        category=cast(Category, given.choice("category", get_args(Category)) or "app"),
+        difficulty=cast(Difficulty, given.choice("difficulty", get_args(Difficulty)) or "medium"),
+        max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
+        tags=given.texts("tags"),
+    )
+
+
+def _without_check(what: str, instruction: str) -> str:
+    return (
+        f"expected a check in {what}, got only the description {instruction!r}: a description alone cannot be "
+        "validated, so every attempt would get the same reward and there is nothing to learn from; add one, such as "
+        f'{{"query": "wifi_enabled", "expected": "true"}}, as in {_EXAMPLE}, or use task ids'
+    )
+
+
+def _slug(instruction: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", instruction.lower()).strip("_")[:60].rstrip("_")
+
+
+def _parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
+    given = read_mapping(value, what, '{"query": "wifi_enabled", "expected": "true"}')
+    given.require_keys(("query", "expected", "how"))
+    query, how = given.text("query"), cast(How, given.choice("how", get_args(How)) or "equals")
+    if not query:
+        raise ConfigError(
+            f"expected a query in {what}, got {dict(given.raw)!r}; add what to read, such as wifi_enabled"
+        )
+    if device.queries is not None:
+        require_known(f"query of {device.name} in {what}", query, sorted(device.queries))
+    if (how == "told") != ("expected" not in given.raw):
+        raise ConfigError(
+            f"expected {what} to say what is expected, except for 'told' (the answer must contain what the query "
+            f"reads), got {dict(given.raw)!r}; {'leave out' if how == 'told' else 'add'} expected"
+        )
+    expected = given.raw.get("expected", "")
+    return Goal(query=query, expected=json.dumps(expected) if how == "includes" else _state_text(expected), how=how)
+
+
+def _state_text(value: object) -> str:
+    """A JSON value as queries answer it: true is "true", 255 is "255"."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _refuse_start(given: Fields, device: DeviceAbilities) -> None:
+    if given.raw.get("start") is not None:
+        raise ConfigError(
+            f"expected start only on devices made from a seed, got it in {given.what} for {device.name}; leave it out"
+        )
+
+
+def _find_start(given: Fields, goal: Goal) -> Start:
+    """The start that was asked for, else the least that leaves the task to be done; refuses what cannot be a task."""
+    wanted = given.raw.get("start")
+    _require_readable(goal, given.what)
+    if wanted is not None:
+        start = parse_start(wanted, f"the start of {given.what}")
+        num_done = sum(_is_done(goal, start, seed, given.what) for seed in _seeds())
+        if not num_done:
+            return start
+        raise ConfigError(_done_already(given.what, goal, num_done, "change start"))
+    for start in _possible_starts(goal):
+        if not any(_is_done(goal, start, seed, given.what) for seed in _seeds()):
+            return start
+    num_done = sum(_is_done(goal, Start(), seed, given.what) for seed in _seeds())
+    raise ConfigError(_done_already(given.what, goal, num_done, 'add start, such as {"off": ["wifi"]}'))
+
+
+def _done_already(what: str, goal: Goal, num_done: int, do: str) -> str:
+    return (
+        f"expected {what} to be undone when it begins, got {goal.query} == {goal.expected} on {num_done} of "
+        f"{_NUM_PHONES_TRIED} phones before anything was done; {do}, or check something else"
+    )
+
+
+def _possible_starts(goal: Goal) -> Iterator[Start]:
+    """Ways for a phone to begin, the plainest first."""
+    yield Start()
+    for toggle in Toggle:
+        yield Start(off=(toggle,))
+        yield Start(on=(toggle,))
+    if goal.expected.isdigit() and int(goal.expected) in SCREEN_TIMEOUTS_MS:
+        yield Start(not_screen_timeout_ms=int(goal.expected))
+    yield Start(brightness_level=128 if goal.expected != "128" else 64)
+    yield Start(media_volume=7 if goal.expected != "7" else 4)
+    yield Start(app="clock")
+
+
+def _seeds() -> list[int]:
+    return Random("custom-task").sample(range(2_000_000), _NUM_PHONES_TRIED)
+
+
+def _require_readable(goal: Goal, what: str) -> None:
+    """Refuse a query that phones do not know, and an expectation of a kind that the query never answers."""
+    try:
+        answers = [read_query(make_phone_state(seed), goal.query) for seed in _seeds()]
+    except TaskError as error:
+        raise ConfigError(f"{error} (in the check of {what})") from None
+    is_truth = all(answer in ("true", "false") for answer in answers)
+    if goal.how == "equals" and is_truth and goal.expected not in ("true", "false"):
+        raise ConfigError(
+            f"expected 'true' or 'false' from {goal.query} in the check of {what}, got {goal.expected!r}; "
+            "change expected"
+        )
+    if goal.how == "includes" and not all(answer.startswith("[") for answer in answers):
+        raise ConfigError(
+            f"expected a query that answers with a list for 'includes' in the check of {what}, got {goal.query!r}, "
+            f"which answers {answers[0]!r}; use how='equals'"
+        )
+
+
+def _is_done(goal: Goal, start: Start, seed: int, what: str) -> bool:
+    with boundary(ConfigError, f"expected a start that a phone can have in {what}, change it"):
+        return goal.is_met(read_query(make_phone_state(seed, start), goal.query), None)

@@ -1,0 +1,103 @@
+"""Reading dictionaries that people wrote: every mistake is a `ConfigError` that says where it is and what to write."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import cast
+
+from cua_rl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """A dictionary and what to call it in messages, such as "a task source"; a missing key reads as None or ()."""
+
+    raw: Mapping[str, object]
+    what: str
+
+    def require_keys(self, known: Iterable[str]) -> None:
+        """Raise for a key that means nothing here."""
+        known = list(known)
+        for key in self.raw:
+            require_known(f"key of {self.what}", key, known)
+
+    def text(self, key: str) -> str | None:
+        """The value, which must be text."""
+        value = self.raw.get(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise self.error(key, "text")
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts, or one text with commas."""
+        items = self.items(key)
+        texts = tuple(item for item in items if isinstance(item, str))
+        if len(texts) < len(items):
+            raise self.error(key, "a list of texts")
+        return texts
+
+    def items(self, key: str) -> tuple[object, ...]:
+        """A list of anything; text is split at commas, whatever else stands alone is a list of one."""
+        value = self.raw.get(key)
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        if isinstance(value, list | tuple):
+            return tuple(cast(Sequence[object], value))
+        return () if value is None else (value,)
+
+    def integer(self, key: str, *, at_least: int) -> int | None:
+        """A whole number."""
+        value = self.raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+            raise self.error(key, f"a whole number of at least {at_least}")
+        return value
+
+    def share(self, key: str) -> float | None:
+        """A number from 0 to 1."""
+        value = self.raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise self.error(key, "a number from 0 to 1")
+        return float(value)
+
+    def choice(self, key: str, choices: Sequence[str]) -> str | None:
+        """One of some words."""
+        value = self.raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.error(key, f"one of {join_names(choices)}")
+        require_known(key, value, choices)
+        return value
+
+    def error(self, key: str, expected: str) -> ConfigError:
+        """The mistake at a key, to be raised."""
+        return ConfigError(f"expected {key} as {expected}, got {self.raw.get(key)!r} in {self.what}; change {key}")
+
+
+def read_mapping(value: object, what: str, example: str) -> Fields:
+    """The value as fields, if it is a dictionary; `example` shows one."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"expected {what} as a dictionary such as {example}, got {value!r}")
+    return Fields(raw=cast(Mapping[str, object], value), what=what)
+
+
+def require_known(what: str, got: str, known: Iterable[str]) -> None:
+    """Raise unless `got` is one of the known names; the message suggests the nearest."""
+    known = list(known)
+    if got in known:
+        return
+    near = get_close_matches(got, known, n=3)
+    if near:
+        do = f"did you mean {' or '.join(map(repr, near))}?"
+    else:
+        do = f"choose one of {join_names(known[:20])}{', ...' if len(known) > 20 else ''}"
+    raise ConfigError(f"expected a known {what}, got {got!r}; {do}")
+
+
+def join_names(names: Iterable[str]) -> str:
+    """The names in quotes, for a message."""
+    return ", ".join(map(repr, names))

@@ -1,0 +1,144 @@
+"""What a user writes about where tasks come from: `TaskSourceConfig`, and reading it from dictionaries and JSON."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, cast, get_args
+
+from cua_rl.errors import ConfigError
+from cua_rl.tasks.fields import Fields, join_names, read_mapping
+from cua_rl.tasks.task import Category, Difficulty
+
+SourceType = Literal["demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym"]
+Split = Literal["train", "eval"]
+TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
+"""One source or several, as dicts or as their JSON text."""
+
+TRAIN_RATIO = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSourceConfig:
+    """Where tasks come from, and which of them are kept. A folder's split is made before anything is filtered."""
+
+    source_type: SourceType
+    task_ids: tuple[str, ...] = ()
+    """For "ids"."""
+    file_path: str | None = None
+    """For "file": one task id per line (# begins a comment), or .json and .jsonl with ids or custom tasks."""
+    custom_tasks: tuple[object, ...] = ()
+    """For "custom": dictionaries as `cua_rl.tasks.custom` reads them."""
+    tasks_dir: str | None = None
+    """For "task_adapter": folders <set>/<nn_name> with task.py and validator.py, or one such set."""
+    train_ratio: float = TRAIN_RATIO
+    """For folders and gyms: share of the tasks that are for training."""
+    split_type: Split | None = None
+    """For folders and gyms: which side of the split; None is both."""
+    category: str | None = None
+    """A category; for "task_adapter" it may also be the name of a set."""
+    difficulty: Difficulty | None = None
+    tags: tuple[str, ...] = ()
+    """Tasks must have all of these."""
+    task_names: tuple[str, ...] = ()
+    """Tasks must have one of these names: "train_02_enable_wifi", "02_enable_wifi", "enable_wifi" or "2"."""
+    limit: int | None = None
+    """Keep a random choice of so many tasks, in their order."""
+    seed: int | None = None
+    """Seed of that choice and of a folder's split; None takes the run's."""
+    gym_base_url: str | None = None
+    """For "gym": address of the server."""
+    gym_id: str | None = None
+    """For "gym": which of its gyms."""
+    eval_number_range: str | None = None
+    """For "gym": the task numbers that are for evaluation, such as "001-032"; instead of `train_ratio`."""
+
+
+_BELONGS_TO: dict[str, tuple[SourceType, ...]] = {
+    "task_ids": ("ids",),
+    "file_path": ("file",),
+    "custom_tasks": ("custom",),
+    "tasks_dir": ("task_adapter",),
+    "train_ratio": ("task_adapter", "gym"),
+    "split_type": ("task_adapter", "gym"),
+    "gym_base_url": ("gym",),
+    "gym_id": ("gym",),
+    "eval_number_range": ("gym",),
+}
+_REQUIRED = {"ids": "task_ids", "file": "file_path", "custom": "custom_tasks", "task_adapter": "tasks_dir"}
+
+
+def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
+    """Check the shape of what the user wrote: keys, types, names."""
+    raw = _parse_json(sources) if isinstance(sources, str) else sources
+    items: list[object] = [raw] if isinstance(raw, Mapping) else list(cast(Sequence[object], raw))
+    if not items:
+        raise ConfigError('expected at least one task source, got none; try {"source_type": "demo_training"}')
+    return [_parse_source(item) for item in items]
+
+
+def _parse_json(text: str) -> object:
+    try:
+        parsed: object = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f'expected task sources as JSON, got {text!r} ({error}); write tasks=\'{{"source_type": "demo_training"}}\''
+        ) from error
+    if not isinstance(parsed, dict | list):
+        raise ConfigError(f"expected a JSON object or a list of them as task sources, got {text!r}")
+    return cast(object, parsed)
+
+
+def _parse_source(item: object) -> TaskSourceConfig:
+    given = read_mapping(item, "a task source", '{"source_type": "demo_training"}')
+    given.require_keys(field.name for field in fields(TaskSourceConfig))
+    source_type = cast(SourceType | None, given.choice("source_type", get_args(SourceType)))
+    if source_type is None:
+        raise ConfigError(
+            f"expected source_type in a task source, got {dict(given.raw)!r}; add one of "
+            f"{join_names(get_args(SourceType))}"
+        )
+    _require_consistent(given, source_type)
+    share = given.share("train_ratio")
+    return TaskSourceConfig(
+        source_type=source_type,
+        task_ids=given.texts("task_ids"),
+        file_path=given.text("file_path"),
+        custom_tasks=given.items("custom_tasks"),
+        tasks_dir=given.text("tasks_dir"),
+        train_ratio=TRAIN_RATIO if share is None else share,
+        split_type=cast(Split | None, given.choice("split_type", get_args(Split))),
+        category=_category(given, source_type),
+        difficulty=cast(Difficulty | None, given.choice("difficulty", get_args(Difficulty))),
+        tags=given.texts("tags"),
+        task_names=tuple(map(str, given.items("task_names"))),
+        limit=given.integer("limit", at_least=1),
+        seed=given.integer("seed", at_least=0),
+        gym_base_url=_matching(given, "gym_base_url", r"https?://\S+", "an address such as 'http://localhost:5010'"),
+        gym_id=given.text("gym_id"),
+        eval_number_range=_matching(given, "eval_number_range", r"\d+-\d+", "two numbers such as '001-032'"),
+    )
+
+
+def _category(given: Fields, source_type: SourceType) -> str | None:
+    """Which sets of folders there are is known only when they are read."""
+    return given.text("category") if source_type == "task_adapter" else given.choice("category", get_args(Category))
+
+
+def _matching(given: Fields, key: str, pattern: str, expected: str) -> str | None:
+    value = given.text(key)
+    if value is not None and re.fullmatch(pattern, value) is None:
+        raise given.error(key, expected)
+    return value
+
+
+def _require_consistent(given: Fields, source_type: SourceType) -> None:
+    required = _REQUIRED.get(source_type)
+    if required is not None and not given.raw.get(required):
+        raise ConfigError(f"expected {required} beside source_type {source_type!r}, got none; add {required}")
+    for key, owners in _BELONGS_TO.items():
+        if given.raw.get(key) is not None and source_type not in owners:
+            raise ConfigError(
+                f"expected {key} only with source_type {' or '.join(map(repr, owners))}, got it with {source_type!r}; "
+                f"set source_type to {owners[0]!r} or leave {key} out"
+            )
