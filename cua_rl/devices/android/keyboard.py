@@ -1,0 +1,87 @@
+"""Text and keys in the words of Android's `input` command."""
+
+import re
+from collections.abc import Iterator
+from shlex import quote
+
+from cua_rl.actions import Button
+from cua_rl.devices.device import ActionRejected
+
+BUTTON_KEYS: dict[Button, str] = {
+    Button.BACK: "KEYCODE_BACK",
+    Button.HOME: "KEYCODE_HOME",
+    Button.RECENTS: "KEYCODE_APP_SWITCH",
+    Button.POWER: "KEYCODE_POWER",
+    Button.VOLUME_UP: "KEYCODE_VOLUME_UP",
+    Button.VOLUME_DOWN: "KEYCODE_VOLUME_DOWN",
+}
+_KEYS = {
+    "enter": "ENTER",
+    "return": "ENTER",
+    "backspace": "DEL",
+    "delete": "FORWARD_DEL",
+    "tab": "TAB",
+    "space": "SPACE",
+    "escape": "ESCAPE",
+    "esc": "ESCAPE",
+    "back": "BACK",
+    "home": "HOME",
+    "up": "DPAD_UP",
+    "down": "DPAD_DOWN",
+    "left": "DPAD_LEFT",
+    "right": "DPAD_RIGHT",
+    "page_up": "PAGE_UP",
+    "page_down": "PAGE_DOWN",
+    "ctrl": "CTRL_LEFT",
+    "control": "CTRL_LEFT",
+    "alt": "ALT_LEFT",
+    "shift": "SHIFT_LEFT",
+    "meta": "META_LEFT",
+    "search": "SEARCH",
+}
+_CONTROL_KEYS = {"\n": "KEYCODE_ENTER", "\t": "KEYCODE_TAB"}
+
+
+def build_type_command(text: str) -> str:
+    """The shell line that types text into what has the focus.
+
+    Raises `ActionRejected` for characters without a key: `input text` knows printable ASCII, line breaks and tabs.
+    """
+    foreign = sorted({char for char in text if not (" " <= char <= "~" or char in _CONTROL_KEYS)})
+    if foreign:
+        raise ActionRejected(
+            f"this phone types plain ASCII only, not {''.join(foreign)!r}: leave these characters out or replace them"
+        )
+    if not text:
+        raise ActionRejected("there is nothing to type: give some text")
+    return " && ".join(_type_commands(text))
+
+
+def _type_commands(text: str) -> Iterator[str]:
+    for part in re.split(r"([\n\t])", text):
+        if part in _CONTROL_KEYS:
+            yield f"input keyevent {_CONTROL_KEYS[part]}"
+        elif part:
+            yield from (f"input text {quote(piece.replace(' ', '%s'))}" for piece in _pieces(part))
+
+
+def _pieces(text: str) -> list[str]:
+    """Split where the text itself has "%s", which `input text` would type as a space."""
+    return re.split(r"(?<=%)(?=s)", text)
+
+
+def build_key_command(keys: tuple[str, ...]) -> str:
+    """The shell line that presses keys together; raises `ActionRejected` for a key that Android does not have."""
+    codes = [f"KEYCODE_{_key(key)}" for key in keys]
+    if not codes:
+        raise ActionRejected("there is no key to press: name at least one")
+    return f"input keyevent {codes[0]}" if len(codes) == 1 else f"input keycombination {' '.join(codes)}"
+
+
+def _key(name: str) -> str:
+    key = name.strip().lower().replace(" ", "_")
+    if re.fullmatch(r"[a-z0-9]|f([1-9]|1[0-2])", key):
+        return key.upper()
+    if key not in _KEYS:
+        raise ActionRejected(f"this phone has no key {name!r}: it knows letters, digits, {', '.join(sorted(_KEYS))}")
+    return _KEYS[key]
