@@ -7,6 +7,7 @@ from cua_rl.actions import Button
 from cua_rl.devices.simulator.app_commands import AppCommand
 from cua_rl.devices.simulator.catalog import Colour, Toggle
 from cua_rl.devices.simulator.state import Field
+from cua_rl.devices.simulator.system_state import SystemCommand
 
 Kind = Literal[
     "app_icon",
@@ -26,6 +27,14 @@ Kind = Literal[
     "art",
     "panel",
     "nav",
+    "pill",
+    "tile",
+    "notification",
+    "meter",
+    "swatch",
+    "scrim",
+    "card",
+    "card_title",
 ]
 
 
@@ -113,7 +122,37 @@ class Do:
     command: Literal["save_note", "clear_recents", "take_photo"] | AppCommand
 
 
-Effect = Launch | Push | Switch | Choose | Slide | TypeKey | FocusField | Press | Enter | PlayTrack | SwitchAlarm | Do
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchTile:
+    """Flip a toggle by its tile in the shade."""
+
+    toggle: Toggle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operate:
+    """A command of a system page; `target` names the network, app, language or switch it is for."""
+
+    command: SystemCommand
+    target: str = ""
+
+
+Effect = (
+    Launch
+    | Push
+    | Switch
+    | Choose
+    | Slide
+    | TypeKey
+    | FocusField
+    | Press
+    | Enter
+    | PlayTrack
+    | SwitchAlarm
+    | Do
+    | SwitchTile
+    | Operate
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

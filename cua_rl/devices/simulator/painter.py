@@ -13,6 +13,7 @@ from cua_rl.devices.simulator.layout import NAV_TOP, SLIDER_LEFT, SLIDER_RIGHT, 
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_painter import draw_system_element
 
 _PNG_COMPRESS_LEVEL = 1  # four times as fast as the default, for files a third larger
 
@@ -31,7 +32,7 @@ def draw_phone(state: PhoneState, scale: int) -> Image.Image:
     palette = DARK if state.is_on(Toggle.DARK_THEME) else LIGHT
     canvas = Canvas(scale, palette.background)
     screen = build_screen(state)
-    is_home = screen.name == "home"
+    is_home = screen.name.partition("/")[0] == "home"
     if is_home:
         _draw_wallpaper(canvas, state)
     before = canvas.image.copy()
@@ -54,6 +55,8 @@ def _draw_wallpaper(canvas: Canvas, state: PhoneState) -> None:
     whole = Rect(x=0, y=0, width=WIDTH, height=HEIGHT)
     top, bottom = WALLPAPERS[state.wallpaper]
     canvas.gradient(whole, *((bottom, "#0b0c10") if state.is_on(Toggle.DARK_THEME) else (top, bottom)))
+    if state.subscreens:
+        return
     canvas.rounded(Rect(x=16, y=20, width=WIDTH - 32, height=20), "#ffffff", radius=10)
     canvas.glyph("search", Rect(x=23, y=25, width=10, height=10), ink="#6a7079", paper="#ffffff")
     canvas.text(40, 30, "Search", "#6a7079", size=9)
@@ -120,6 +123,8 @@ def _draw_element(canvas: Canvas, element: Element, palette: Palette) -> None:
             draw_art(canvas, element, palette)
         case "photo":
             draw_photo(canvas, element)
+        case "panel":
+            canvas.rounded(element.rect, palette.surface, radius=12)
         case _:
             _draw_control(canvas, element, palette)
 
@@ -139,6 +144,8 @@ def _draw_control(canvas: Canvas, element: Element, palette: Palette) -> None:
             canvas.rounded(inner, palette.surface, radius=4)
             x, y = element.rect.centre
             canvas.text(x, y, element.text, palette.text, size=9 if len(element.text) > 1 else 12, anchor="mm")
+        case "pill" | "tile" | "notification" | "meter" | "swatch" | "scrim" | "card" | "card_title":
+            draw_system_element(canvas, element, palette)
         case "round_button":
             canvas.icon(element.glyph, element.rect, ink="#ffffff", paper=element.paper, radius=element.rect.width / 2)
         case _:
@@ -219,6 +226,8 @@ def _draw_text(canvas: Canvas, element: Element, palette: Palette) -> None:
             canvas.text(x, y, element.text, palette.text, size=40, anchor="mm")
         case "large":
             canvas.text(x, y, element.text, palette.text, size=16, anchor="mm", max_width=rect.width)
+        case "centre":
+            canvas.text(x, y, element.text, palette.muted, size=10, anchor="mm", max_width=rect.width)
         case "right":
             canvas.rounded(rect, palette.surface, radius=8)
             canvas.text(rect.right - 10, y, element.text, palette.text, size=20, anchor="rm", max_width=rect.width - 20)

@@ -7,11 +7,15 @@ from difflib import get_close_matches
 
 from cua_rl.devices.simulator.catalog import APPS, Toggle
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_queries import SYSTEM_LOOKUPS, SYSTEM_QUERIES
 from cua_rl.errors import TaskError
 
 
 def read_query(state: PhoneState, name: str) -> str:
     """The named piece of state as text; raises `TaskError` for a name the phone does not know."""
+    lookup, colon, argument = name.partition(":")
+    if colon and lookup in LOOKUPS:
+        return LOOKUPS[lookup](state, argument)
     read = QUERIES.get(name)
     if read is None:
         near = get_close_matches(name, QUERIES, n=3)
@@ -71,4 +75,8 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "playing_track": lambda state: "" if state.track is None else str(state.track),
     "calls": lambda state: _json(state.calls),
     "calculation": lambda state: state.calculation,
+    **SYSTEM_QUERIES,
 }
+
+LOOKUPS: dict[str, Callable[[PhoneState, str], str]] = {**SYSTEM_LOOKUPS}
+"""Queries with an argument, written "name:argument"."""

@@ -13,18 +13,22 @@ from cua_rl.devices.simulator.elements import (
     Enter,
     FocusField,
     Launch,
+    Operate,
     PlayTrack,
     Press,
     Push,
     Slide,
     Switch,
     SwitchAlarm,
+    SwitchTile,
     TypeKey,
 )
 from cua_rl.devices.simulator.forms import focus_field, open_subscreen
+from cua_rl.devices.simulator.launcher_screens import menu_of_held
 from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_reducer import drag_shade, join_network, operate, record_tile
 
 MIN_SWIPE = 24
 """Logical units; a shorter drag is a tap."""
@@ -44,8 +48,13 @@ def drag(state: PhoneState, x: float, y: float, to_x: float, to_y: float) -> Pho
     if element is not None and isinstance(element.effect, Slide):
         return _apply(state, element.effect, to_x)
     dx, dy = to_x - x, to_y - y
+    pulled = drag_shade(state, element, y, dx, dy)
+    if pulled is not None:
+        return pulled
     if max(abs(dx), abs(dy)) < MIN_SWIPE:
         return tap(state, x, y)
+    if state.screen == "home" and -dy > abs(dx):
+        return _push(state, "drawer")
     if abs(dx) > abs(dy):
         return turn_page(state, -1 if dx > 0 else 1)
     return scroll_by(state, round(-dy))
@@ -55,6 +64,15 @@ def scroll_by(state: PhoneState, down: int) -> PhoneState:
     """Scroll the current list down (logical units; negative is up), as far as it goes."""
     max_scroll = build_screen(state).max_scroll
     return replace(state, scroll=min(max(state.scroll + down, 0), max_scroll), is_volume_shown=False)
+
+
+def hold(state: PhoneState, x: float, y: float) -> PhoneState:
+    """Touch a point for long: opens a menu on the launcher, and taps elsewhere."""
+    element = build_screen(state).element_at(x, y)
+    menu = menu_of_held(state, element)
+    if menu is not None:
+        return _push(state, menu)
+    return tap(state, x, y)
 
 
 def turn_page(state: PhoneState, by: int) -> PhoneState:
@@ -103,6 +121,8 @@ def enter_key(state: PhoneState) -> PhoneState:
             return do_in_app(state, "send_text")
         case "note":
             return type_text(state, "\n")
+        case "password":
+            return join_network(state)
         case _:
             return submit(state)
 
@@ -114,11 +134,13 @@ def erase_key(state: PhoneState) -> PhoneState:
 
 def _leave(state: PhoneState) -> PhoneState:
     return replace(
-        state, is_recents_open=False, scroll=0, focus=None, draft="", draft_field=None, form=(), keyboard="lower"
+        state, shade=None, is_recents_open=False, scroll=0, focus=None, draft="", draft_field=None, form=(), keyboard="lower"
     )
 
 
 def _go_back(state: PhoneState) -> PhoneState:
+    if state.shade is not None:
+        return replace(state, shade=None)
     if state.focus is not None:
         return replace(state, focus=None)
     if state.is_recents_open:
@@ -140,6 +162,10 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
             return _push(state, subscreen)
         case Switch(toggle=toggle):
             return _switch(state, toggle)
+        case SwitchTile(toggle=toggle):
+            return record_tile(_switch(state, toggle), toggle)
+        case Operate():
+            return operate(state, effect)
         case Slide(level=level):
             return _slide(state, level, x)
         case Press(button=button):
@@ -183,6 +209,8 @@ def _slide(state: PhoneState, level: str, x: float) -> PhoneState:
 
 def _type_key(state: PhoneState, key: str) -> PhoneState:
     match key:
+        case "lower" | "upper" | "symbols":
+            return replace(state, keyboard=key)
         case "enter":
             return enter_key(state)
         case "backspace":

@@ -1,5 +1,7 @@
 """From state to screen: home, recent apps and Settings, and the frame that every app shares."""
 
+from dataclasses import replace
+
 from cua_rl.actions import Button
 from cua_rl.devices.simulator import app_screens
 from cua_rl.devices.simulator.catalog import (
@@ -13,8 +15,10 @@ from cua_rl.devices.simulator.catalog import (
     SettingSpec,
     Toggle,
 )
+from cua_rl.devices.simulator.controls import place
 from cua_rl.devices.simulator.elements import Choose, Do, Element, Launch, Press, Push, Rect, Screen, Slide, Switch
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT, keyboard_elements
+from cua_rl.devices.simulator.launcher_screens import build_launcher
 from cua_rl.devices.simulator.layout import (
     CONTENT_BOTTOM,
     CONTENT_TOP,
@@ -26,7 +30,11 @@ from cua_rl.devices.simulator.layout import (
     title,
 )
 from cua_rl.devices.simulator.start import ICON_SIZE
+from cua_rl.devices.simulator.shade import build_shade
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_catalog import EXTRA_ROWS
+from cua_rl.devices.simulator.system_dialogs import is_dialog, with_dialog
+from cua_rl.devices.simulator.system_screens import extra_row, system_page, time_zone_row, vibration_rows
 
 _HOME_VIEWPORT = Rect(x=0, y=STATUS_HEIGHT, width=WIDTH, height=NAV_TOP - STATUS_HEIGHT)
 
@@ -35,16 +43,33 @@ def build_screen(state: PhoneState) -> Screen:
     """What the phone shows, scrolled as the state says."""
     if not state.is_screen_on:
         return Screen(name="off", content=(), viewport=Rect(x=0, y=0, width=WIDTH, height=HEIGHT))
+    if state.shade is not None:
+        return build_shade(state, _navigation_bar())
     if state.is_recents_open:
         return _recents(state)
     if state.app is None:
-        return _home(state)
+        return _home(state) if not state.subscreens else _launcher(state)
     return _app_screen(state, state.app)
 
 
 def _home(state: PhoneState) -> Screen:
     icons = tuple(_home_icon(place.app, place.x, place.y) for place in state.home_pages[state.home_page])
     return Screen(name="home", content=icons, fixed=_navigation_bar(), viewport=_HOME_VIEWPORT)
+
+
+def _launcher(state: PhoneState) -> Screen:
+    column, viewport = build_launcher(state)
+    keyboard = () if state.focus is None else keyboard_elements(state.keyboard)
+    bottom = viewport.bottom if state.focus is None else NAV_TOP - KEYBOARD_HEIGHT
+    max_scroll = max(0, column.y - bottom)
+    scroll = min(state.scroll, max_scroll)
+    return Screen(
+        name=state.screen,
+        content=tuple(element.scrolled(scroll) for element in column.elements),
+        fixed=(*column.pinned, *keyboard, *_navigation_bar()),
+        viewport=replace(viewport, height=bottom - viewport.y),
+        max_scroll=max_scroll,
+    )
 
 
 def _home_icon(app: str, x: int, y: int) -> Element:
@@ -82,7 +107,7 @@ def _recents(state: PhoneState) -> Screen:
             )
         )
     if state.recent_apps:
-        rect = Rect(x=56, y=column.y + 6, width=80, height=22)
+        rect = Rect(x=12, y=column.y + 6, width=76, height=22)
         column.add(
             Element(
                 element_id="clear",
@@ -91,7 +116,15 @@ def _recents(state: PhoneState) -> Screen:
                 rect=rect,
                 text="Clear all",
                 effect=Do(command="clear_recents"),
-            )
+            ),
+            place(
+                "screenshot",
+                "Screenshot",
+                "button",
+                (104, rect.y, 76, 22),
+                effect=Do(command="take_screenshot"),
+                text="Screenshot",
+            ),
         )
     else:
         column.add_text("Nothing has been opened yet", indent=14)
@@ -110,9 +143,13 @@ def _app_screen(state: PhoneState, app: str) -> Screen:
             heading, column = "Date and time", _date(state)
         case ["settings", "about"]:
             heading, column = "About phone", _about(state)
+        case ["settings", _]:
+            heading, column = system_page(state)
         case _:
             heading, column = app_screens.build_app(state, app)
-    return _framed(state, heading, column)
+    screen = _framed(state, heading, column)
+    is_asking = bool(state.subscreens) and is_dialog(state.subscreens[-1])
+    return with_dialog(screen, state.subscreens[-1]) if is_asking else screen
 
 
 def _framed(state: PhoneState, heading: str, column: Column) -> Screen:
@@ -120,7 +157,7 @@ def _framed(state: PhoneState, heading: str, column: Column) -> Screen:
     max_scroll = max(0, column.y - bottom)
     scroll = min(state.scroll, max_scroll)
     back = () if not state.subscreens else (back_arrow(),)
-    keyboard = () if state.focus is None else keyboard_elements()
+    keyboard = () if state.focus is None else keyboard_elements(state.keyboard)
     bar = title(heading, y=STATUS_HEIGHT, height=CONTENT_TOP - STATUS_HEIGHT, indent=30 if back else 12)
     return Screen(
         name=state.screen,
@@ -134,7 +171,9 @@ def _framed(state: PhoneState, heading: str, column: Column) -> Screen:
 def _settings(state: PhoneState) -> Column:
     column = Column(top=CONTENT_TOP)
     for name in state.setting_rows:
-        column.add(_setting_row(state, SETTINGS[name], column.y))
+        is_extra = name in EXTRA_ROWS
+        y = column.y
+        column.add(extra_row(state, name, y) if is_extra else _setting_row(state, SETTINGS[name], y))
     return column
 
 
@@ -190,6 +229,7 @@ def _sound(state: PhoneState) -> Column:
     column.add_heading("Media volume")
     column.add(_slider("Volume", column.y, state.media_volume / MAX_VOLUME, Slide(level="media_volume"), "sound"))
     column.add(_setting_row(state, SETTINGS[Toggle.DO_NOT_DISTURB.value], column.y))
+    column.add(*vibration_rows(state, column.y))
     return column
 
 
@@ -209,6 +249,7 @@ def _date(state: PhoneState) -> Column:
         )
     )
     column.add_text(f"The time is {state.clock}.", indent=14)
+    column.add(time_zone_row(state, column.y))
     return column
 
 

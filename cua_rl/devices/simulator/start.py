@@ -1,10 +1,11 @@
 """Making a phone from a seed: which apps lie where, what is on, what was written; and what a task demands of it."""
 
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from cua_rl.devices.simulator import content
+from cua_rl.devices.simulator.app_start import AppStart, fill_apps
 from cua_rl.devices.simulator.catalog import (
     APPS,
     NUM_ICONS_PER_PAGE,
@@ -15,6 +16,7 @@ from cua_rl.devices.simulator.catalog import (
     Toggle,
 )
 from cua_rl.devices.simulator.state import IconPlace, PhoneState, Thread
+from cua_rl.devices.simulator.system_start import SystemStart, with_system
 
 _CELL_X, _CELL_Y, _CELL_WIDTH, _CELL_HEIGHT = 0, 46, 96, 60
 _JITTER_X, _JITTER_Y = 13, 4
@@ -45,6 +47,9 @@ class Start:
     recent_apps: tuple[str, ...] = ()
     contact: str | None = None
     """Somebody with whom text messages were exchanged."""
+    apps: AppStart = field(default_factory=AppStart)
+    system: SystemStart | None = None
+    """What must hold on system pages; None is a phone whose Settings have the plain rows only."""
 
 
 def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
@@ -74,7 +79,7 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
         state = replace(state, brightness_level=start.brightness_level)
     if start.media_volume is not None:
         state = replace(state, media_volume=start.media_volume)
-    return state
+    return with_system(fill_apps(state, start.apps), start.system)
 
 
 def _home_pages(random: Random, start: Start) -> tuple[tuple[IconPlace, ...], ...]:

@@ -1,14 +1,16 @@
 """The whole state of the phone as an immutable tree; `PhoneState.to_json` is plain JSON."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
 from cua_rl.devices.simulator.app_data import AppData
 from cua_rl.devices.simulator.catalog import APPS, HOME_PACKAGE, Toggle
+from cua_rl.devices.simulator.system_state import Shade, SystemState
 
 Field = Literal[
-    "note", "message", "address", "name", "number", "search", "folder", "hour", "minute", "minutes", "drawer"
+    "note", "message", "address", "name", "number", "search", "folder", "hour", "minute", "minutes", "drawer",
+    "password",
 ]
 KeyboardLayer = Literal["lower", "upper", "symbols"]
 
@@ -67,7 +69,8 @@ class PhoneState:
     """Numbers that were called, last one last."""
     calculation: str = ""
     alarms_on: tuple[int, ...] = (0,)
-    apps: AppData = AppData()
+    system: SystemState = SystemState()
+    apps: AppData = field(default_factory=AppData)
 
     app: str | None = None
     """None is the home screen."""
@@ -79,6 +82,8 @@ class PhoneState:
     recent_apps: tuple[str, ...] = ()
     """Most recent first."""
     is_recents_open: bool = False
+    shade: Shade | None = None
+    """What was pulled down over the screen."""
     is_screen_on: bool = True
     is_volume_shown: bool = False
     focus: Field | None = None
@@ -95,6 +100,8 @@ class PhoneState:
         """The current screen's name: "home", "recents", an app such as "settings", or "settings/display"."""
         if not self.is_screen_on:
             return "off"
+        if self.shade is not None:
+            return self.shade
         if self.is_recents_open:
             return "recents"
         return "/".join(("home" if self.app is None else self.app, *self.subscreens[-1:]))
