@@ -71,11 +71,13 @@ class TurnTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEnded:
-    """All members of a group have ended. `advantages` align with `group.rollouts`; None in evaluations."""
+    """All members of a group have ended. `advantages` align with `group.compared`; None in evaluations."""
 
     source: Source
     group: RolloutGroup
     advantages: tuple[float, ...] | None
+    replaced_by: Task | None = None
+    """The task of one more group, which the step runs because this one teaches nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

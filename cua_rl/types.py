@@ -1,6 +1,6 @@
 """The nouns of the system. A rollout has turns; training has steps. Standard library only; read first."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -240,15 +240,30 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
     """Members with a reward."""
     faulty: tuple[Rollout, ...] = ()
+    replayed: tuple[Rollout, ...] = ()
+    """Successes of earlier steps that join the comparison; they are trained on, but not counted as this group's."""
 
     @property
     def rewards(self) -> list[float]:
-        return [rollout.reward.total for rollout in self.rollouts if rollout.reward is not None]
+        return _rewards(self.rollouts)
+
+    @property
+    def compared(self) -> tuple[Rollout, ...]:
+        """Everything that gets an advantage: the members with a reward, then the replayed rollouts."""
+        return (*self.rollouts, *self.replayed)
+
+    @property
+    def compared_rewards(self) -> list[float]:
+        return _rewards(self.compared)
 
     @property
     def is_constant(self) -> bool:
-        """True if all rewards are equal: the group teaches nothing."""
-        return len(set(self.rewards)) <= 1
+        """True if all compared rewards are equal: the group teaches nothing."""
+        return len(set(self.compared_rewards)) <= 1
+
+
+def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
+    return [rollout.reward.total for rollout in rollouts if rollout.reward is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

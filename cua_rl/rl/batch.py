@@ -1,12 +1,13 @@
 """A step's rollout groups as training data, and back: which log-probability belongs to which turn."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from cua_rl.rl.advantages import AdvantageKind, group_advantages
 from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised
+from cua_rl.rl.replay import replayed_ids
 from cua_rl.rl.step_metrics import datum_metrics
 from cua_rl.types import Datum, RolloutGroup
 
@@ -15,19 +16,26 @@ TurnLogprobs = tuple[tuple[int, tuple[float, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The datums of a step, in the order of groups, members and turns."""
+    """The datums of a step, in the order of groups, members and turns; those of `replayed_ids` are off-policy."""
 
     datums: tuple[Datum, ...]
+    replayed_ids: frozenset[str]
     metrics: dict[str, float]
 
 
 def build_batch(groups: Sequence[RolloutGroup], kind: AdvantageKind, image_token_id: int) -> Batch:
     """Advantages and datums of all groups that teach something."""
-    advantages = [group_advantages(group.rewards, kind) for group in groups]
-    datums, forks = build_datums_of_groups(groups, advantages, image_token_id)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    num_retokenised = count_retokenised(datums, rollouts, image_token_id)
-    return Batch(datums=tuple(datums), metrics=datum_metrics(datums, forks, num_retokenised))
+    datums: list[Datum] = []
+    forks: Counter[ForkReason] = Counter()
+    num_retokenised = 0
+    for group in groups:
+        advantages = group_advantages(group.compared_rewards, kind)
+        built, reasons = build_datums_of_groups([group], [advantages], image_token_id)
+        num_retokenised += count_retokenised(built, group.compared, image_token_id)
+        datums += built
+        forks += reasons
+    metrics = datum_metrics(datums, forks, num_retokenised)
+    return Batch(datums=tuple(datums), replayed_ids=replayed_ids(groups), metrics=metrics)
 
 
 def build_datums_of_groups(
@@ -39,7 +47,7 @@ def build_datums_of_groups(
     for group, group_values in zip(groups, advantages, strict=True):
         if group.is_constant:
             continue
-        for rollout, advantage in zip(group.rollouts, group_values, strict=True):
+        for rollout, advantage in zip(group.compared, group_values, strict=True):
             built = build_datums(rollout, advantage, image_token_id)
             datums += built.datums
             forks += built.forks
@@ -47,11 +55,16 @@ def build_datums_of_groups(
 
 
 def logprobs_by_turn(
-    datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]]
+    datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]], leave_out: Collection[str] = ()
 ) -> Mapping[str, TurnLogprobs]:
-    """The trainer's log-probabilities per rollout and turn; every run of trained tokens in a datum is one turn."""
+    """The trainer's log-probabilities per rollout and turn; every run of trained tokens in a datum is one turn.
+
+    `leave_out` are rollouts whose log-probabilities are on record from the step that sampled them.
+    """
     by_rollout: dict[str, TurnLogprobs] = {}
     for datum, row in zip(datums, training_logprobs, strict=True):
+        if datum.rollout_id in leave_out:
+            continue
         runs = [
             tuple(row[position] for position, _ in run)
             for is_trained, run in groupby(enumerate(datum.loss_mask), key=lambda entry: entry[1])

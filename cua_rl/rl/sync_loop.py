@@ -1,6 +1,7 @@
 """The on-policy loop: sample, score, advantages, datums, forward_backward, optim_step, publish; then the next step.
 
-Everything waits for everything: rollouts of step k+1 begin when the adapter of step k is served.
+Everything waits for everything: rollouts of step k+1 begin when the adapter of step k is served. The one exception to
+on-policy are replayed successes (`cua_rl/rl/replay.py`), which are off by default.
 """
 
 import logging
@@ -15,10 +16,13 @@ from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, Source, SourceStarted, StepTrained
 from cua_rl.rl.advantages import AdvantageKind, group_advantages
 from cua_rl.rl.batch import build_batch, logprobs_by_turn
+from cua_rl.rl.curriculum import collect_groups, curriculum_metrics
 from cua_rl.rl.datums import datums_sha256
+from cua_rl.rl.memory import Memory
+from cua_rl.rl.replay import replay_metrics
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rl.train_step import Trainer, TrainStepSettings, scheduled_learning_rate, train_step
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.group import GroupPlan, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
@@ -27,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 class TaskStream(Protocol):
-    """Training tasks; `batch` is a pure function, so a resumed run sees the tasks that the first one would have
-    seen.
+    """Training tasks; `batch` is a function of the step and of recorded outcomes at most, so a resumed run sees the
+    tasks that the first one would have seen.
     """
 
     def batch(self, step: int, num_tasks: int) -> list[Task]: ...
@@ -75,6 +79,8 @@ class LoopSettings:
     save_every: int
     image_token_id: int
     num_groups_to_log: int = 0
+    max_refill_factor: int = 1
+    """Groups that teach nothing are replaced until this many times `groups_per_batch` groups have run; 1 is never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,7 @@ class Parts:
     evaluator: Evaluation | None
     recorder: Recorder
     log: StepLog
+    memory: Memory = field(default_factory=Memory)
 
 
 async def train(settings: LoopSettings, parts: Parts) -> None:
@@ -98,21 +105,28 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
     for step in range(settings.first_step, settings.max_steps):
         clock = Clock()
         with clock.time("step"):
-            tasks = parts.tasks.batch(step, settings.groups_per_batch)
+            tasks = parts.tasks.batch(step, settings.groups_per_batch * settings.max_refill_factor)
             with clock.time("rollouts"):
                 groups = await _run_step_groups(settings, parts, step, tasks, adapter)
             batch = build_batch(groups, settings.advantages, settings.image_token_id)
-            metrics = rollout_metrics(groups) | batch.metrics
+            metrics = rollout_metrics(groups) | curriculum_metrics(groups, settings.groups_per_batch) | batch.metrics
+            metrics |= replay_metrics(groups, adapter.policy_version)
             logprobs: tuple[tuple[float, ...], ...] = ()
             if batch.datums:
                 rate = scheduled_learning_rate(settings.train, step, settings.max_steps)
                 with clock.time("train"):
                     result = await train_step(
-                        parts.trainer, batch.datums, settings.train, step=step, learning_rate=rate
+                        parts.trainer,
+                        batch.datums,
+                        settings.train,
+                        step=step,
+                        learning_rate=rate,
+                        replayed_ids=batch.replayed_ids,
                     )
                 metrics, logprobs = metrics | result.metrics, result.training_logprobs
                 with clock.time("publish"):
                     adapter = await parts.policy.publish(step + 1)
+        metrics |= await parts.memory.remember(step + 1, groups)
         metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
         await parts.recorder.record(
             StepTrained(
@@ -120,7 +134,7 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
                 policy_version=adapter.policy_version,
                 datums_sha256=datums_sha256(batch.datums),
                 num_datums=len(batch.datums),
-                training_logprobs=logprobs_by_turn(batch.datums, logprobs),
+                training_logprobs=logprobs_by_turn(batch.datums, logprobs, leave_out=batch.replayed_ids),
                 metrics=metrics,
             )
         )
@@ -131,27 +145,35 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
 async def _run_step_groups(
     settings: LoopSettings, parts: Parts, step: int, tasks: list[Task], adapter: AdapterRef
 ) -> list[RolloutGroup]:
+    """One group per place in the batch; `tasks` beyond those stand by to replace groups that teach nothing."""
     source = Source(phase="step", step=step)
+    first_tasks = tuple(tasks[: settings.groups_per_batch])
     await parts.recorder.record(
         SourceStarted(
-            source=source, tasks=tuple(tasks), group_size=settings.group_size, policy_version=adapter.policy_version
+            source=source, tasks=first_tasks, group_size=settings.group_size, policy_version=adapter.policy_version
         )
     )
+    plan = GroupPlan(source=source, group_size=settings.group_size, params=settings.params)
 
-    async def on_group(group: RolloutGroup) -> None:
-        advantages = group_advantages(group.rewards, settings.advantages)
+    async def run(task: Task, index: int) -> RolloutGroup:
+        return parts.memory.replay.join(await run_group(parts.runner, task, index, plan))
+
+    async def on_end(group: RolloutGroup, replaced_by: Task | None) -> None:
+        advantages = group_advantages(group.compared_rewards, settings.advantages)
         if group.index < settings.num_groups_to_log:
             logger.info("step=%d group=%d task=%s rewards=%s", step, group.index, group.task_id, group.rewards)
-        await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages))
+        await parts.recorder.record(
+            GroupEnded(source=source, group=group, advantages=advantages, replaced_by=replaced_by)
+        )
 
-    plan = GroupPlan(source=source, group_size=settings.group_size, params=settings.params)
-    return await run_groups(parts.runner, tasks, plan, on_group)
+    return await collect_groups(tasks, settings.groups_per_batch, run, on_end)
 
 
 async def _after_step(settings: LoopSettings, parts: Parts, num_steps: int, adapter: AdapterRef) -> None:
     """Checkpoint and evaluate after `num_steps` steps; the last step always gets both."""
     is_last = num_steps == settings.max_steps
     if is_last or (settings.save_every and num_steps % settings.save_every == 0):
+        await parts.recorder.flush()  # a resumed run finds in the database whatever this checkpoint builds on
         state_path, sampler_path = await parts.policy.save_checkpoint(num_steps)
         await parts.recorder.record(
             CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))

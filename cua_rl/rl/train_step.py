@@ -1,6 +1,6 @@
 """One training step on a batch of datums: forward_backward, parity gate, optim_step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, Protocol
@@ -10,6 +10,7 @@ import chz
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.rl.kl_penalty import penalise_divergence
 from cua_rl.rl.parity import measure_parity, require_parity
+from cua_rl.rl.replay import ratio_metrics
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import Datum
 
@@ -61,11 +62,18 @@ def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: i
 
 
 async def train_step(
-    trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings, *, step: int, learning_rate: float
+    trainer: Trainer,
+    datums: Sequence[Datum],
+    settings: TrainStepSettings,
+    *,
+    step: int,
+    learning_rate: float,
+    replayed_ids: Collection[str] = (),
 ) -> TrainStepResult:
     """Train on `datums` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
-    The parity gate looks at the first sub-step only: later ones compare the sampler with weights that have moved.
+    The parity gate looks at the first sub-step only: later ones compare the sampler with weights that have moved. For
+    the same reason it leaves out the rollouts in `replayed_ids`, which an older policy sampled.
     """
     metrics: dict[str, float] = {}
     if settings.kl_penalty_coef:
@@ -76,16 +84,42 @@ async def train_step(
         output = await trainer.forward_backward(part, settings.loss)
         training_logprobs += output.training_logprobs
         if substep == 0:
-            parity = measure_parity(part, output.training_logprobs)
-            require_parity(parity, settings.parity_limit, step=step)
-            metrics |= parity.metrics()
+            metrics |= _check_parity(part, output.training_logprobs, replayed_ids, settings.parity_limit, step=step)
         optim = chz.replace(settings.optim, learning_rate=learning_rate)  # pyright: ignore[reportUnknownMemberType]
         taken = await trainer.optim_step(optim)
         metrics |= {**output.metrics} | {"optim/grad_norm": taken.grad_norm, "optim/learning_rate": taken.learning_rate}
-    if settings.compute_post_kl:
-        after = await trainer.forward(datums, temperature=settings.loss.temperature)
-        metrics["policy/kl_post"] = _mean_gap(datums, training_logprobs, after)
+    fresh, before = _choose(datums, training_logprobs, lambda datum: datum.rollout_id not in replayed_ids)
+    if settings.compute_post_kl and fresh:
+        after = await trainer.forward(fresh, temperature=settings.loss.temperature)
+        metrics["policy/kl_post"] = _mean_gap(fresh, before, after)
+    replayed, rows = _choose(datums, training_logprobs, lambda datum: datum.rollout_id in replayed_ids)
+    metrics |= ratio_metrics(replayed, rows)
     return TrainStepResult(training_logprobs=tuple(training_logprobs), metrics=metrics)
+
+
+def _check_parity(
+    datums: Sequence[Datum],
+    training_logprobs: Sequence[Sequence[float]],
+    replayed_ids: Collection[str],
+    limit: float,
+    *,
+    step: int,
+) -> dict[str, float]:
+    """Parity of what the current policy sampled; nothing if none of that was trained."""
+    fresh, rows = _choose(datums, training_logprobs, lambda datum: datum.rollout_id not in replayed_ids)
+    if not any(datum.num_trained_tokens for datum in fresh):
+        return {}
+    parity = measure_parity(fresh, rows)
+    require_parity(parity, limit, step=step)
+    return parity.metrics()
+
+
+def _choose(
+    datums: Sequence[Datum], rows: Sequence[Sequence[float]], is_wanted: Callable[[Datum], bool]
+) -> tuple[list[Datum], list[Sequence[float]]]:
+    """The datums that are wanted, and their rows."""
+    chosen = [(datum, row) for datum, row in zip(datums, rows, strict=True) if is_wanted(datum)]
+    return [datum for datum, _ in chosen], [row for _, row in chosen]
 
 
 def _split(datums: Sequence[Datum], num_parts: int) -> list[Sequence[Datum]]:

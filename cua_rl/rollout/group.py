@@ -35,7 +35,7 @@ async def run_groups(
     """
 
     async def run(task: Task, index: int) -> RolloutGroup:
-        group = await _run_group(runner, task, index, plan)
+        group = await run_group(runner, task, index, plan)
         await on_group(group)
         return group
 
@@ -44,7 +44,8 @@ async def run_groups(
     return [group.result() for group in groups]
 
 
-async def _run_group(runner: RolloutRunner, task: Task, index: int, plan: GroupPlan) -> RolloutGroup:
+async def run_group(runner: RolloutRunner, task: Task, index: int, plan: GroupPlan) -> RolloutGroup:
+    """Run all members of one group side by side; `index` is the group's place in its step or evaluation."""
     group_id = uuid4().hex
     async with asyncio.TaskGroup() as running:
         members = [
