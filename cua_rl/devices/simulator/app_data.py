@@ -28,8 +28,6 @@ class AppData:
     deleted_files: tuple[str, ...] = ()
     screenshots: tuple[str, ...] = ()
     """What each screenshot shows: the name of a screen."""
-    uninstalled: tuple[str, ...] = ()
-    """Apps that are gone."""
 
     def number_of(self, name: str) -> str | None:
         """The phone number of a contact."""

@@ -194,10 +194,10 @@ def _move_icon(state: PhoneState) -> PhoneState:
 
 def _uninstall(state: PhoneState) -> PhoneState:
     app = subject(state)
-    apps = replace(state.apps, uninstalled=(*state.apps.uninstalled, app))
+    system = replace(state.system, apps=tuple(entry for entry in state.system.apps if entry.app != app))
     recent_apps = tuple(other for other in state.recent_apps if other != app)
     pages = remove_icon(state.home_pages, app)
-    return replace(_show(state, None), apps=apps, recent_apps=recent_apps, home_pages=pages)
+    return replace(_show(state, None), system=system, recent_apps=recent_apps, home_pages=pages)
 
 
 def _set_wallpaper(state: PhoneState) -> PhoneState:

@@ -3,7 +3,7 @@
 from random import Random
 
 from cua_rl.devices.simulator.canvas import Canvas
-from cua_rl.devices.simulator.catalog import Palette
+from cua_rl.devices.simulator.catalog import APPS, WALLPAPERS, Palette
 from cua_rl.devices.simulator.elements import Element, Rect
 
 _SKIES = (("#8ec5fc", "#e0f0ff"), ("#f7a072", "#f5d0a9"), ("#5b6fb8", "#b0a4d8"), ("#74c69d", "#d8f3dc"))
@@ -19,12 +19,23 @@ def draw_art(canvas: Canvas, element: Element, palette: Palette) -> None:
             _draw_map(canvas, element.rect, int(element.text))
         case "month":
             _draw_month(canvas, element.rect, int(element.text), palette)
+        case "portrait":
+            canvas.icon("person", element.rect, ink="#ffffff", paper=element.paper, radius=element.rect.width / 2)
+        case "document":
+            _draw_document(canvas, element)
+        case "banner":
+            _draw_banner(canvas, element)
+        case "wallpaper":
+            canvas.gradient(element.rect, *WALLPAPERS[int(element.text)])
         case _:
             _draw_sky(canvas, element)
 
 
 def draw_photo(canvas: Canvas, element: Element) -> None:
     """A small landscape, different for every photo."""
+    if element.text.startswith("screen:"):
+        _draw_screenshot(canvas, element)
+        return
     random = Random(element.text)
     rect = element.rect
     canvas.gradient(rect, *random.choice(_SKIES))
@@ -32,6 +43,40 @@ def draw_photo(canvas: Canvas, element: Element) -> None:
     canvas.rounded(Rect(x=sun_x, y=rect.y + 7, width=10, height=10), "#fff3b0", radius=5)
     horizon = rect.y + rect.height - random.randrange(14, 28)
     canvas.fill(Rect(x=rect.x, y=horizon, width=rect.width, height=rect.bottom - horizon), random.choice(_HILLS))
+
+
+def _draw_screenshot(canvas: Canvas, element: Element) -> None:
+    rect = element.rect
+    app = element.text.removeprefix("screen:").partition("/")[0]
+    canvas.rounded(rect, "#8b93a3", radius=4)
+    inner = Rect(x=rect.x + 1, y=rect.y + 1, width=rect.width - 2, height=rect.height - 2)
+    canvas.rounded(inner, "#f3f4f7" if app in APPS else "#2a2d38", radius=4)
+    size = rect.width // 2
+    icon = Rect(x=rect.centre[0] - size // 2, y=rect.centre[1] - size // 2, width=size, height=size)
+    spec = APPS.get(app, APPS["settings"])
+    canvas.icon(app if app in APPS else "home", icon, ink=spec.ink, paper=spec.paper, radius=size / 4)
+
+
+def _draw_document(canvas: Canvas, element: Element) -> None:
+    rect = element.rect
+    canvas.rounded(rect, "#c9ced8", radius=5)
+    canvas.rounded(Rect(x=rect.x + 1, y=rect.y + 1, width=rect.width - 2, height=rect.height - 2), "#ffffff", radius=4)
+    for i in range(4):
+        line = Rect(x=rect.x + 10, y=rect.y + 12 + 9 * i, width=rect.width - (20 if i < 3 else 34), height=3)
+        canvas.rounded(line, "#d5dae3", radius=1)
+    canvas.rounded(Rect(x=rect.x, y=rect.bottom - 24, width=rect.width, height=16), "#1f6fe5", radius=3)
+    canvas.text(rect.centre[0], rect.bottom - 16, element.text, "#ffffff", size=10, anchor="mm")
+
+
+def _draw_banner(canvas: Canvas, element: Element) -> None:
+    random = Random(f"banner-{element.text}")
+    rect = element.rect
+    canvas.gradient(rect, *random.choice(_SKIES))
+    for _ in range(3):
+        size = random.randrange(10, 24)
+        x, y = rect.x + random.randrange(80, rect.width - size), rect.y + random.randrange(4, rect.height - size - 4)
+        canvas.rounded(Rect(x=x, y=y, width=size, height=size), random.choice(_HILLS), radius=size / 2)
+    canvas.text(rect.x + 10, rect.centre[1], element.text, "#10223a", size=15, max_width=90)
 
 
 def _draw_viewfinder(canvas: Canvas, rect: Rect) -> None:

@@ -24,11 +24,12 @@ from cua_rl.actions import (
 )
 from cua_rl.devices.device import ActionRejected
 from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.catalog import APPS, HEIGHT, WIDTH
+from cua_rl.devices.simulator.app_reducer import take_screenshot as take_screenshot_file
+from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
 from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.queries import read_query
-from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_catalog import find_app
 from cua_rl.errors import DeviceError
 from cua_rl.types import Observation
 
@@ -112,7 +113,7 @@ def perform(state: PhoneState, action: Action, scale: int) -> PhoneState:
             point = _units(x, y, scale)
             return reducer.tap(reducer.tap(state, *point), *point)
         case LongPress(x=x, y=y):
-            return _long_press(state, *_units(x, y, scale))
+            return reducer.hold(state, *_units(x, y, scale))
         case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
             return reducer.drag(state, *_units(x, y, scale), *_units(to_x, to_y, scale))
         case Scroll():
@@ -148,12 +149,6 @@ def _units(x: int, y: int, scale: int) -> tuple[float, float]:
     return x / scale, y / scale
 
 
-def _long_press(state: PhoneState, x: float, y: float) -> PhoneState:
-    element = build_screen(state).element_at(x, y)
-    # Icons wait for a menu that this launcher does not have; everything else taps when the finger is lifted.
-    return state if element is not None and element.kind == "app_icon" else reducer.tap(state, x, y)
-
-
 def _scroll(state: PhoneState, action: Scroll, scale: int) -> PhoneState:
     _units(action.x, action.y, scale)
     if state.screen == "home" and abs(action.right_px) > abs(action.down_px):
@@ -171,15 +166,17 @@ def _press_keys(state: PhoneState, keys: tuple[str, ...]) -> PhoneState:
             return reducer.press(state, Button.BACK)
         case ("home",):
             return reducer.press(state, Button.HOME)
+        case ("power", "volume_down") | ("volume_down", "power"):
+            return take_screenshot_file(state)
         case _:
             raise ActionRejected(f"this phone has no key {'+'.join(keys)!r}: it knows enter, backspace, back and home")
 
 
 def _open_app(state: PhoneState, name: str) -> PhoneState:
-    by_label = {spec.label.lower(): app for app, spec in APPS.items()}
+    by_label = {find_app(entry.app).label.lower(): entry.app for entry in state.system.apps}
     app = by_label.get(name.strip().lower())
     if app is None:
         near = get_close_matches(name.strip().lower(), by_label, n=1)
-        hint = f"; did you mean {APPS[by_label[near[0]]].label}?" if near else ""
+        hint = f"; did you mean {find_app(by_label[near[0]]).label}?" if near else ""
         raise ActionRejected(f"no app is called {name!r}{hint}")
     return reducer.launch(state, app)

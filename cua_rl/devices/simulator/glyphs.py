@@ -274,6 +274,20 @@ def _search(pen: Pen, ink: Colour, paper: Colour) -> None:
     pen.line((15.5, 15.5), (21, 21), colour=ink, width=2.8)
 
 
+def _document(pen: Pen, ink: Colour, paper: Colour) -> None:
+    pen.shape((5, 2.5), (14.5, 2.5), (19, 7), (19, 21.5), (5, 21.5), colour=ink)
+    for y in (10.5, 14, 17.5):
+        pen.line((8, y), (16, y), colour=paper, width=1.6)
+
+
+def _bin(pen: Pen, ink: Colour, paper: Colour) -> None:
+    pen.box(4, 5, 20, 7.5, colour=ink, radius=1)
+    pen.box(9, 2.5, 15, 6, colour=ink, radius=1)
+    pen.box(5.5, 8.5, 18.5, 22, colour=ink, radius=2)
+    for x in (9.5, 14.5):
+        pen.line((x, 11.5), (x, 19), colour=paper, width=1.6)
+
+
 GLYPHS: dict[str, Callable[[Pen, Colour, Colour], None]] = {
     "settings": _settings,
     "phone": _phone,
@@ -314,4 +328,6 @@ GLYPHS: dict[str, Callable[[Pen, Colour, Colour], None]] = {
     "recents": _recents,
     "arrow": _arrow,
     "search": _search,
+    "document": _document,
+    "bin": _bin,
 }

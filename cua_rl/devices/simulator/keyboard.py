@@ -5,22 +5,33 @@ from functools import lru_cache
 from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.elements import Element, Rect, TypeKey
 from cua_rl.devices.simulator.layout import NAV_TOP
+from cua_rl.devices.simulator.state import KeyboardLayer
 
 KEYBOARD_HEIGHT = 106
 _ROW_HEIGHT = 26
 _KEY_WIDTH = 19
-_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_ROWS: dict[KeyboardLayer, tuple[str, str, str]] = {
+    "lower": ("qwertyuiop", "asdfghjkl", "zxcvbnm"),
+    "upper": ("QWERTYUIOP", "ASDFGHJKL", "ZXCVBNM"),
+    "symbols": ("1234567890", "@#&-+()/:", "\"'!?;*%"),
+}
 
 
-@lru_cache(maxsize=1)
-def keyboard_elements() -> tuple[Element, ...]:
-    """All keys, in reading order."""
+@lru_cache(maxsize=3)
+def keyboard_elements(layer: KeyboardLayer) -> tuple[Element, ...]:
+    """All keys of a layer, in reading order."""
     top = NAV_TOP - KEYBOARD_HEIGHT + 2
-    keys = [_key(key, x, top + i * _ROW_HEIGHT) for i, keys in enumerate(_ROWS) for key, x in _spread(keys)]
-    keys.append(_key("backspace", 162, top + 2 * _ROW_HEIGHT, width=29, text="Del"))
+    keys = [_key(key, x, top + i * _ROW_HEIGHT) for i, keys in enumerate(_ROWS[layer]) for key, x in _spread(keys)]
+    third = top + 2 * _ROW_HEIGHT
+    if layer != "symbols":
+        other_case, text = ("upper", "Aa") if layer == "lower" else ("lower", "aA")
+        keys.append(_key(other_case, 1, third, width=27, text=text))
+    keys.append(_key("backspace", 162, third, width=29, text="Del"))
     bottom = top + 3 * _ROW_HEIGHT
-    keys.append(_key(",", 1, bottom))
-    keys.append(_key(" ", 21, bottom, width=110, text="space"))
+    other_layer = "lower" if layer == "symbols" else "symbols"
+    keys.append(_key(other_layer, 1, bottom, width=31, text="abc" if layer == "symbols" else "?123"))
+    keys.append(_key(",", 33, bottom))
+    keys.append(_key(" ", 53, bottom, width=78, text="space"))
     keys.append(_key(".", 132, bottom))
     keys.append(_key("enter", 152, bottom, width=39, text="Enter"))
     return tuple(keys)

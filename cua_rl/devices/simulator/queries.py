@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 
+from cua_rl.devices.simulator.app_queries import APP_LOOKUPS, APP_QUERIES
 from cua_rl.devices.simulator.catalog import APPS, Toggle
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system_queries import SYSTEM_LOOKUPS, SYSTEM_QUERIES
@@ -48,7 +49,7 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "current_app": lambda state: state.package,
     "current_activity": lambda state: f"{state.package}/{state.screen}",
     "current_screen": lambda state: state.screen,
-    "is_home_screen": lambda state: _truth(state.screen == "home"),
+    "is_home_screen": lambda state: _truth(state.screen.partition("/")[0] == "home"),
     "home_page": lambda state: str(state.home_page),
     "recent_apps": lambda state: _json([APPS[app].package for app in state.recent_apps]),
     "screen_on": lambda state: _truth(state.is_screen_on),
@@ -76,7 +77,8 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "calls": lambda state: _json(state.calls),
     "calculation": lambda state: state.calculation,
     **SYSTEM_QUERIES,
+    **APP_QUERIES,
 }
 
-LOOKUPS: dict[str, Callable[[PhoneState, str], str]] = {**SYSTEM_LOOKUPS}
+LOOKUPS: dict[str, Callable[[PhoneState, str], str]] = {**SYSTEM_LOOKUPS, **APP_LOOKUPS}
 """Queries with an argument, written "name:argument"."""

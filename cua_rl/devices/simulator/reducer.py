@@ -134,7 +134,15 @@ def erase_key(state: PhoneState) -> PhoneState:
 
 def _leave(state: PhoneState) -> PhoneState:
     return replace(
-        state, shade=None, is_recents_open=False, scroll=0, focus=None, draft="", draft_field=None, form=(), keyboard="lower"
+        state,
+        shade=None,
+        is_recents_open=False,
+        scroll=0,
+        focus=None,
+        draft="",
+        draft_field=None,
+        form=(),
+        keyboard="lower",
     )
 
 

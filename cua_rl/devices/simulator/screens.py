@@ -29,8 +29,8 @@ from cua_rl.devices.simulator.layout import (
     row,
     title,
 )
-from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.shade import build_shade
+from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system_catalog import EXTRA_ROWS
 from cua_rl.devices.simulator.system_dialogs import is_dialog, with_dialog

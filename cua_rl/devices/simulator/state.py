@@ -69,7 +69,7 @@ class PhoneState:
     """Numbers that were called, last one last."""
     calculation: str = ""
     alarms_on: tuple[int, ...] = (0,)
-    system: SystemState = SystemState()
+    system: SystemState = field(default_factory=SystemState)
     apps: AppData = field(default_factory=AppData)
 
     app: str | None = None

@@ -1,0 +1,55 @@
+"""Clock: the alarms, a new one, the timer."""
+
+from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.controls import place, plus_button, text_field, title_button, wide_button
+from cua_rl.devices.simulator.elements import Do, Push, SwitchAlarm
+from cua_rl.devices.simulator.layout import Column, row
+from cua_rl.devices.simulator.state import PhoneState
+
+
+def build_clock(state: PhoneState, column: Column) -> None:
+    """The time and the alarms."""
+    column.add(place("time", "Time", "text", (0, 52, WIDTH, 56), text=state.clock, ink="huge"))
+    column.add_heading("Alarms")
+    for i, time in enumerate(state.apps.alarms):
+        column.add(
+            row(
+                f"alarm:{i}",
+                y=column.y,
+                label=time,
+                text=time,
+                effect=SwitchAlarm(alarm=i),
+                kind="switch_row",
+                is_on=i in state.alarms_on,
+            )
+        )
+    column.y += 46  # so that the last row scrolls clear of the round button
+    timer = Push(subscreen="timer")
+    column.pin(place("timer", "Timer", "button", (12, 264, 56, 22), effect=timer, text="Timer"), plus_button("new"))
+
+
+def build_clock_page(state: PhoneState, column: Column, subscreen: str) -> str:
+    """A new alarm, or the timer."""
+    return _new_alarm(state, column) if subscreen == "new" else _timer(state, column)
+
+
+def _new_alarm(state: PhoneState, column: Column) -> str:
+    column.add(
+        text_field(state, "hour", "Hour", (30, 62, 56, 26)),
+        place("colon", "Colon", "text", (86, 62, 20, 26), text=":", ink="large"),
+        text_field(state, "minute", "Minute", (106, 62, 56, 26)),
+    )
+    column.add_text("From 00:00 to 23:59", indent=30)
+    column.pin(title_button("Save", Do(command="save_alarm")))
+    return "New alarm"
+
+
+def _timer(state: PhoneState, column: Column) -> str:
+    if state.apps.timer_s:
+        minutes, seconds = divmod(state.apps.timer_s, 60)
+        left = place("left", "Left", "text", (0, 70, WIDTH, 56), text=f"{minutes:02d}:{seconds:02d}", ink="huge")
+        column.add(left, wide_button("Stop", 150, Do(command="stop_timer")))
+        return "Timer"
+    column.add(text_field(state, "minutes", "Minutes", (56, 62, 80, 26)))
+    column.add(wide_button("Start", 104, Do(command="start_timer")))
+    return "Timer"

@@ -1,0 +1,152 @@
+"""The launcher beside its home pages: the drawer with all apps, menus of icons, wallpapers."""
+
+from cua_rl.devices.simulator.app_reducer import subject
+from cua_rl.devices.simulator.catalog import WALLPAPERS, WIDTH
+from cua_rl.devices.simulator.controls import place, text_field
+from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Push, Rect
+from cua_rl.devices.simulator.home_layout import page_of
+from cua_rl.devices.simulator.layout import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, Column, row
+from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_catalog import STORE_APPS, WALLPAPER_NAMES, find_app, glyph_of
+
+_ICON_BOX = (46, 51)
+_CELL_WIDTH, _CELL_HEIGHT = 60, 60
+
+
+def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
+    """The menu that opens when an icon, or the wallpaper between the icons, is held; None elsewhere."""
+    name = state.screen
+    if name not in ("home", "home/drawer"):
+        return None
+    if target is None:
+        return "options" if name == "home" else None
+    if not target.element_id.startswith("app:"):
+        return None
+    return f"{'menu' if name == 'home' else 'entry'}:{target.element_id.removeprefix('app:')}"
+
+
+def build_launcher(state: PhoneState) -> tuple[Column, Rect]:
+    """The elements of the current screen and where they scroll."""
+    column = Column(top=CONTENT_TOP)
+    subscreen = state.subscreens[-1]
+    match subscreen.partition(":")[0]:
+        case "drawer":
+            _drawer(state, column)
+        case "wallpapers":
+            _wallpapers(column)
+        case "wallpaper":
+            _preview(state, column)
+        case "uninstall":
+            _confirmation(state, column)
+        case "options":
+            _menu(column, "Home screen", [("Wallpapers", Push(subscreen="wallpapers"), "gallery", "#e0479e")])
+        case _:
+            _menu(column, find_app(subject(state)).label, _choices(state, subject(state), subscreen))
+    return column, Rect(x=0, y=CONTENT_TOP, width=WIDTH, height=NAV_TOP - CONTENT_TOP)
+
+
+def _drawer(state: PhoneState, column: Column) -> None:
+    column.pin(text_field(state, "drawer", "Search apps", (12, STATUS_HEIGHT + 3, WIDTH - 24, 24)))
+    words = state.draft.strip().lower()
+    found = [entry.app for entry in state.system.apps if words in find_app(entry.app).label.lower()]
+    for i, app in enumerate(found):
+        _add_drawer_icon(column, app, i)
+    if not found:
+        nothing = (14, CONTENT_TOP + 12, WIDTH - 28, 14)
+        column.pin(place("nothing", "Nothing", "text", nothing, text="No app has that name"))
+    column.y += 4
+
+
+def _add_drawer_icon(column: Column, app: str, index: int) -> None:
+    spec, (width, height) = find_app(app), _ICON_BOX
+    x = 6 + index % 3 * _CELL_WIDTH + (_CELL_WIDTH - width) // 2
+    y = CONTENT_TOP + 4 + index // 3 * _CELL_HEIGHT
+    column.add(
+        place(
+            f"app:{app}",
+            spec.label,
+            "app_icon",
+            (x, y, width, height),
+            effect=Launch(app=app),
+            text=spec.label,
+            glyph=glyph_of(app),
+            paper=spec.paper,
+            ink=spec.ink,
+        )
+    )
+
+
+_Choice = tuple[str, Effect, str, str]
+"""Label, effect, glyph, colour."""
+
+
+def _choices(state: PhoneState, app: str, subscreen: str) -> list[_Choice]:
+    can_go: list[_Choice] = (
+        [("Uninstall", Push(subscreen=f"uninstall:{app}"), "bin", "#d32f2f")] if app in STORE_APPS else []
+    )
+    if subscreen.startswith("menu:"):
+        move: list[_Choice] = [("Move", Do(command="move_icon"), "play", "#2f6fed")]
+        return [*move, ("Remove", Do(command="unpin_icon"), "do_not_disturb", "#5f6b7a"), *can_go]
+    if page_of(state.home_pages, app) is None:
+        return [("Add", Do(command="pin_icon"), "plus", "#2e9e4f"), *can_go]
+    return [("Open", Launch(app=app), glyph_of(app), find_app(app).paper), *can_go]
+
+
+_CHOICE_TEXTS = {"Move": "Move to other page", "Remove": "Remove from home", "Add": "Add to home screen"}
+
+
+def _menu(column: Column, heading: str, choices: list[_Choice]) -> None:
+    height = 34 + 36 * len(choices)
+    top = 110
+    column.pin(
+        place("panel", "Panel", "panel", (0, top, WIDTH, height + 6)),
+        place("menu_title", heading, "text", (14, top + 4, WIDTH - 28, 26), text=heading, ink="large"),
+    )
+    for i, (label, effect, glyph, paper) in enumerate(choices):
+        column.pin(
+            row(
+                f"choice:{label}",
+                y=top + 34 + 36 * i,
+                label=label,
+                text=_CHOICE_TEXTS.get(label, label),
+                glyph=glyph,
+                paper=paper,
+                effect=effect,
+            )
+        )
+
+
+def _confirmation(state: PhoneState, column: Column) -> None:
+    label = find_app(subject(state)).label
+    column.pin(
+        place("panel", "Panel", "panel", (10, 116, WIDTH - 20, 92)),
+        place("question", "Question", "text", (20, 124, WIDTH - 40, 24), text=f"Uninstall {label}?", ink="large"),
+        place("warning", "Warning", "text", (20, 148, WIDTH - 40, 14), text="Its data will be deleted.", ink="centre"),
+        place("ok", "OK", "button", (60, 174, 72, 24), effect=Do(command="uninstall"), text="OK"),
+    )
+
+
+def _wallpapers(column: Column) -> None:
+    column.pin(
+        place("panel", "Panel", "panel", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT)),
+        place("heading", "Wallpapers", "text", (14, STATUS_HEIGHT + 2, WIDTH - 28, 26), text="Wallpapers", ink="large"),
+    )
+    for i, name in enumerate(WALLPAPER_NAMES):
+        y = CONTENT_TOP + 2 + 42 * i
+        effect = Push(subscreen=f"wallpaper:{i}")
+        chip = row(f"wallpaper:{i}", y=y, label=name, text=name, glyph="gallery", effect=effect, paper=WALLPAPERS[i][0])
+        column.pin(chip)
+
+
+def _preview(state: PhoneState, column: Column) -> None:
+    column.pin(
+        place(
+            "preview",
+            "Preview",
+            "art",
+            (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT),
+            glyph="wallpaper",
+            text=subject(state),
+        ),
+        place("set", "Set", "button", (60, 240, 72, 26), effect=Do(command="set_wallpaper"), text="Set"),
+    )
