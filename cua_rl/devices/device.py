@@ -69,4 +69,4 @@ class DeviceAbilities:
     is_seeded: bool
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
     queries: frozenset[str] | None = None
-    """What `query` knows; None if only a device can tell."""
+    """Names that `query` knows, without what may follow a colon; None if only a device can tell."""

@@ -104,7 +104,7 @@ def _parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
             f"expected a query in {what}, got {dict(given.raw)!r}; add what to read, such as wifi_enabled"
         )
     if device.queries is not None:
-        require_known(f"query of {device.name} in {what}", query, sorted(device.queries))
+        require_known(f"query of {device.name} in {what}", query.partition(":")[0], sorted(device.queries))
     if (how == "told") != ("expected" not in given.raw):
         raise ConfigError(
             f"expected {what} to say what is expected, except for 'told' (the answer must contain what the query "
