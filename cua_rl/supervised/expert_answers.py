@@ -2,7 +2,7 @@
 
 import json
 
-from cua_rl.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
+from cua_rl.actions import Action, Button, Click, Drag, LongPress, PressButton, PressKey, TypeText, Wait
 from cua_rl.agent.tools import MAX_COORDINATE, MOBILE_USE
 from cua_rl.conversation import ToolCall
 from cua_rl.errors import TaskError
@@ -25,6 +25,8 @@ def _arguments(action: Action | Finish, screen: Observation) -> dict[str, object
     match action:
         case Click():
             return {"action": "click", "coordinate": _relative(action.x, action.y, screen)}
+        case LongPress(x=x, y=y):
+            return {"action": "long_press", "coordinate": _relative(x, y, screen)}
         case Drag():
             ends = _relative(action.x, action.y, screen), _relative(action.to_x, action.to_y, screen)
             return {"action": "swipe", "coordinate": ends[0], "coordinate2": ends[1]}

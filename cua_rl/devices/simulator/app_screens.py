@@ -5,7 +5,7 @@ from collections.abc import Callable
 from cua_rl.devices.simulator import content
 from cua_rl.devices.simulator.app_reducer import conversation_with, subject
 from cua_rl.devices.simulator.browser_screens import build_chrome, build_chrome_page
-from cua_rl.devices.simulator.catalog import APPS, WIDTH
+from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.clock_screens import build_clock, build_clock_page
 from cua_rl.devices.simulator.contact_screens import (
     add_keypad,
@@ -20,14 +20,15 @@ from cua_rl.devices.simulator.file_screens import build_files, build_files_page
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
 from cua_rl.devices.simulator.layout import CONTENT_BOTTOM, CONTENT_TOP, NAV_TOP, Column, row
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_catalog import find_app
 
 
 def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
     """The title and the elements of the app's current screen."""
     column = Column(top=CONTENT_TOP)
     if not state.subscreens:
-        _ROOTS[app](state, column)
-        return APPS[app].label, column
+        _ROOTS.get(app, _store_app)(state, column)
+        return find_app(app).label, column
     return _PAGES[app](state, column, state.subscreens[-1]), column
 
 
@@ -209,6 +210,14 @@ def _calculator(state: PhoneState, column: Column) -> None:
         place("display", "Display", "text", (14, 52, WIDTH - 28, 44), text=state.calculation or "0", ink="right")
     )
     add_keypad(column, "789/456*123-C0=+", top=104, num_columns=4, key_height=46)
+
+
+def _store_app(state: PhoneState, column: Column) -> None:
+    app = state.app or ""
+    banner = (12, CONTENT_TOP + 6, WIDTH - 24, 60)
+    column.add(place("banner", "Banner", "art", banner, glyph="banner", text=find_app(app).label))
+    column.add_text("Welcome back.")
+    column.add_text("There is nothing new today.")
 
 
 def _weather(state: PhoneState, column: Column) -> None:

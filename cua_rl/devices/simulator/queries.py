@@ -6,8 +6,9 @@ from dataclasses import asdict
 from difflib import get_close_matches
 
 from cua_rl.devices.simulator.app_queries import APP_LOOKUPS, APP_QUERIES
-from cua_rl.devices.simulator.catalog import APPS, Toggle
+from cua_rl.devices.simulator.catalog import Toggle
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system_catalog import find_app
 from cua_rl.devices.simulator.system_queries import SYSTEM_LOOKUPS, SYSTEM_QUERIES
 from cua_rl.errors import TaskError
 
@@ -51,7 +52,7 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "current_screen": lambda state: state.screen,
     "is_home_screen": lambda state: _truth(state.screen.partition("/")[0] == "home"),
     "home_page": lambda state: str(state.home_page),
-    "recent_apps": lambda state: _json([APPS[app].package for app in state.recent_apps]),
+    "recent_apps": lambda state: _json([find_app(app).package for app in state.recent_apps]),
     "screen_on": lambda state: _truth(state.is_screen_on),
     "wifi_enabled": _toggle(Toggle.WIFI),
     "bluetooth_enabled": _toggle(Toggle.BLUETOOTH),

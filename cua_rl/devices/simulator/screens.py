@@ -32,7 +32,7 @@ from cua_rl.devices.simulator.layout import (
 from cua_rl.devices.simulator.shade import build_shade
 from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_catalog import EXTRA_ROWS
+from cua_rl.devices.simulator.system_catalog import EXTRA_ROWS, find_app, glyph_of
 from cua_rl.devices.simulator.system_dialogs import is_dialog, with_dialog
 from cua_rl.devices.simulator.system_screens import extra_row, system_page, time_zone_row, vibration_rows
 
@@ -73,7 +73,7 @@ def _launcher(state: PhoneState) -> Screen:
 
 
 def _home_icon(app: str, x: int, y: int) -> Element:
-    spec = APPS[app]
+    spec = find_app(app)
     margin = 6
     return Element(
         element_id=f"app:{app}",
@@ -82,7 +82,7 @@ def _home_icon(app: str, x: int, y: int) -> Element:
         rect=Rect(x=x - margin, y=y - margin, width=ICON_SIZE + 2 * margin, height=ICON_SIZE + 2 * margin + 5),
         effect=Launch(app=app),
         text=spec.label,
-        glyph=app,
+        glyph=glyph_of(app),
         paper=spec.paper,
         ink=spec.ink,
     )
@@ -92,14 +92,14 @@ def _recents(state: PhoneState) -> Screen:
     column = Column(top=STATUS_HEIGHT + 6)
     column.add(title("Recent apps", y=column.y, height=26))
     for app in state.recent_apps[:5]:
-        spec = APPS[app]
+        spec = find_app(app)
         column.add(
             row(
                 f"recent:{app}",
                 y=column.y,
                 label=spec.label,
                 text=spec.label,
-                glyph=app,
+                glyph=glyph_of(app),
                 paper=spec.paper,
                 ink=spec.ink,
                 effect=Launch(app=app),

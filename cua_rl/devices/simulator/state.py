@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Self
 
 from cua_rl.devices.simulator.app_data import AppData
-from cua_rl.devices.simulator.catalog import APPS, HOME_PACKAGE, Toggle
+from cua_rl.devices.simulator.catalog import HOME_PACKAGE, Toggle
+from cua_rl.devices.simulator.system_catalog import find_app
 from cua_rl.devices.simulator.system_state import Shade, SystemState
 
 Field = Literal[
@@ -109,7 +110,7 @@ class PhoneState:
     @property
     def package(self) -> str:
         """The package name of the app in the foreground."""
-        return HOME_PACKAGE if self.app is None else APPS[self.app].package
+        return HOME_PACKAGE if self.app is None else find_app(self.app).package
 
     @property
     def clock(self) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from cua_rl.actions import Action, Click, Drag, PressButton, TypeText
+from cua_rl.actions import Action, Click, Drag, LongPress, PressButton, TypeText
 from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.elements import Element, Screen
@@ -14,10 +14,13 @@ from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.tasks.demo.phone import find_template
 from cua_rl.tasks.demo.template import (
     Deed,
+    Hold,
     Instance,
     Move,
     PushButton,
     SlideTo,
+    SwipeUp,
+    TapKey,
     TapOn,
     TaskTemplate,
     Tell,
@@ -26,6 +29,8 @@ from cua_rl.tasks.demo.template import (
 )
 from cua_rl.tasks.task import Task
 
+_FREE_PLACE = 96, 285
+"""Below the icons of a home page, logical units."""
 _SCANNED_KINDS = ("app_icon", "row", "switch_row", "choice_row", "slider", "button", "round_button", "field")
 
 
@@ -103,6 +108,12 @@ def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
     match deed:
         case TapOn(label=label):
             return _seek(label, phone)
+        case TapKey(label=label):
+            return Decision(scanned=(), action=_tap(_find_key(label, phone), phone.scale))
+        case Hold(label=label):
+            return _hold(label, phone)
+        case SwipeUp():
+            return Decision(scanned=(), action=_swipe_list(True, phone.scale))
         case SlideTo(label=label, share=share):
             return _slide(label, share, phone)
         case TypeIn(text=text):
@@ -128,6 +139,21 @@ def _seek(label: str, phone: SimulatedPhone) -> Decision:
     if hidden is None:
         return Decision(scanned=scanned, action=Finish(success_claimed=False))
     return Decision(scanned=scanned, action=_swipe_list(hidden.rect.y > screen.viewport.y, phone.scale))
+
+
+def _find_key(label: str, phone: SimulatedPhone) -> Element:
+    screen = build_screen(phone.state)
+    return next(item for item in (*screen.content, *screen.fixed) if item.kind == "key" and item.label == label)
+
+
+def _hold(label: str, phone: SimulatedPhone) -> Decision:
+    if not label:
+        x, y = _FREE_PLACE
+        return Decision(scanned=(), action=LongPress(x=x * phone.scale, y=y * phone.scale))
+    decision = _seek(label, phone)
+    if not isinstance(decision.action, Click):
+        return decision
+    return Decision(scanned=decision.scanned, action=LongPress(x=decision.action.x, y=decision.action.y))
 
 
 def _slide(label: str, share: float, phone: SimulatedPhone) -> Decision:

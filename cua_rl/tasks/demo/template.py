@@ -20,7 +20,7 @@ class Goal:
     """What a query must answer in the end.
 
     `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told"
-    (the agent's final message must contain what the query answers; `expected` is unused).
+    (the agent's final message must contain what the query answers, and that must be `expected`, where it is given).
     """
 
     query: str
@@ -35,7 +35,8 @@ class Goal:
             case "includes":
                 return json.loads(self.expected) in json.loads(actual)
             case "told":
-                return answer is not None and actual in answer.replace("%", " ").split()
+                is_right = self.expected in ("", actual)
+                return is_right and answer is not None and _contains_words(answer.replace("%", " "), actual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,25 @@ class TapOn:
     """Tap the element with this label."""
 
     label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapKey:
+    """Tap a key of a dialler, a calculator or the on-screen keyboard."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Press the element with this label for long; "" is the free place below the icons."""
+
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwipeUp:
+    """Swipe from the lower half of the screen to the upper: opens the app drawer on a home page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +101,7 @@ class Tell:
     query: str
 
 
-Deed = TapOn | SlideTo | TypeIn | PushButton | TurnPage | Tell
+Deed = TapOn | TapKey | Hold | SwipeUp | SlideTo | TypeIn | PushButton | TurnPage | Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +157,12 @@ class TaskTemplate:
 def always(instance: Instance) -> Callable[[Random], Instance]:
     """A `draw` for templates whose instances differ in nothing but the phone."""
     return lambda random: instance
+
+
+def _contains_words(text: str, wanted: str) -> bool:
+    """Whether the words of `wanted` stand in `text`, in order and whole; punctuation at their ends does not matter."""
+    said, words = ([word.strip(".,;:!?\"'()") for word in part.split()] for part in (text, wanted))
+    return bool(words) and any(said[i : i + len(words)] == words for i in range(len(said)))
 
 
 async def _validate(goal: Goal, device: Device, answer: str | None) -> Validation:
