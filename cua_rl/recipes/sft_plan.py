@@ -54,7 +54,12 @@ async def plan_sft(config: SftConfig, environ: Mapping[str, str] = os.environ) -
     """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
     model_path = find_model(config.model_name)
     renderer = make_renderer(model_path, config.renderer_name)
-    checkpoint_path = _checkpoint(config.load_checkpoint_path)
+    if not renderer.supports_images:
+        raise ConfigError(
+            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
+            "or leave renderer_name out"
+        )
+    checkpoint_path = _checkpoint(config)
     max_tokens = _max_tokens(config, model_path)
     data = await open_data(config, renderer, max_tokens=max_tokens, database_url=_database_url(config, environ))
     num_examples = data.dataset.num_examples
@@ -126,14 +131,22 @@ def _max_tokens(config: SftConfig, model_path: Path) -> int:
     return config.max_model_len or longest
 
 
-def _checkpoint(path: str | None) -> Path | None:
-    if path is None:
+def _checkpoint(config: SftConfig) -> Path | None:
+    if config.load_checkpoint_path is None:
         return None
-    folder = Path(path).expanduser().absolute()
+    folder = Path(config.load_checkpoint_path).expanduser().absolute()
     damage = find_damage(folder)
     if damage is not None:
         raise ConfigError(
-            f"load_checkpoint_path: expected a folder weights/<step> of an earlier run, got {path!r} ({damage}); "
-            "look into the checkpoints.jsonl of that run"
+            f"load_checkpoint_path: expected a folder weights/<step> of an earlier run, got "
+            f"{config.load_checkpoint_path!r} ({damage}); look into the checkpoints.jsonl of that run"
+        )
+    adapter_path = folder / "adapter_config.json"
+    adapter: dict[str, Any] = json.loads(adapter_path.read_text(encoding="utf-8")) if adapter_path.is_file() else {}
+    rank, alpha = adapter.get("r", 0), adapter.get("lora_alpha", config.lora_alpha)
+    if (rank, alpha) != (config.lora_rank, config.lora_alpha):
+        raise ConfigError(
+            f"load_checkpoint_path: expected weights with lora_rank={config.lora_rank} "
+            f"lora_alpha={config.lora_alpha}, got lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
         )
     return folder

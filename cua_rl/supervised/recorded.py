@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
@@ -178,10 +178,10 @@ async def _successes(session: AsyncSession, training_id: int, step: int) -> list
 
 
 async def _contents(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, str]:
-    """A hash of all that the model read and wrote in a rollout; rollouts without a turn are left out."""
+    """A hash of all that the model read and wrote in a rollout; rollouts without an answer are left out."""
     query = (
         select(TurnRow.rollout_pk, TurnRow.prompt_token_ids, TurnRow.prompt_chunks, TurnRow.sampled_tokens)
-        .where(TurnRow.rollout_pk.in_(rollout_pks))
+        .where(TurnRow.rollout_pk.in_(rollout_pks), func.cardinality(TurnRow.sampled_tokens) > 0)
         .order_by(TurnRow.rollout_pk, TurnRow.turn_index)
     )
     contents: dict[int, str] = {}
