@@ -8,7 +8,8 @@ import pytest
 from cua_rl import metrics
 from cua_rl.metrics import FAMILIES, METRICS, Mean, check_names, mean_of, meaning
 
-AREAS = {"progress", "curriculum", "reward", "replay", "rollout", "loss", "policy", "optim", "time", "device", "stop", "eval"}
+TRAINING_AREAS = {"curriculum", "reward", "replay", "rollout", "loss", "policy", "optim"}
+AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval"}
 OPEN_FAMILIES = {"time/x_s", "eval/x", "eval/x/x"}  # prefixes, and names that their modules put together
 
 

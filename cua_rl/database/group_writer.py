@@ -8,11 +8,12 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.database.models import Environment, Group, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
+from cua_rl.database.models import Environment, Group, Replay, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.database.rows import Scope, add_tasks, advance_status, note_status, require_source, source_table
 from cua_rl.database.turn_writer import insert_turn
 from cua_rl.errors import DatabaseError
 from cua_rl.events import GroupEnded, RolloutStarted, Source
+from cua_rl.tasks.task import Task
 from cua_rl.types import Rollout, RolloutGroup, StopReason
 
 
@@ -39,7 +40,10 @@ def write_rollout_start(connection: Connection, scope: Scope, event: RolloutStar
 
 
 def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at: datetime) -> None:
-    """Complete a group and its rollouts; a member whose start was never reported is inserted now."""
+    """Complete a group and its rollouts; a member whose start was never reported is inserted now.
+
+    Replayed rollouts have their rows since the step that sampled them; the group only refers to them.
+    """
     group, source = event.group, require_source(connection, scope, event.source)
     task_pk = connection.scalar(
         select(TaskRow.id)
@@ -48,13 +52,18 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
     )
     task = {"task_pk": task_pk, "task_id": group.task_id, "seed": group.seed}
     group_pk = _ensure_group(connection, scope, event.source, source.id, group.group_id, group.index, task, at)
-    advantages: Sequence[float | None] = event.advantages or [None] * len(group.rollouts)
-    for position, (rollout, advantage) in enumerate(zip(group.rollouts, advantages, strict=True)):
+    advantages: Sequence[float | None] = event.advantages or [None] * len(group.compared)
+    num_members = len(group.rollouts)
+    for position, (rollout, advantage) in enumerate(zip(group.rollouts, advantages[:num_members], strict=True)):
         _complete_rollout(connection, scope, group_pk, task_pk, rollout, at, position=position, advantage=advantage)
     for position, rollout in enumerate(group.faulty):
         _complete_rollout(connection, scope, group_pk, task_pk, rollout, at, position=position, advantage=None)
+    for position, (rollout, advantage) in enumerate(zip(group.replayed, advantages[num_members:], strict=True)):
+        _insert_replay(connection, scope, group_pk, rollout, position=position, advantage=advantage)
     cancel_running_rollouts(connection, at, group_pk=group_pk)
     if advance_status(connection, Group, group_pk, "completed", at, ended_at=at, **_statistics(group)):
+        if event.replaced_by is not None:
+            _add_group(connection, event.source, source.id, event.replaced_by)
         _count_ended_group(connection, event.source, source.id, at)
 
 
@@ -176,6 +185,23 @@ def _rollout_start_values(rollout: Rollout, task_pk: int | None) -> dict[str, An
     }
 
 
+def _insert_replay(
+    connection: Connection, scope: Scope, group_pk: int, rollout: Rollout, *, position: int, advantage: float | None
+) -> None:
+    rollout_pk = connection.scalar(
+        select(RolloutRow.id).where(
+            RolloutRow.training_id == scope.training_id, RolloutRow.rollout_id == rollout.rollout_id
+        )
+    )
+    if rollout_pk is None:
+        raise DatabaseError(f"expected replayed rollout {rollout.rollout_id!r} of an earlier step, got no such row")
+    connection.execute(
+        insert(Replay)
+        .values(group_pk=group_pk, rollout_pk=rollout_pk, position=position, advantage=advantage)
+        .on_conflict_do_nothing(index_elements=["group_pk", "position"])
+    )
+
+
 def _insert_missing_turns(connection: Connection, scope: Scope, rollout_pk: int, rollout: Rollout) -> None:
     stored = set(connection.scalars(select(TurnRow.turn_index).where(TurnRow.rollout_pk == rollout_pk)))
     for turn in rollout.turns:
@@ -217,6 +243,17 @@ def _statistics(group: RolloutGroup) -> dict[str, object]:
         "reward_mean": fmean(rewards) if rewards else None,
         "reward_std": pstdev(rewards) if rewards else None,
     }
+
+
+def _add_group(connection: Connection, source: Source, source_id: int, task: Task) -> None:
+    """One more group than the source set out to run."""
+    table = source_table(source)
+    (task_pk,) = add_tasks(connection, [task])
+    connection.execute(
+        update(table)
+        .where(table.id == source_id)
+        .values(num_groups=table.num_groups + 1, task_pks=func.array_append(table.task_pks, task_pk))
+    )
 
 
 def _count_ended_group(connection: Connection, source: Source, source_id: int, at: datetime) -> None:

@@ -2,8 +2,8 @@
 
     trainings ── steps ──┐
         │    └── evals ──┴── groups ── rollouts ── turns ── screenshots
-        └── checkpoints                  ├── validations
-    tasks ── groups, rollouts            └── environments
+        └── checkpoints              ├── validations, replays
+    tasks ── groups, rollouts        └── environments
     status_history: every change of status of a training, step, eval, group or rollout
 
 Deleting a row deletes what hangs on it; screenshots and tasks are shared by trainings and stay.
@@ -36,11 +36,9 @@ from cua_rl.database.columns import AnyJson, AnyText, NumberArray
 from cua_rl.types import StopReason
 
 Json = dict[str, Any]
-
-TRAINING_STATUSES = ("running", "completed", "failed", "cancelled")
 STEP_STATUSES = ("rollouts", "training", "completed", "failed", "cancelled")
 RUN_STATUSES = ("running", "completed", "failed", "cancelled")
-"""Of evals, groups and rollouts; a failed rollout is one that an infrastructure fault ended."""
+"""Of trainings, evals, groups and rollouts; a failed rollout is one that an infrastructure fault ended."""
 
 
 class Base(DeclarativeBase):
@@ -84,8 +82,7 @@ def _updated() -> Mapped[datetime]:
 
 
 def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({listed})", name=column)
+    return CheckConstraint(f"{column} IN ({', '.join(repr(str(value)) for value in values)})", name=column)
 
 
 class Training(Base):
@@ -94,7 +91,7 @@ class Training(Base):
     __tablename__ = "trainings"
     __table_args__ = (
         UniqueConstraint("run_name", "log_path"),
-        _one_of("status", TRAINING_STATUSES),
+        _one_of("status", RUN_STATUSES),
         Index("ix_trainings_latest", "started_at", "id"),
     )
 
@@ -269,6 +266,17 @@ class RolloutRow(Base):
     updated_at: Mapped[datetime] = _updated()
 
 
+class Replay(Base):
+    """A rollout of an earlier step that joined a group in which every member failed, and was trained on with it."""
+
+    __tablename__ = "replays"
+
+    group_pk: Mapped[int] = mapped_column(BigInteger, ForeignKey("groups.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    rollout_pk: Mapped[int] = _foreign_key("rollouts.id", index=True)
+    advantage: Mapped[float]
+
+
 class Environment(Base):
     """The device that a rollout used."""
 
@@ -337,9 +345,7 @@ class TurnRow(Base):
     duration_s: Mapped[float]
     """Of the request to the model."""
     durations_s: Mapped[Json]
-    """Seconds per stage of the turn."""
     action: Mapped[Json | None]
-    """{"type": "Click", "x": 3, "y": 4}"""
     action_error: Mapped[str | None]
     before_sha256: Mapped[str] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)
     after_sha256: Mapped[str | None] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)

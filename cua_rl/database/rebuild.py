@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.conversation import ImageFormat, ParseFailure
 from cua_rl.database.encoding import decode_action, decode_prompt
-from cua_rl.database.models import Eval, Group, RolloutRow, Screenshot, Step, TurnRow, ValidationRow
+from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Phase
 from cua_rl.types import ModelTurn, Observation, Reward, Rollout, RolloutGroup, StopReason, Turn, Validation
@@ -19,12 +19,27 @@ async def load_groups(
 ) -> list[RolloutGroup]:
     """All ended groups of a step or evaluation, by index; raises `DatabaseError` if it was never recorded."""
     group_rows = await _load_group_rows(session, training_id, step, phase)
-    rollouts = await _load_rollouts(session, [row.id for row in group_rows])
-    return [_build_group(row, rollouts[row.id]) for row in group_rows]
+    group_pks = [row.id for row in group_rows]
+    rollouts = await _load_group_rollouts(session, group_pks)
+    replayed = await _load_replayed(session, group_pks)
+    return [_build_group(row, rollouts[row.id], replayed[row.id]) for row in group_rows]
+
+
+async def load_rollouts(session: AsyncSession, training_id: int, rollout_ids: Sequence[str]) -> list[Rollout]:
+    """Ended rollouts by id, in the order of the ids; raises `DatabaseError` if one was never recorded."""
+    query = select(RolloutRow).where(RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(rollout_ids))
+    found = {rollout.rollout_id: rollout for rollout, _ in await _load_rollouts(session, query)}
+    missing = [rollout_id for rollout_id in rollout_ids if rollout_id not in found]
+    if missing:
+        raise DatabaseError(
+            f"expected rollouts {missing[:3]!r} of training {training_id} in the database, got no such rows; use the "
+            "database that the run began with"
+        )
+    return [found[rollout_id] for rollout_id in rollout_ids]
 
 
 async def load_advantages(session: AsyncSession, training_id: int, step: int) -> list[tuple[float, ...]]:
-    """The advantages of a step's groups, aligned with `load_groups` and each group's `rollouts`."""
+    """The advantages of a step's groups, aligned with `load_groups` and each group's `compared`."""
     group_rows = await _load_group_rows(session, training_id, step, "step")
     query = (
         select(RolloutRow.group_pk, RolloutRow.advantage)
@@ -36,6 +51,8 @@ async def load_advantages(session: AsyncSession, training_id: int, step: int) ->
         if advantage is None:
             raise DatabaseError(f"expected an advantage for every rollout of step {step}, got NULL in group {group_pk}")
         by_group[group_pk].append(advantage)
+    for replay in await _load_replays(session, [row.id for row in group_rows]):
+        by_group[replay.group_pk].append(replay.advantage)
     return [tuple(by_group[row.id]) for row in group_rows]
 
 
@@ -53,21 +70,41 @@ async def _load_group_rows(session: AsyncSession, training_id: int, step: int, p
     return (await session.scalars(query)).all()
 
 
-async def _load_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
-    """Rollouts by group, in the order of their group; cancelled ones never became part of it."""
-    ended = RolloutRow.status.in_(("completed", "failed"))
-    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks), ended).order_by(RolloutRow.position)
-    rows = (await session.scalars(query)).all()
+async def _load_group_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
+    """Rollouts by group, in the order of their group."""
+    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position)
+    by_group: dict[int, list[Rollout]] = defaultdict(list)
+    for rollout, row in await _load_rollouts(session, query):
+        by_group[row.group_pk].append(rollout)
+    return by_group
+
+
+async def _load_replayed(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
+    """Replayed rollouts by the group that they joined."""
+    replays = await _load_replays(session, group_pks)
+    query = select(RolloutRow).where(RolloutRow.id.in_([replay.rollout_pk for replay in replays]))
+    rollouts = {row.id: rollout for rollout, row in await _load_rollouts(session, query)} if replays else {}
+    by_group: dict[int, list[Rollout]] = defaultdict(list)
+    for replay in replays:
+        by_group[replay.group_pk].append(rollouts[replay.rollout_pk])
+    return by_group
+
+
+async def _load_replays(session: AsyncSession, group_pks: Sequence[int]) -> Sequence[Replay]:
+    query = select(Replay).where(Replay.group_pk.in_(group_pks)).order_by(Replay.group_pk, Replay.position)
+    return (await session.scalars(query)).all()
+
+
+async def _load_rollouts(session: AsyncSession, query: Select[RolloutRow]) -> list[tuple[Rollout, RolloutRow]]:
+    """The ended ones among the rollouts that `query` finds; cancelled ones never became part of a group."""
+    rows = (await session.scalars(query.where(RolloutRow.status.in_(("completed", "failed"))))).all()
     keys = [row.id for row in rows]
     validations = {
         row.rollout_pk: _build_validation(row)
         for row in await session.scalars(select(ValidationRow).where(ValidationRow.rollout_pk.in_(keys)))
     }
     turns = await _load_turns(session, keys)
-    by_group: dict[int, list[Rollout]] = defaultdict(list)
-    for row in rows:
-        by_group[row.group_pk].append(_build_rollout(row, turns[row.id], validations.get(row.id)))
-    return by_group
+    return [(_build_rollout(row, turns[row.id], validations.get(row.id)), row) for row in rows]
 
 
 async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, list[Turn]]:
@@ -87,7 +124,7 @@ async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> 
     return {row.sha256: row for row in rows}
 
 
-def _build_group(row: Group, rollouts: Sequence[Rollout]) -> RolloutGroup:
+def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout]) -> RolloutGroup:
     return RolloutGroup(
         group_id=row.group_id,
         index=row.group_index,
@@ -95,6 +132,7 @@ def _build_group(row: Group, rollouts: Sequence[Rollout]) -> RolloutGroup:
         seed=row.seed,
         rollouts=tuple(rollout for rollout in rollouts if rollout.reward is not None),
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
+        replayed=tuple(replayed),
     )
 
 
