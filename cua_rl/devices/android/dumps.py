@@ -99,10 +99,8 @@ def _notification(record: str) -> Notification:
     )
 
 
-def parse_permissions(text: str, package: str) -> dict[str, bool] | None:
-    """Permission -> granted to user 0, from `dumpsys package NAME`; None if the package is not installed."""
-    if re.search(rf"^Unable to find package: {re.escape(package)}\s*$", text, re.MULTILINE):
-        return None
+def parse_permissions(text: str, package: str) -> dict[str, bool]:
+    """Permission -> granted to user 0, from `dumpsys package NAME` of an installed package."""
     section = _section(text, "Package", package)
     if section is None:
         raise misunderstood(f"'Package [{package}]' in `dumpsys package`", text)
@@ -113,7 +111,7 @@ def parse_permissions(text: str, package: str) -> dict[str, bool] | None:
 
 def _section(text: str, kind: str, name: str) -> str | None:
     """From "  KIND [NAME] (...)" up to the next line that is indented as little."""
-    start = re.search(rf"^  {kind} \[{re.escape(name)}\] \(", text, re.MULTILINE)
+    start = re.search(rf"^  {kind} \[{re.escape(name)}\] \(.*\n", text, re.MULTILINE)
     if start is None:
         return None
     end = re.search(r"^ {0,2}\S", text[start.end() :], re.MULTILINE)

@@ -130,6 +130,8 @@ def full_permission(name: str) -> str:
 
 async def read_permissions(shell: AndroidShell, package: str) -> dict[str, bool] | None:
     """Permission -> granted; None if the package is not installed."""
+    if await _app_installed(shell, package) == "false":
+        return None
     return dumps.parse_permissions(await shell.run(f"dumpsys package {quote(package)}"), package)
 
 
