@@ -84,7 +84,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
-        max_lora_rank=_max_lora_rank(config.lora_rank),
+        max_lora_rank=max_lora_rank(config.lora_rank),
         checkpoint_path=_checkpoint(config.load_checkpoint_path),
         database_url=await _reachable_database(environ),
     )
@@ -136,7 +136,8 @@ def _max_positions(model_path: Path) -> int:
     return int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
 
 
-def _max_lora_rank(rank: int) -> int:
+def max_lora_rank(rank: int) -> int:
+    """The smallest rank that vLLM accepts as its largest and that holds `rank`."""
     fitting = [allowed for allowed in LORA_RANKS if allowed >= rank]
     if not fitting:
         raise ConfigError(f"lora_rank: expected at most {LORA_RANKS[-1]}, got {rank}; lower it")
