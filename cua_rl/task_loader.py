@@ -1,6 +1,7 @@
 """From what the user asked for to tasks: which templates, and which instance of which template at which step."""
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
+from cua_rl.tasks.lasting_devices import LastingDeviceTask
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources
 from cua_rl.tasks.task import Category, Difficulty, Task
 
@@ -23,6 +25,8 @@ __all__ = [
     "parse_sources", "require_disjoint",
 ]  # fmt: skip
 
+logger = logging.getLogger(__name__)
+
 SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_000_000, 2_000_000)}
 """Instance seeds of each split. They are disjoint, so no phone that was trained on is ever evaluated on."""
 
@@ -30,7 +34,7 @@ SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_s
 
 
 class Template(Protocol):
-    """A task for every seed: `TaskTemplate`, `CustomTask` or `FolderTask`."""
+    """A task for every seed: `TaskTemplate`, `LastingDeviceTask`, `CustomTask` or `FolderTask`."""
 
     @property
     def task_id(self) -> str: ...
@@ -118,7 +122,7 @@ def _fixed_ids(tasks: TaskSet) -> set[str]:
 
 def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities) -> Sequence[Template]:
     seed = run_seed if config.seed is None else config.seed
-    candidates = list(_candidates(config, seed, device))
+    candidates = _fit(_candidates(config, seed, device), config, device)
     _require_known_names(config, candidates)
     found = [template for template in candidates if _passes(template, config)]
     if not found:
@@ -154,6 +158,20 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) ->
                 f"expected a source of tasks that this version has, got 'gym' (gym_base_url={config.gym_base_url!r}): "
                 "a client for gym servers is not part of it; use folders (task_adapter), custom tasks or demo tasks"
             )
+
+
+def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: DeviceAbilities) -> list[Template]:
+    """The tasks as they run on such a device; whole demo sets lose what it cannot answer, single tasks are refused."""
+    if device.is_seeded:
+        return list(candidates)
+    fitting = [LastingDeviceTask(template=task) if isinstance(task, TaskTemplate) else task for task in candidates]
+    unreadable = [task for task in fitting if isinstance(task, LastingDeviceTask) and not task.is_readable(device)]
+    if unreadable:
+        names = ", ".join(task.task_id for task in unreadable)
+        if not config.source_type.startswith("demo_"):
+            raise ConfigError(f"expected tasks whose goals {device.name} can read, got {names}; choose others")
+        logger.warning("left out %d tasks whose goals %s cannot read: %s", len(unreadable), device.name, names)
+    return [task for task in fitting if task not in unreadable]
 
 
 def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) -> list[FolderTask]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Literal, cast, get_args
 
@@ -20,6 +21,7 @@ from cua_rl.devices.simulator.start import Start, make_phone_state
 from cua_rl.errors import ConfigError, TaskError, boundary
 from cua_rl.tasks.demo.template import Goal, Instance, TaskTemplate
 from cua_rl.tasks.fields import Fields, read_mapping, require_known
+from cua_rl.tasks.lasting_devices import make_undone
 from cua_rl.tasks.start_fields import parse_start
 from cua_rl.tasks.task import Category, Difficulty, Task
 
@@ -56,7 +58,8 @@ class CustomTask:
             draw=lambda random: instance,
             tags=self.tags,
         )
-        return replace(template.make_task(seed), start=self.start)
+        prepare = partial(make_undone, self.goal) if self.start is None else None
+        return replace(template.make_task(seed), start=self.start, prepare=prepare)
 
 
 def parse_custom_task(value: object, what: str, device: DeviceAbilities) -> CustomTask:

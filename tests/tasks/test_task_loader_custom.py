@@ -10,9 +10,11 @@ from cua_rl.actions import Click
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, TaskError
+from cua_rl.rollout.run import prepare
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.demo.phone import make_simulated_phone
+from tests.fakes import FakeDevice
 
 WIFI = {"query": "wifi_enabled", "expected": "true"}
 REAL_PHONE = DeviceAbilities(
@@ -189,3 +191,27 @@ def test_what_is_the_same_for_every_seed_is_never_trained_and_evaluated() -> Non
     require_disjoint(*both(None))
     with pytest.raises(ConfigError, match="custom_do_it"):
         require_disjoint(*both(REAL_PHONE))
+
+
+async def test_on_a_device_that_lasts_the_goal_is_undone_before_the_agent_begins() -> None:
+    sources = [
+        {"source_type": "ids", "task_ids": "train_02_enable_wifi"},
+        {"source_type": "custom", "custom_tasks": [task()]},
+    ]
+    for instance in load_tasks(sources, seed=0, split="train", device=REAL_PHONE).batch(0, 2):
+        await prepare(instance, FakeDevice(state="false"))
+        with pytest.raises(TaskError, match="'wifi_enabled' to be anything but 'true'"):
+            await prepare(instance, FakeDevice(state="true"))
+
+
+def test_demo_sets_lose_what_a_device_cannot_read_and_single_tasks_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    readable = load_tasks({"source_type": "demo_training", "tags": "demo"}, seed=0, split="train", device=REAL_PHONE)
+
+    assert set(readable.task_ids) == {"train_02_enable_wifi", "train_09_disable_wifi"}
+    assert "train_01_open_settings" in caplog.text
+    with pytest.raises(ConfigError, match="a real phone can read, got train_01_open_settings"):
+        load_tasks(
+            {"source_type": "ids", "task_ids": "train_01_open_settings"}, seed=0, split="train", device=REAL_PHONE
+        )

@@ -1,0 +1,58 @@
+"""Demo and custom tasks on devices that no seed makes: real ones, which keep what the last rollout did.
+
+Before a rollout the goal is undone where it holds; where that cannot be done, the rollout ends as a fault of the task.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from cua_rl.devices.android.preparation import make_goal_false
+from cua_rl.devices.android.shell import DeviceShell
+from cua_rl.devices.device import Device, DeviceAbilities, ShellDevice
+from cua_rl.errors import TaskError
+from cua_rl.tasks.demo.template import Goal, TaskTemplate
+from cua_rl.tasks.task import Category, Difficulty, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastingDeviceTask:
+    """A demo template whose tasks undo their goal first."""
+
+    template: TaskTemplate
+
+    @property
+    def task_id(self) -> str:
+        return self.template.task_id
+
+    @property
+    def category(self) -> Category:
+        return self.template.category
+
+    @property
+    def difficulty(self) -> Difficulty:
+        return self.template.difficulty
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.template.tags
+
+    def make_task(self, seed: int) -> Task:
+        """The task; the seed decides what is asked for, where that differs."""
+        goal = self.template.instance(seed).goal
+        return replace(self.template.make_task(seed), prepare=partial(make_undone, goal))
+
+    def is_readable(self, device: DeviceAbilities) -> bool:
+        """Whether such a device can answer what the goal asks."""
+        query = self.template.instance(0).goal.query
+        return device.queries is None or query.partition(":")[0] in device.queries
+
+
+async def make_undone(goal: Goal, device: Device) -> None:
+    """Leave something to do; raises `TaskError` if the goal holds and cannot be undone."""
+    if device.kind == "android" and isinstance(device, ShellDevice):
+        await make_goal_false(DeviceShell(device), goal.query, goal.expected, goal.how)
+    elif goal.how != "told" and goal.is_met(await device.query(goal.query), None):
+        raise TaskError(
+            f"expected {goal.query!r} to be anything but {goal.expected!r} when the task begins, got that on "
+            f"{device.device_id!r}; undo it, or use a device with a shell"
+        )
