@@ -1,0 +1,68 @@
+"""Several models on the same task instances: each one's figures, and paired tests against the first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cua_rl.evaluation.attempts import Attempt, outcomes_by_position
+from cua_rl.evaluation.evaluate import TaskOutcomes, summarise
+from cua_rl.evaluation.statistics import bootstrap_difference, mcnemar_exact
+from cua_rl.reporting.comparison import Comparison, ModelRow, PairRow
+
+
+def compare_models(attempts: Sequence[Attempt], names: Sequence[str]) -> Comparison:
+    """The figures of the models called `names`, in this order, and each later one against the first."""
+    outcomes = [_Outcomes(name=name, tasks=outcomes_by_position(attempts, name)) for name in names]
+    return Comparison(
+        models=tuple(_model_row(model) for model in outcomes),
+        pairs=tuple(_pair_row(outcomes[0], other) for other in outcomes[1:]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcomes:
+    name: str
+    tasks: dict[int, TaskOutcomes]
+
+
+def _model_row(model: _Outcomes) -> ModelRow:
+    result = summarise(list(model.tasks.values()))
+    return ModelRow(
+        name=model.name,
+        success_rate=result.success_rate,
+        low=result.low,
+        high=result.high,
+        pass_at=result.pass_at,
+        num_tasks=result.num_tasks,
+        num_rollouts=result.num_rollouts,
+        num_successes=result.num_successes,
+        num_faults=result.num_faults,
+        num_turns_mean=result.num_turns_mean,
+        reward_mean=result.reward_mean,
+        success_rate_by_category=result.success_rate_by_category,
+        success_rate_by_difficulty=result.success_rate_by_difficulty,
+    )
+
+
+def _pair_row(first: _Outcomes, second: _Outcomes) -> PairRow:
+    """McNemar's exact test if every task was attempted once, else a bootstrap over tasks."""
+    pairs = [
+        (first.tasks[position].successes, outcomes.successes)
+        for position, outcomes in second.tasks.items()
+        if outcomes.successes and position in first.tasks and first.tasks[position].successes
+    ]
+    differences = [sum(theirs) / len(theirs) - sum(ours) / len(ours) for ours, theirs in pairs]
+    num_worse, num_better = sum(value < 0 for value in differences), sum(value > 0 for value in differences)
+    low, high, p_value = bootstrap_difference(differences)
+    is_single = all(len(ours) == len(theirs) == 1 for ours, theirs in pairs)
+    return PairRow(
+        first=first.name,
+        second=second.name,
+        num_tasks=len(pairs),
+        difference=sum(differences) / max(1, len(differences)),
+        low=low,
+        high=high,
+        p_value=mcnemar_exact(num_worse, num_better) if is_single else p_value,
+        test="McNemar's test, exact" if is_single else "paired bootstrap over tasks",
+        num_only_first=num_worse,
+        num_only_second=num_better,
+    )

@@ -1,0 +1,225 @@
+"""Requests to any OpenAI-compatible endpoint, in its Responses or its Chat API, and what its answers say."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, cast
+from uuid import uuid4
+
+from cua_rl.conversation import ImagePart, Item, Message, ParsedAnswer, Reasoning, TextPart, Tool, ToolCall, ToolResult
+from cua_rl.errors import SamplingError
+from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.openai_items import responses_input, responses_tools
+from cua_rl.types import SamplingParams
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What an endpoint answered; token counts are its own, 0 if it gives none."""
+
+    parsed: ParsedAnswer
+    is_complete: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_sampled_tokens: int
+
+
+def responses_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> Json:
+    """A Responses request. Thoughts are left out: an endpoint takes back only those that it keeps itself."""
+    spoken = [item for item in items if not isinstance(item, Reasoning)]
+    return {
+        "model": model,
+        "input": responses_input(spoken),
+        "tools": [{**tool, "strict": False} for tool in responses_tools(tools)],
+        "temperature": params.temperature,
+        "max_output_tokens": params.max_tokens,
+        "store": False,
+    }
+
+
+def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> Json:
+    """A Chat request."""
+    return {
+        "model": model,
+        "messages": chat_messages(items),
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.parameters),
+                },
+            }
+            for tool in tools
+        ],
+        "temperature": params.temperature,
+        "max_tokens": params.max_tokens,
+    }
+
+
+def chat_messages(items: Sequence[Item]) -> list[Json]:
+    """Conversation items as Chat messages.
+
+    One answer is one message. Tool results are text there, so their screenshots follow in a message of the user.
+    """
+    messages: list[Json] = []
+    for kind, run in groupby((item for item in items if not isinstance(item, Reasoning)), _kind):
+        group = list(run)
+        if kind == "answer":
+            messages.append(_chat_answer(group))
+        elif kind == "result":
+            messages += _chat_results([item for item in group if isinstance(item, ToolResult)])
+        else:
+            messages += [_chat_message(item) for item in group if isinstance(item, Message)]
+    return messages
+
+
+def parse_responses_reply(body: object) -> Reply:
+    """Read a Response object.
+
+    Raises:
+        SamplingError: it is none.
+    """
+    try:
+        fields = cast("Json", body)
+        texts, thoughts, calls = "", "", list[ToolCall]()
+        for item in cast("list[Json]", fields["output"]):
+            match item["type"]:
+                case "message":
+                    texts += "".join(part.get("text", "") for part in item["content"])
+                case "reasoning":
+                    parts = cast("list[Json]", item.get("content") or item.get("summary") or [])
+                    thoughts += "".join(part.get("text", "") for part in parts)
+                case "function_call":
+                    calls.append(_call(item.get("call_id"), item["name"], item["arguments"]))
+                case _:
+                    continue
+        usage = fields.get("usage")
+        return Reply(
+            parsed=_parsed(texts, thoughts or None, calls),
+            is_complete=fields.get("status", "completed") == "completed",
+            num_prompt_tokens=_count(usage, "input_tokens"),
+            num_cached_tokens=_count(usage, "input_tokens_details", "cached_tokens"),
+            num_sampled_tokens=_count(usage, "output_tokens"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _no_reply("a Response object", body, error) from error
+
+
+def parse_chat_reply(body: object) -> Reply:
+    """Read a Chat completion.
+
+    Raises:
+        SamplingError: it is none.
+    """
+    try:
+        fields = cast("Json", body)
+        choice: Json = fields["choices"][0]
+        message: Json = choice["message"]
+        calls = [
+            _call(call.get("id"), call["function"]["name"], call["function"]["arguments"])
+            for call in cast("list[Json]", message.get("tool_calls") or [])
+        ]
+        usage = fields.get("usage")
+        return Reply(
+            parsed=_parsed(
+                message.get("content") or "", message.get("reasoning_content") or message.get("reasoning"), calls
+            ),
+            is_complete=choice.get("finish_reason") != "length",
+            num_prompt_tokens=_count(usage, "prompt_tokens"),
+            num_cached_tokens=_count(usage, "prompt_tokens_details", "cached_tokens"),
+            num_sampled_tokens=_count(usage, "completion_tokens"),
+        )
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise _no_reply("a Chat completion", body, error) from error
+
+
+def _parsed(text: str, reasoning: str | None, calls: Sequence[ToolCall]) -> ParsedAnswer:
+    """The answer; calls that an endpoint without a tool parser left in the text are read from there."""
+    if calls or "<tool_call>" not in text:
+        return ParsedAnswer(reasoning=reasoning, text=text.strip(), tool_calls=tuple(calls))
+    parsed = parse_answer(text)
+    named = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
+    return replace(parsed, reasoning=parsed.reasoning or reasoning, tool_calls=named)
+
+
+def _call(call_id: object, name: str, arguments: object) -> ToolCall:
+    return ToolCall(
+        call_id=str(call_id) if call_id else f"call_{uuid4().hex}",
+        name=name,
+        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+    )
+
+
+def _count(usage: object, *path: str) -> int:
+    """A number of tokens; not every endpoint counts."""
+    for key in path:
+        usage = cast("Json", usage).get(key) if isinstance(usage, dict) else None
+    return usage if isinstance(usage, int) else 0
+
+
+def _no_reply(expected: str, body: object, error: Exception) -> SamplingError:
+    return SamplingError(
+        f"expected {expected} from the endpoint, got {str(body)[:300]!r} ({type(error).__name__}: {error}); "
+        "set api to responses or chat, whichever it speaks"
+    )
+
+
+def _kind(item: Item) -> str:
+    match item:
+        case ToolResult():
+            return "result"
+        case Message(role="system" | "developer" | "user"):
+            return "told"
+        case _:
+            return "answer"
+
+
+def _chat_answer(group: Sequence[Item]) -> Json:
+    text = "".join(_text(item) for item in group if isinstance(item, Message))
+    calls = [
+        {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+        for item in group
+        if isinstance(item, ToolCall)
+    ]
+    return {"role": "assistant", "content": text or None, "tool_calls": calls} if calls else _assistant(text)
+
+
+def _assistant(text: str) -> Json:
+    return {"role": "assistant", "content": text}
+
+
+def _chat_results(results: Sequence[ToolResult]) -> list[Json]:
+    images = [_chat_part(part) for result in results for part in result.content if isinstance(part, ImagePart)]
+    messages: list[Json] = [
+        {
+            "role": "tool",
+            "tool_call_id": result.call_id,
+            "content": "".join(part.text for part in result.content if isinstance(part, TextPart)) or "Done.",
+        }
+        for result in results
+    ]
+    return [*messages, {"role": "user", "content": images}] if images else messages
+
+
+def _chat_message(message: Message) -> Json:
+    role = "system" if message.role == "developer" else message.role
+    if role == "system":
+        return {"role": role, "content": _text(message)}
+    return {"role": role, "content": [_chat_part(part) for part in message.content]}
+
+
+def _chat_part(part: TextPart | ImagePart) -> Mapping[str, object]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    image = responses_input([Message(role="user", content=(part,))])[0]
+    url = cast("list[Json]", image["content"])[0]["image_url"]
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _text(message: Message) -> str:
+    return "".join(part.text for part in message.content if isinstance(part, TextPart))

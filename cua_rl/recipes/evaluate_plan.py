@@ -1,0 +1,130 @@
+"""Everything about an evaluation that can be known, and refused, before a model loads or an endpoint is asked."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cua_rl.errors import ConfigError
+from cua_rl.recipes.evaluate_config import EvaluateConfig
+from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
+from cua_rl.recipes.plain_config import plain_config
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.rewards.load_reward import load_reward
+from cua_rl.rewards.reward import RewardFunction
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.task import Task
+from cua_rl.types import SamplingParams
+
+_DEFINING = (
+    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "screen_scale", "renderer_name",
+)  # fmt: skip
+"""Settings that an evaluation cannot change half way; more tasks, attempts and models may be added."""
+
+
+_LONGEST_BY_DEFAULT = 16384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngine:
+    """How a model folder is rendered and served."""
+
+    renderer: Renderer
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPlan:
+    """A configuration whose every reference has been looked up."""
+
+    config: EvaluateConfig
+    log_path: Path
+    models: tuple[Model, ...]
+    engines: Mapping[Path, LocalEngine]
+    """By the folder of the model."""
+    tasks: tuple[Task, ...]
+    reward: RewardFunction
+    params: SamplingParams
+
+    def settings(self) -> dict[str, object]:
+        """The whole configuration as JSON without secrets, for config.json, results.json and the dry run."""
+        return plain_config(self.config) | {
+            "models": [plain_config(shown_model(model)) for model in self.models],
+            "log_path": str(self.log_path),
+            "num_task_templates": len({task.task_id for task in self.tasks}),
+        }
+
+
+def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
+    """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
+    models = parse_models(config.models, config.model_name)
+    paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
+    engines = {path: _plan_engine(path, config) for path in paths}
+    if config.base_url is not None and len(paths) > 1:
+        raise ConfigError(
+            f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
+            "evaluate them one after the other"
+        )
+    tasks = load_tasks(config.tasks, seed=config.seed, split="eval").held_out(config.num_tasks)
+    return EvaluationPlan(
+        config=config,
+        log_path=_log_path(config, models),
+        models=models,
+        engines=engines,
+        tasks=tuple(tasks),
+        reward=load_reward(config.reward),
+        params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
+    )
+
+
+def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if what is to be resumed measured something else."""
+    changed = [name for name in _DEFINING if before.get(name) != now.get(name)]
+    earlier = {_name(model): model for model in _models(before)}
+    changed += [f"models ({_name(model)})" for model in _models(now) if earlier.get(_name(model), model) != model]
+    if changed:
+        raise ConfigError(
+            f"expected the settings of the evaluation that is resumed, got other {', '.join(changed)}; use its "
+            "settings, another log_path, or behavior_if_log_dir_exists=overwrite"
+        )
+
+
+def _models(settings: Mapping[str, object]) -> Sequence[Mapping[str, Any]]:
+    models: Any = settings.get("models", [])
+    return models
+
+
+def _name(model: Mapping[str, Any]) -> str:
+    return str(model["name"])
+
+
+def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
+    renderer = make_renderer(model_path, config.renderer_name)
+    if not renderer.supports_images:
+        raise ConfigError(
+            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
+            "or leave renderer_name out"
+        )
+    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    longest = int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
+    max_model_len = config.max_model_len or min(longest, _LONGEST_BY_DEFAULT)
+    if max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
+            f"{max_model_len}; set max_model_len={longest}"
+        )
+    if config.max_tokens >= max_model_len:
+        raise ConfigError(
+            f"max_tokens: expected less than {max_model_len} tokens, got {config.max_tokens}; lower it"
+        )
+    return LocalEngine(renderer=renderer, max_model_len=max_model_len)
+
+
+def _log_path(config: EvaluateConfig, models: Sequence[Model]) -> Path:
+    """The same models give the same folder, so that the same command can resume."""
+    if config.log_path is not None:
+        return Path(config.log_path).expanduser().absolute()
+    names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
+    return (Path("runs") / f"evaluate-{names[:80]}").absolute()

@@ -1,0 +1,137 @@
+"""Models compared on the same tasks: as JSON, as a Markdown page and as a table on the terminal."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cua_rl.reporting.json_lines import write_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """One model's figures; `low` and `high` are the 95 % interval of the success rate."""
+
+    name: str
+    success_rate: float
+    low: float
+    high: float
+    pass_at: Mapping[int, float]
+    num_tasks: int
+    num_rollouts: int
+    num_successes: int
+    num_faults: int
+    num_turns_mean: float
+    reward_mean: float
+    success_rate_by_category: Mapping[str, float]
+    success_rate_by_difficulty: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRow:
+    """A model against the first one on the tasks that both attempted; differences are second minus first."""
+
+    first: str
+    second: str
+    num_tasks: int
+    difference: float
+    low: float
+    high: float
+    """95 % interval of the difference."""
+    p_value: float
+    test: str
+    num_only_first: int
+    """Tasks at which the first succeeded more often."""
+    num_only_second: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All models, and each later one against the first."""
+
+    models: tuple[ModelRow, ...]
+    pairs: tuple[PairRow, ...]
+
+
+def write_comparison(folder: Path, comparison: Comparison, *, title: str, settings: Mapping[str, object]) -> None:
+    """Write results.json and results.md, each in one step."""
+    write_text(folder / "results.json", json.dumps({"settings": settings} | asdict(comparison), indent=2) + "\n")
+    write_text(folder / "results.md", format_markdown(comparison, title=title))
+
+
+def print_comparison(comparison: Comparison, *, title: str, console: Console | None = None) -> None:
+    """Print the table that ends an evaluation, and what the tests say."""
+    console = console or Console()
+    header, *rows = model_table(comparison.models)
+    table = Table(*header, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for pair in comparison.pairs:
+        console.print(pair_sentence(pair), highlight=False)
+
+
+def format_markdown(comparison: Comparison, *, title: str) -> str:
+    """The page: all tasks, then by category and difficulty where there are several, then the tests."""
+    parts = [f"# {title}", _markdown_table(model_table(comparison.models))]
+    for heading, rates in (
+        ("category", [model.success_rate_by_category for model in comparison.models]),
+        ("difficulty", [model.success_rate_by_difficulty for model in comparison.models]),
+    ):
+        names = list(dict.fromkeys(name for rate in rates for name in rate))
+        if len(names) > 1:
+            rows = [
+                [model.name, *(_percent(rate.get(name)) for name in names)]
+                for model, rate in zip(comparison.models, rates, strict=True)
+            ]
+            parts += [f"## Success by {heading}", _markdown_table([["model", *names], *rows])]
+    if comparison.pairs:
+        parts += ["## Paired tests", "\n".join(f"- {pair_sentence(pair)}" for pair in comparison.pairs)]
+    return "\n\n".join(parts) + "\n"
+
+
+def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
+    """Header and one row per model, as text; pass@1 is the success rate and is left out."""
+    counts = sorted({k for model in models for k in model.pass_at if k > 1})
+    passes = [f"pass@{k}" for k in counts]
+    header = ["model", "success", "95 % interval", *passes, "tasks", "attempts", "faults", "turns"]
+    return [header, *(_table_row(model, counts) for model in models)]
+
+
+def _table_row(model: ModelRow, counts: Sequence[int]) -> list[str]:
+    return [
+        model.name,
+        _percent(model.success_rate),
+        f"{_percent(model.low)} to {_percent(model.high)}",
+        *(_percent(model.pass_at.get(k)) for k in counts),
+        str(model.num_tasks),
+        str(model.num_rollouts),
+        str(model.num_faults),
+        f"{model.num_turns_mean:.1f}",
+    ]
+
+
+def pair_sentence(pair: PairRow) -> str:
+    """What the paired test says, in words."""
+    return (
+        f"{pair.second} against {pair.first} on {pair.num_tasks} tasks: {_points(pair.difference)} points "
+        f"(95 % interval {_points(pair.low)} to {_points(pair.high)}), better at {pair.num_only_second} tasks, "
+        f"worse at {pair.num_only_first}, p = {pair.p_value:.2g} ({pair.test})"
+    )
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    header, *body = rows
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *body]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{100 * rate:.1f} %"
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+.1f}"
