@@ -2,6 +2,7 @@
 
 config.json              the settings, secrets masked
 metrics.jsonl            one JSON object per completed step
+outcomes.jsonl           one JSON object per completed step: how each of its groups went
 checkpoints.jsonl        one JSON object per checkpoint, the newest last
 weights/000080           what training resumes from after 80 optimizer steps
 sampler_weights/000080   the adapter alone, as the model server loads it

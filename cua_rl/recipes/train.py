@@ -23,6 +23,7 @@ from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.recipes.command_line import given_names
+from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_plan import RunPlan, plan_run
@@ -30,6 +31,7 @@ from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
+from cua_rl.rl.memory import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts, train
 from cua_rl.rl.train_step import TrainStepSettings
@@ -73,15 +75,17 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     folder.truncate_after(first_step)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
-        recorder = await _open_database(stack, plan, folder)
+        url = await _open_database(stack, plan, folder)
+        recorder = await _open_recorder(stack, plan, url)
         report = open_report(stack, plan, folder, first_step)
         await recorder.record(_training_started(plan, folder, first_step))
         try:
             report.display.status("starting model server and trainer")
+            memory = await load_memory(plan.config, folder, first_step, recorder, url)
             engine = await _start_engine(stack, plan, folder, checkpoint)
             ready = time.monotonic()
             report.display.begin_steps()
-            await train(_loop_settings(plan, first_step), _parts(plan, folder, engine, recorder, report))
+            await train(_loop_settings(plan, first_step), _parts(plan, folder, engine, recorder, report, memory))
         except BaseException as error:
             await asyncio.shield(recorder.record(_training_ended(error)))
             raise
@@ -90,17 +94,22 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
 
 
-async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> "DatabaseRecorder":
-    """The database that the environment names, or one of our own in the run's folder; migrated, with its writer."""
+async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> str:
+    """URL of the database that the environment names, or of one of our own in the run's folder; migrated."""
     # SQLAlchemy's models and Alembic take as long to import as all else: only a run that really starts pays for them
     from cua_rl.database.migrations import migrate
-    from cua_rl.database.recorder import DatabaseRecorder
 
     url = plan.database_url
     if url is None:
         log_path = folder.path / "logs" / "postgres.log"
         url = (await stack.enter_async_context(EmbeddedPostgres(folder.path / "postgres", log_path))).url
     await migrate(url)
+    return url
+
+
+async def _open_recorder(stack: AsyncExitStack, plan: RunPlan, url: str) -> "DatabaseRecorder":
+    from cua_rl.database.recorder import DatabaseRecorder
+
     return await stack.enter_async_context(DatabaseRecorder(url, image_token_id=plan.renderer.image_token_id))
 
 
@@ -205,6 +214,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         save_every=config.save_every,
         image_token_id=plan.renderer.image_token_id,
         num_groups_to_log=config.num_groups_to_log,
+        max_refill_factor=config.max_refill_factor if config.refill_groups else 1,
     )
 
 
@@ -217,7 +227,9 @@ def _eval_params(config: CLIConfig) -> SamplingParams:
     return SamplingParams(max_tokens=config.max_tokens, temperature=temperature)
 
 
-def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Recorder, report: RunReport) -> Parts:
+def _parts(
+    plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Recorder, report: RunReport, memory: Memory
+) -> Parts:
     """Put the run together: who makes devices, who acts, who judges, who remembers."""
     config = plan.config
     evaluator = Evaluator(
@@ -230,13 +242,14 @@ def _parts(plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Record
         num_attempts=config.eval_attempts,
     )
     return Parts(
-        tasks=plan.train_tasks,
+        tasks=make_task_stream(config, plan.train_tasks, memory),
         runner=_make_runner(plan, engine, recorder, config.max_concurrent_rollouts),
         trainer=engine.trainer,
         policy=_served_policy(plan, engine, folder),
         evaluator=evaluator if plan.eval_tasks else None,
         recorder=recorder,
         log=report,
+        memory=memory,
     )
 
 

@@ -61,6 +61,21 @@ class CLIConfig:
     max_steps: int = chz.field(default=100, doc="training steps of the run")
     group_size: int = chz.field(default=4, doc="rollouts of one task instance that are compared with each other")
     groups_per_batch: int = chz.field(default=10, doc="task instances per training step")
+    refill_groups: bool = chz.field(
+        default=False, doc="replace groups whose rewards are all equal, until groups_per_batch groups teach something"
+    )
+    max_refill_factor: int = chz.field(
+        default=3, doc="refill_groups: most groups that a step runs, as a multiple of groups_per_batch"
+    )
+    task_sampling: Literal["uniform", "success_rate"] = chz.field(
+        default="uniform",
+        doc="which tasks a step draws: uniform, or success_rate: fewer of those always or never solved",
+    )
+    replay_successes: bool = chz.field(
+        default=False,
+        doc="where a whole group fails, train on a stored success of its task too (off-policy: loss=ppo is safer)",
+    )
+    replay_capacity: int = chz.field(default=2, doc="replay_successes: most successes stored per task")
     learning_rate: float = chz.field(default=1e-5, doc="AdamW step size; 0 trains nothing and is useful as a control")
     learning_rate_schedule: Schedule = chz.field(
         default="constant", doc="constant, or linear: falling to a twentieth at the last step"
@@ -170,6 +185,8 @@ _SMALLEST = {
     "seed": 0,
     "max_steps": 1,
     "groups_per_batch": 1,
+    "max_refill_factor": 1,
+    "replay_capacity": 1,
     "learning_rate": 0.0,
     "eval_temperature": 0.0,
     "max_tokens": 1,
