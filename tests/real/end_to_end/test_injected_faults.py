@@ -1,4 +1,4 @@
-"""Faults between sampler and trainer, injected into a run, stop it at step 0 before anything is learned."""
+"""Faults between sampler and trainer, injected into a run, stop it before anything is learned."""
 
 import json
 import shutil
@@ -197,7 +197,7 @@ async def test_another_adapter_that_no_canary_looked_at_is_refused_by_the_parity
 ) -> None:
     trainer = make_trainer()
 
-    with pytest.raises(ParityError, match=r"step 0.*another adapter"):
+    with pytest.raises(ParityError, match="another adapter"):
         await run_steps(
             trainer, server, tmp_path, change_adapter=lambda adapter: disturb(adapter, tmp_path), has_canary=False
         )
