@@ -19,6 +19,12 @@ def _digits(text: str) -> str:
     return "".join(char for char in text if char.isdecimal() or char in "*#+")
 
 
+def _typed(state: PhoneState) -> str:
+    """What stands in the screen's fields, such as "name=Zoe number=5550"; empty ones are left out."""
+    values = dict(state.form) | ({} if state.draft_field is None else {state.draft_field: state.draft})
+    return " ".join(f"{field}={value}" for field, value in sorted(values.items()) if value)
+
+
 def _current_url(state: PhoneState) -> str:
     return state.subscreens[-1] if state.app == "chrome" and state.subscreens else ""
 
@@ -54,7 +60,7 @@ APP_QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "playing_title": _playing_title,
     "shown_note": _shown_note,
     "num_home_pages": lambda state: str(len(state.home_pages)),
-    "form": lambda state: json.dumps(dict(state.form)),
+    "typed": _typed,
 }
 
 
@@ -71,10 +77,12 @@ def _message_draft(state: PhoneState, contact: str) -> str:
 
 APP_LOOKUPS: dict[str, Callable[[PhoneState, str], str]] = {
     "home_page_of": _home_page_of,
+    "on_home": lambda state, package: _truth(_home_page_of(state, package) != ""),
+    "has_note": lambda state, text: _truth(text in state.notes),
     "contact_number": lambda state, name: state.apps.number_of(name) or "",
     "contact_digits": lambda state, name: _digits(state.apps.number_of(name) or ""),
     "file_exists": lambda state, path: _truth(exists_on_device(state, path)),
     "message_draft": _message_draft,
     "is_alarm_on": lambda state, time: _truth(time in [state.apps.alarms[i] for i in state.alarms_on]),
 }
-"""By name; the argument of home_page_of is a package, such as "com.android.weather"."""
+"""By name; the argument of home_page_of and on_home is a package, such as "com.android.weather"."""

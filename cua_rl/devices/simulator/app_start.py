@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from cua_rl.devices.simulator import content
 from cua_rl.devices.simulator.app_data import AppData, Contact
 from cua_rl.devices.simulator.file_tree import add_file
-from cua_rl.devices.simulator.home_layout import remove_icon
+from cua_rl.devices.simulator.home_layout import add_icon, remove_icon
 from cua_rl.devices.simulator.state import PhoneState
 
 
@@ -28,6 +28,11 @@ class AppStart:
     """The title of a track that must be there."""
     off_home: tuple[str, ...] = ()
     """Apps that are installed, but have no icon on a home page."""
+    on_home: tuple[str, ...] = ()
+    """Apps from the store that have an icon where `off_home` left room."""
+    num_photos: int | None = None
+    screenshots: tuple[str, ...] = ()
+    """Screens of which a picture was taken."""
 
 
 def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
@@ -37,13 +42,22 @@ def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
         state = add_file(state, path)
     for app in start.off_home:
         state = replace(state, home_pages=remove_icon(state.home_pages, app))
+    for app in start.on_home:
+        state = replace(state, home_pages=add_icon(state.home_pages, app))
+    if start.num_photos is not None:
+        state = replace(state, num_photos=start.num_photos)
     if start.note is not None:
         state = replace(state, notes=(*(note for note in state.notes if note != start.note), start.note))
     return state if start.alarm is None else _with_alarm(state, start.alarm, is_on=start.is_alarm_on)
 
 
 def _app_data(seed: int, start: AppStart) -> AppData:
-    return AppData(contacts=_contacts(seed, start), alarms=content.alarms(seed), tracks=_tracks(seed, start.track))
+    return AppData(
+        contacts=_contacts(seed, start),
+        alarms=content.alarms(seed),
+        tracks=_tracks(seed, start.track),
+        screenshots=start.screenshots,
+    )
 
 
 def _contacts(seed: int, start: AppStart) -> tuple[Contact, ...]:

@@ -39,7 +39,7 @@ def _new_alarm(state: PhoneState, column: Column) -> str:
         place("colon", "Colon", "text", (86, 62, 20, 26), text=":", ink="large"),
         text_field(state, "minute", "Minute", (106, 62, 56, 26)),
     )
-    column.add_text("From 00:00 to 23:59", indent=30)
+    column.add_text("Hour and minute, 00:00 to 23:59", indent=14)
     column.pin(title_button("Save", Do(command="save_alarm")))
     return "New alarm"
 
@@ -50,6 +50,7 @@ def _timer(state: PhoneState, column: Column) -> str:
         left = place("left", "Left", "text", (0, 70, WIDTH, 56), text=f"{minutes:02d}:{seconds:02d}", ink="huge")
         column.add(left, wide_button("Stop", 150, Do(command="stop_timer")))
         return "Timer"
-    column.add(text_field(state, "minutes", "Minutes", (56, 62, 80, 26)))
+    column.add_heading("Minutes")
+    column.add(text_field(state, "minutes", "Minutes", (12, 66, 80, 26)))
     column.add(wide_button("Start", 104, Do(command="start_timer")))
     return "Timer"

@@ -108,7 +108,9 @@ def build_contacts_page(state: PhoneState, column: Column, subscreen: str) -> st
 
 
 def _new_contact(state: PhoneState, column: Column) -> str:
+    column.add_heading("Name")
     add_field(column, state, "name", "Name")
+    column.add_heading("Number")
     add_field(column, state, "number", "Number")
     column.pin(title_button("Save", Do(command="save_contact")))
     return "New contact"

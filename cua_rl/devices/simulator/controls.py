@@ -59,7 +59,7 @@ def text_field(state: PhoneState, field: Field, hint: str, rect: tuple[int, int,
 
 def add_field(column: Column, state: PhoneState, field: Field, hint: str) -> None:
     """A text field over the column's width."""
-    column.y += 8
+    column.y += 2
     column.add(text_field(state, field, hint, (12, column.y, WIDTH - 24, 26)))
 
 

@@ -1,14 +1,16 @@
 """The launcher beside its home pages: the drawer with all apps, menus of icons, wallpapers."""
 
+from cua_rl.actions import Button
 from cua_rl.devices.simulator.app_reducer import subject
 from cua_rl.devices.simulator.catalog import WALLPAPERS, WIDTH
 from cua_rl.devices.simulator.controls import place, text_field
-from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Push, Rect
+from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Press, Push, Rect
 from cua_rl.devices.simulator.home_layout import page_of
 from cua_rl.devices.simulator.layout import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, Column, row
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system_catalog import STORE_APPS, WALLPAPER_NAMES, find_app, glyph_of
 
+_BACK = Press(button=Button.BACK)
 _ICON_BOX = (46, 51)
 _CELL_WIDTH, _CELL_HEIGHT = 60, 60
 
@@ -23,6 +25,11 @@ def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
     if not target.element_id.startswith("app:"):
         return None
     return f"{'menu' if name == 'home' else 'entry'}:{target.element_id.removeprefix('app:')}"
+
+
+def covers_home(state: PhoneState) -> bool:
+    """Whether the current screen lies on top of the icons of the home page."""
+    return state.subscreens[-1].partition(":")[0] in ("options", "menu", "entry", "uninstall")
 
 
 def build_launcher(state: PhoneState) -> tuple[Column, Rect]:
@@ -99,6 +106,7 @@ def _menu(column: Column, heading: str, choices: list[_Choice]) -> None:
     height = 34 + 36 * len(choices)
     top = 110
     column.pin(
+        place("outside", "Outside", "text", (0, STATUS_HEIGHT, WIDTH, top - STATUS_HEIGHT), effect=_BACK),
         place("panel", "Panel", "panel", (0, top, WIDTH, height + 6)),
         place("menu_title", heading, "text", (14, top + 4, WIDTH - 28, 26), text=heading, ink="large"),
     )

@@ -42,7 +42,7 @@ def draw_phone(state: PhoneState, scale: int) -> Image.Image:
     canvas.keep_inside(screen.viewport, before)
     on_top = Palette.on_wallpaper() if is_home else palette
     if state.focus is not None:
-        canvas.fill(Rect(x=0, y=NAV_TOP - KEYBOARD_HEIGHT, width=WIDTH, height=KEYBOARD_HEIGHT), palette.divider)
+        canvas.fill(Rect(x=0, y=NAV_TOP - KEYBOARD_HEIGHT, width=WIDTH, height=KEYBOARD_HEIGHT), on_top.divider)
     for element in screen.fixed:
         _draw_element(canvas, element, on_top)
     _draw_status_bar(canvas, state, on_top)

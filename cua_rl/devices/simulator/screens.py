@@ -18,7 +18,7 @@ from cua_rl.devices.simulator.catalog import (
 from cua_rl.devices.simulator.controls import place
 from cua_rl.devices.simulator.elements import Choose, Do, Element, Launch, Press, Push, Rect, Screen, Slide, Switch
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT, keyboard_elements
-from cua_rl.devices.simulator.launcher_screens import build_launcher
+from cua_rl.devices.simulator.launcher_screens import build_launcher, covers_home
 from cua_rl.devices.simulator.layout import (
     CONTENT_BOTTOM,
     CONTENT_TOP,
@@ -53,8 +53,13 @@ def build_screen(state: PhoneState) -> Screen:
 
 
 def _home(state: PhoneState) -> Screen:
-    icons = tuple(_home_icon(place.app, place.x, place.y) for place in state.home_pages[state.home_page])
-    return Screen(name="home", content=icons, fixed=_navigation_bar(), viewport=_HOME_VIEWPORT)
+    search = place("search", "Search", "text", (16, 20, WIDTH - 32, 20), effect=Push(subscreen="drawer"))
+    fixed = (search, *_navigation_bar())
+    return Screen(name="home", content=_home_icons(state), fixed=fixed, viewport=_HOME_VIEWPORT)
+
+
+def _home_icons(state: PhoneState) -> tuple[Element, ...]:
+    return tuple(_home_icon(icon.app, icon.x, icon.y) for icon in state.home_pages[state.home_page])
 
 
 def _launcher(state: PhoneState) -> Screen:
@@ -63,9 +68,10 @@ def _launcher(state: PhoneState) -> Screen:
     bottom = viewport.bottom if state.focus is None else NAV_TOP - KEYBOARD_HEIGHT
     max_scroll = max(0, column.y - bottom)
     scroll = min(state.scroll, max_scroll)
+    behind = tuple(replace(icon, effect=None) for icon in _home_icons(state)) if covers_home(state) else ()
     return Screen(
         name=state.screen,
-        content=tuple(element.scrolled(scroll) for element in column.elements),
+        content=(*behind, *(element.scrolled(scroll) for element in column.elements)),
         fixed=(*column.pinned, *keyboard, *_navigation_bar()),
         viewport=replace(viewport, height=bottom - viewport.y),
         max_scroll=max_scroll,

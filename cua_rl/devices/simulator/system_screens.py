@@ -200,7 +200,7 @@ def _screen_lock(state: PhoneState, column: Column) -> None:
         column.add(_choice(lock, column.y, effect, is_on=lock == state.system.screen_lock))
 
 
-def _choice(text: str, y: int, effect: Operate | Push, *, is_on: bool) -> Element:
+def _choice(text: str, y: int, effect: Operate | Push | None, *, is_on: bool) -> Element:
     return row(f"choice:{text}", y=y, label=text, text=text, effect=effect, kind="choice_row", is_on=is_on, height=30)
 
 
@@ -254,7 +254,7 @@ def _language(state: PhoneState, column: Column) -> None:
 def _languages(state: PhoneState, column: Column) -> None:
     for language in LANGUAGES:
         is_current = language == state.system.language
-        effect = Push(subscreen="languages" if is_current else f"ask:language:{language}")
+        effect = None if is_current else Push(subscreen=f"ask:language:{language}")
         column.add(_choice(language, column.y, effect, is_on=is_current))
 
 

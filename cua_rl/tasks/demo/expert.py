@@ -31,7 +31,7 @@ from cua_rl.tasks.task import Task
 
 _FREE_PLACE = 96, 285
 """Below the icons of a home page, logical units."""
-_SCANNED_KINDS = ("app_icon", "row", "switch_row", "choice_row", "slider", "button", "round_button", "field")
+_SCANNED_KINDS = ("app_icon", "row", "switch_row", "choice_row", "slider", "button", "round_button", "field", "photo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
