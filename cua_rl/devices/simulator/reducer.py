@@ -170,10 +170,6 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
             return _push(state, subscreen)
         case Switch(toggle=toggle):
             return _switch(state, toggle)
-        case SwitchTile(toggle=toggle):
-            return record_tile(_switch(state, toggle), toggle)
-        case Operate():
-            return operate(state, effect)
         case Slide(level=level):
             return _slide(state, level, x)
         case Press(button=button):
@@ -188,7 +184,9 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
             return _apply_in_app(state, effect)
 
 
-def _apply_in_app(state: PhoneState, effect: Choose | PlayTrack | SwitchAlarm | Do) -> PhoneState:
+def _apply_in_app(
+    state: PhoneState, effect: Choose | PlayTrack | SwitchAlarm | Do | SwitchTile | Operate
+) -> PhoneState:
     match effect:
         case Choose(screen_timeout_ms=timeout_ms):
             return replace(state, screen_timeout_ms=timeout_ms)
@@ -198,6 +196,10 @@ def _apply_in_app(state: PhoneState, effect: Choose | PlayTrack | SwitchAlarm | 
             return replace(state, alarms_on=tuple(sorted({*state.alarms_on} ^ {alarm})))
         case Do(command=command):
             return _do(state, command)
+        case SwitchTile(toggle=toggle):
+            return record_tile(_switch(state, toggle), toggle)
+        case Operate():
+            return operate(state, effect)
 
 
 def _switch(state: PhoneState, toggle: Toggle) -> PhoneState:

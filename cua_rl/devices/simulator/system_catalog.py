@@ -89,17 +89,18 @@ BLUETOOTH_DEVICES = ("Headphones", "Speaker", "Watch", "Car", "Keyboard", "Scale
 
 LANGUAGES: dict[str, str] = {
     "English": "English",
+    "Dansk": "Danish",
     "Deutsch": "German",
-    "Español": "Spanish",
-    "Français": "French",
+    "Hrvatski": "Croatian",
     "Italiano": "Italian",
+    "Magyar": "Hungarian",
     "Nederlands": "Dutch",
+    "Norsk": "Norwegian",
     "Polski": "Polish",
-    "Português": "Portuguese",
+    "Suomi": "Finnish",
     "Svenska": "Swedish",
-    "Türkçe": "Turkish",
 }
-"""Each language's own name and its English one."""
+"""Each language's own name, in letters that the phone's font has, and its English one."""
 
 SCREEN_LOCKS = ("None", "Swipe", "Pattern", "PIN", "Password")
 TIME_ZONES: dict[str, int] = {

@@ -30,9 +30,8 @@ def _lock(pen: Pen, ink: Colour, paper: Colour) -> None:
 def _globe(pen: Pen, ink: Colour, paper: Colour) -> None:
     pen.ring(12, 12, 10, colour=ink, width=2.2)
     pen.line((2.5, 12), (21.5, 12), colour=ink, width=2)
-    pen.line((12, 2.5), (12, 21.5), colour=ink, width=2)
-    pen.arc(4, 12, 10.5, 300, 60, colour=ink, width=2)
-    pen.arc(20, 12, 10.5, 120, 240, colour=ink, width=2)
+    pen.arc(22.5, 12, 14.5, 136, 224, colour=ink, width=1.8)
+    pen.arc(1.5, 12, 14.5, 316, 44, colour=ink, width=1.8)
 
 
 def _braces(pen: Pen, ink: Colour, paper: Colour) -> None:

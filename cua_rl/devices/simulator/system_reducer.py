@@ -63,6 +63,14 @@ def operate(state: PhoneState, effect: Operate) -> PhoneState:
             return _operate_app(state, effect.command, target)
 
 
+def uninstall(state: PhoneState, app: str) -> PhoneState:
+    """Take an app off the phone: out of the list, the home pages and the recent apps."""
+    left = tuple(entry for entry in state.system.apps if entry.app != app)
+    pages = tuple(tuple(place for place in page if place.app != app) for page in state.home_pages)
+    recent = tuple(other for other in state.recent_apps if other != app)
+    return replace(state, system=replace(state.system, apps=left), home_pages=pages, recent_apps=recent)
+
+
 def join_network(state: PhoneState) -> PhoneState:
     """Join the network whose password was typed; nothing happens without one."""
     if not state.draft:
@@ -118,7 +126,6 @@ def _operate_app(state: PhoneState, command: str, app: str) -> PhoneState:
         case "clear_cache":
             return replace(state, system=system.with_app(replace(entry, cache_mb=0)))
         case "uninstall":
-            left = tuple(other for other in system.apps if other != entry)
-            return _go_up(replace(state, system=replace(system, apps=left)), by=2)
+            return _go_up(uninstall(state, app), by=2)
         case _:
             return replace(state, system=system.with_app(replace(entry, may_notify=not entry.may_notify)))
