@@ -50,7 +50,7 @@ async def cli_main(config: SftConfig) -> None:
 async def _run(plan: SftPlan, folder: LogDirectory) -> None:
     checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
     first_step = checkpoint.step if checkpoint else 0
-    folder.truncate_after(first_step)
+    folder.truncate_after(first_step if checkpoint else -1)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step))
