@@ -16,6 +16,8 @@ from cua_rl.types import Validation
 Hook = Callable[..., Any]
 """A function of a folder, plain or async: (adb) or (adb, answer)."""
 
+_GO_HOME = "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; input keyevent KEYCODE_HOME"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApkConfig:
@@ -42,8 +44,10 @@ class FolderParts:
 
 
 async def prepare_folder_task(parts: FolderParts, device: Device) -> None:
-    """Check the app, run the pre-hook, and see that the task is not done yet; raises `TaskError`."""
+    """Go to the home screen, check the app, run the pre-hook, see that the task is not done yet; raises `TaskError`."""
     shell = _require_shell(parts, device)
+    if device.kind == "android":
+        await shell.shell(_GO_HOME)
     if parts.apk is not None:
         await _prepare_app(parts.task_id, parts.apk, shell)
     if parts.pre_hook is not None:

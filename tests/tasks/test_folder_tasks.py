@@ -270,6 +270,7 @@ async def test_an_app_that_a_task_needs_must_be_there_and_is_launched(tmp_path: 
 
     assert task.instruction == "Do it.\n\nSwipe."
     await prepare(task, phone)
+    assert "KEYCODE_HOME" in phone.commands[0]
     assert any(command.startswith("monkey -p com.shop") for command in phone.commands)
     with pytest.raises(TaskError, match="install it first"):
         await prepare(task, FakePhone(packages=("com.shop.beta",)))

@@ -9,15 +9,21 @@ from cua_rl.errors import ConfigError
 from cua_rl.task_loader import TaskSources, load_tasks, require_disjoint
 from cua_rl.tasks.demo.templates import TEMPLATES
 
-DEMO = {"source_type": "demo_training"}
+DEMO = {"source_type": "demo_training", "tags": ["demo"]}  # 16 apps to open, 16 settings to switch
+FIRST_TASKS = [
+    ("train_85_open_maps", 908195),
+    ("train_09_disable_wifi", 942538),
+    ("train_56_enable_location", 733894),
+    ("train_61_enable_dark_theme", 554719),
+]
 
 
 def test_a_dict_a_list_and_json_text_mean_the_same() -> None:
     as_dict = load_tasks(DEMO, seed=0, split="train")
 
     assert load_tasks([DEMO], seed=0, split="train") == as_dict
-    assert load_tasks('{"source_type": "demo_training"}', seed=0, split="train") == as_dict
-    assert load_tasks("[" + '{"source_type": "demo_training"}' + "]", seed=0, split="train") == as_dict
+    assert load_tasks('{"source_type": "demo_training", "tags": ["demo"]}', seed=0, split="train") == as_dict
+    assert load_tasks('[{"source_type": "demo_training", "tags": "demo"}]', seed=0, split="train") == as_dict
 
 
 def test_filters_narrow_and_several_sources_add_up_without_repeats() -> None:
@@ -31,10 +37,35 @@ def test_filters_narrow_and_several_sources_add_up_without_repeats() -> None:
     assert len(tasks.task_ids) == len(set(tasks.task_ids)) == 32
 
 
+@pytest.mark.parametrize("name", ["train_02_enable_wifi", "02_enable_wifi"])
+def test_a_name_picks_a_task(name: str) -> None:
+    assert load_tasks({**DEMO, "task_names": name}, seed=0, split="train").task_ids == ("train_02_enable_wifi",)
+
+
+def test_names_may_leave_out_set_and_number_or_be_numbers() -> None:
+    picked = load_tasks({**DEMO, "task_names": [2, "open_mail"]}, seed=0, split="train")
+
+    assert picked.task_ids == ("train_81_open_mail", "train_02_enable_wifi")
+
+
+def test_lists_may_be_text_with_commas() -> None:
+    ids = {"source_type": "ids", "task_ids": "train_81_open_mail, train_02_enable_wifi"}
+
+    assert load_tasks(ids, seed=0, split="train").task_ids == ("train_81_open_mail", "train_02_enable_wifi")
+    assert load_tasks({**DEMO, "tags": "demo,open_app"}, seed=0, split="train").task_ids[0] == "train_01_open_settings"
+
+
+def test_seeds_and_tasks_of_a_run_stay_as_they_are() -> None:
+    drawn = load_tasks(DEMO, seed=0, split="train").batch(0, 4)
+
+    assert [(task.task_id, task.seed) for task in drawn] == FIRST_TASKS
+
+
 def test_tags_reach_the_tasks_outside_the_default_sets() -> None:
     tasks = load_tasks({"source_type": "demo_all", "tags": ["page_two"]}, seed=0, split="train")
 
-    assert len(tasks.templates) == 15
+    assert set(tasks.task_ids) == {task_id for task_id, template in TEMPLATES.items() if "page_two" in template.tags}
+    assert tasks.task_ids
 
 
 def test_a_limit_is_a_seeded_choice() -> None:
@@ -117,7 +148,7 @@ def test_templates_come_round_equally_often_each_time_on_a_new_phone() -> None:
 
 
 def test_held_out_tasks_are_the_same_at_every_call_and_a_prefix_of_more() -> None:
-    tasks = load_tasks({"source_type": "demo_eval"}, seed=0, split="eval")
+    tasks = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
     few, many = ([(task.task_id, task.seed) for task in tasks.held_out(n)] for n in (8, 64))
 
     assert many[:8] == few
