@@ -1,0 +1,98 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cua_rl.devices.pool import DevicePool
+from cua_rl.errors import ConfigError, DeviceError, SamplingError
+from cua_rl.evaluation.attempts import (
+    Attempt,
+    AttemptPlan,
+    NoRecorder,
+    attempt_record,
+    missing_attempts,
+    outcomes_by_position,
+    parse_attempts,
+    run_missing_attempts,
+)
+from cua_rl.rewards.reward import binary_reward
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.types import SamplingParams
+from tests.fakes import FakeAgent, FakeDevice, FakeGateway, make_task
+
+PLAN = AttemptPlan(
+    model="m",
+    tasks=[make_task("first"), make_task("second")],
+    num_attempts=2,
+    params=SamplingParams(max_tokens=8, temperature=0.0),
+)
+
+
+def make_runner(agent: FakeAgent) -> RolloutRunner:
+    async def make_device(_: object) -> Any:
+        return FakeDevice()
+
+    return RolloutRunner(
+        devices=DevicePool(make_device, max_devices=1),
+        gateway=FakeGateway(),  # type: ignore[arg-type]
+        agent=agent,
+        reward=binary_reward,
+        recorder=NoRecorder(),
+        max_turns=5,
+    )
+
+
+async def run(agent: FakeAgent, known: list[Attempt]) -> list[Attempt]:
+    kept: list[Attempt] = []
+
+    async def keep(attempt: Attempt) -> None:
+        kept.append(attempt)
+
+    await run_missing_attempts(make_runner(agent), PLAN, known, keep)
+    return kept
+
+
+async def test_all_attempts_are_made_and_survive_a_file() -> None:
+    kept = await run(FakeAgent(["1", "0", DeviceError("gone"), "1", "0"]), [])
+
+    assert sorted((item.position, item.attempt) for item in kept) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert (sum(item.success is True for item in kept), sum(item.num_faults for item in kept)) == (2, 1)
+    assert parse_attempts([json.loads(json.dumps(attempt_record(item))) for item in kept]) == kept
+
+
+async def test_only_what_is_missing_is_made_and_what_was_given_up_is_tried_again() -> None:
+    first = await run(FakeAgent(["1"]), [])
+    given_up = replace(first[0], success=None, reward=None)
+    agent = FakeAgent(["0"])
+
+    again = await run(agent, [given_up, *first[1:]])
+
+    assert [(item.position, item.attempt) for item in again] == [(given_up.position, given_up.attempt)]
+    assert agent.num_runs == 1
+    assert missing_attempts(PLAN, first) == []
+
+
+async def test_nothing_but_faults_at_the_start_ends_the_evaluation() -> None:
+    agent = FakeAgent([DeviceError("no phones here")])
+
+    with pytest.raises(BaseExceptionGroup) as group:
+        await run(agent, [])
+
+    assert group.group_contains(SamplingError, match="no phones here")
+    assert agent.num_runs <= 12
+
+
+async def test_attempts_are_gathered_by_task_and_faults_counted_apart() -> None:
+    kept = await run(FakeAgent(["1"]), [])
+    given_up = [replace(item, success=None, reward=None, num_faults=3) for item in kept if item.attempt == 1]
+
+    outcomes = outcomes_by_position([*kept[:2], *given_up], "m")
+
+    assert [(task.successes, task.num_faults) for task in outcomes.values()] == [((True,), 3), ((True,), 3)]
+    assert outcomes_by_position(kept, "another") == {}
+
+
+def test_lines_of_another_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match="overwrite"):
+        parse_attempts([{"step": 1}])
