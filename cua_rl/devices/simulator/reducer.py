@@ -111,7 +111,8 @@ def press(state: PhoneState, button: Button) -> PhoneState:
 def launch(state: PhoneState, app: str) -> PhoneState:
     """Bring an app to the foreground, on its first screen."""
     recent = (app, *(other for other in state.recent_apps if other != app))
-    return replace(_leave(state), app=app, subscreens=(), recent_apps=recent)
+    system = state.system.with_running(app)
+    return replace(_leave(state), app=app, subscreens=(), recent_apps=recent, system=system)
 
 
 def enter_key(state: PhoneState) -> PhoneState:

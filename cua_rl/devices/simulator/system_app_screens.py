@@ -1,6 +1,6 @@
 """The pages of Settings about apps: the list, an app's page, what it stores, and the storage of all."""
 
-from cua_rl.devices.simulator.catalog import APPS, WIDTH
+from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.elements import Effect, Element, Launch, Operate, Push, Rect
 from cua_rl.devices.simulator.layout import Column, row
 from cua_rl.devices.simulator.state import PhoneState
@@ -75,7 +75,7 @@ def _app_buttons(entry: InstalledApp, y: int) -> tuple[Element, ...]:
     uninstall = Push(subscreen=f"ask:uninstall:{app}") if app in STORE_APPS else None
     stop = Push(subscreen=f"ask:force_stop:{app}") if entry.is_running else None
     effects: tuple[tuple[str, Effect | None], ...] = (
-        ("Open", Launch(app=app) if app in APPS else None),
+        ("Open", Launch(app=app)),
         ("Uninstall", uninstall),
         ("Force stop", stop),
     )

@@ -92,6 +92,11 @@ class SystemState:
         """The state with the installed app of the same name replaced."""
         return replace(self, apps=tuple(entry if other.app == entry.app else other for other in self.apps))
 
+    def with_running(self, app: str) -> Self:
+        """The state after an app was started."""
+        entry = self.find_app(app)
+        return self if entry is None else self.with_app(replace(entry, is_running=True))
+
     def with_switch(self, name: str, is_on: bool) -> Self:
         """The state with one switch set."""
         others = {*self.switched_on} - {name}

@@ -17,6 +17,7 @@ from cua_rl.tasks.demo.template import (
     Hold,
     Instance,
     Move,
+    PullShade,
     PushButton,
     SlideTo,
     SwipeUp,
@@ -31,7 +32,20 @@ from cua_rl.tasks.task import Task
 
 _FREE_PLACE = 96, 285
 """Below the icons of a home page, logical units."""
-_SCANNED_KINDS = ("app_icon", "row", "switch_row", "choice_row", "slider", "button", "round_button", "field", "photo")
+_SCANNED_KINDS = (
+    "app_icon",
+    "row",
+    "switch_row",
+    "choice_row",
+    "slider",
+    "button",
+    "round_button",
+    "field",
+    "photo",
+    "pill",
+    "tile",
+    "swatch",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +126,8 @@ def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
             return Decision(scanned=(), action=_tap(_find_key(label, phone), phone.scale))
         case Hold(label=label):
             return _hold(label, phone)
-        case SwipeUp():
-            return Decision(scanned=(), action=_swipe_list(True, phone.scale))
+        case SwipeUp() | PullShade():
+            return Decision(scanned=(), action=_swipe_screen(deed, phone.scale))
         case SlideTo(label=label, share=share):
             return _slide(label, share, phone)
         case TypeIn(text=text):
@@ -177,6 +191,10 @@ def _tap(element: Element, scale: int) -> Click:
 def _swipe_page(by: int, scale: int) -> Drag:
     near, far = WIDTH // 5, 4 * WIDTH // 5
     return _drag(far, 170, near, 170, scale) if by > 0 else _drag(near, 170, far, 170, scale)
+
+
+def _swipe_screen(deed: SwipeUp | PullShade, scale: int) -> Drag:
+    return _swipe_list(True, scale) if isinstance(deed, SwipeUp) else _drag(WIDTH // 2, 6, WIDTH // 2, 200, scale)
 
 
 def _swipe_list(is_target_below: bool, scale: int) -> Drag:

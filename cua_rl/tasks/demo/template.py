@@ -66,6 +66,11 @@ class SwipeUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PullShade:
+    """Swipe down from the status bar: opens the notifications, and a second time the quick settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlideTo:
     """Drag the slider with this label to a share of its track."""
 
@@ -101,7 +106,7 @@ class Tell:
     query: str
 
 
-Deed = TapOn | TapKey | Hold | SwipeUp | SlideTo | TypeIn | PushButton | TurnPage | Tell
+Deed = TapOn | TapKey | Hold | SwipeUp | PullShade | SlideTo | TypeIn | PushButton | TurnPage | Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
