@@ -56,6 +56,7 @@ APP_QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "timer_s": lambda state: str(state.apps.timer_s),
     "current_url": _current_url,
     "current_search": _current_search,
+    "screenshots": lambda state: json.dumps(state.apps.screenshots),
     "num_screenshots": lambda state: str(len(state.apps.screenshots)),
     "playing_title": _playing_title,
     "shown_note": _shown_note,

@@ -120,12 +120,8 @@ def _find_move(instance: Instance, state: PhoneState) -> Move | None:
 
 def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
     match deed:
-        case TapOn(label=label):
-            return _seek(label, phone)
-        case TapKey(label=label):
-            return Decision(scanned=(), action=_tap(_find_key(label, phone), phone.scale))
-        case Hold(label=label):
-            return _hold(label, phone)
+        case TapOn() | TapKey() | Hold():
+            return _touch(deed, phone)
         case SwipeUp() | PullShade():
             return Decision(scanned=(), action=_swipe_screen(deed, phone.scale))
         case SlideTo(label=label, share=share):
@@ -138,6 +134,16 @@ def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
             return Decision(scanned=(), action=_swipe_page(by, phone.scale))
         case Tell(query=query):
             return Decision(scanned=(), action=Finish(success_claimed=True, answer=read_query(phone.state, query)))
+
+
+def _touch(deed: TapOn | TapKey | Hold, phone: SimulatedPhone) -> Decision:
+    match deed:
+        case TapOn(label=label):
+            return _seek(label, phone)
+        case TapKey(label=label):
+            return Decision(scanned=(), action=_tap(_find_key(label, phone), phone.scale))
+        case Hold(label=label):
+            return _hold(label, phone)
 
 
 def _seek(label: str, phone: SimulatedPhone) -> Decision:

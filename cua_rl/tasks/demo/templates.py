@@ -3,6 +3,7 @@
 from itertools import count
 
 from cua_rl.devices.simulator.catalog import APPS, MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS, Toggle
+from cua_rl.tasks.demo.app_templates import APP_EVAL, APP_TRAINING
 from cua_rl.tasks.demo.families import (
     check_battery,
     go_home,
@@ -106,6 +107,8 @@ def _more() -> list[TaskTemplate]:
     ]  # fmt: skip
 
 
-TEMPLATES: dict[str, TaskTemplate] = {template.task_id: template for template in _training() + _evaluation() + _more()}
+TEMPLATES: dict[str, TaskTemplate] = {
+    template.task_id: template for template in (*_training(), *_evaluation(), *_more(), *APP_TRAINING, *APP_EVAL)
+}
 DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(_training())
 DEMO_EVAL: tuple[TaskTemplate, ...] = tuple(_evaluation())

@@ -1,0 +1,88 @@
+"""Tasks inside apps and on the launcher: never done at the start, always doable, and only by doing the right thing."""
+
+import pytest
+
+from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.tasks.demo.app_templates import APP_EVAL, APP_TRAINING
+from cua_rl.tasks.demo.expert import Finish, decide
+from cua_rl.tasks.demo.phone import make_simulated_phone
+from cua_rl.tasks.demo.template import TaskTemplate, Tell
+from cua_rl.tasks.demo.templates import TEMPLATES
+from cua_rl.tasks.task import Task
+
+SEEDS = (0, 1, 2, 17, 4711, 999_999, 1_000_000, 1_234_567)
+ALL = (*APP_TRAINING, *APP_EVAL)
+TOLD = [template for template in ALL if template.instance(0).goal.how == "told"]
+
+
+async def play(task: Task, phone: SimulatedPhone) -> tuple[str | None, int]:
+    """What the expert answers in the end, and in how many turns it gets there."""
+    for turn in range(1, task.max_turns + 1):
+        decision = decide(task, phone)
+        if isinstance(decision.action, Finish):
+            assert decision.action.success_claimed, (task.seed, phone.state.screen)
+            return decision.action.answer, turn
+        await phone.execute(decision.action)
+    raise AssertionError(f"seed {task.seed}: out of turns on {phone.state.screen}")
+
+
+@pytest.mark.parametrize("template", ALL, ids=lambda template: template.task_id)
+async def test_untouched_fails_and_the_expert_succeeds_within_the_turns(template: TaskTemplate) -> None:
+    num_turns = 0
+    for seed in SEEDS:
+        task = template.make_task(seed)
+        phone = make_simulated_phone(task)
+
+        assert not (await task.validate(phone, None)).success, seed
+        assert not (await task.validate(phone, "done")).success, seed
+        answer, turns = await play(task, phone)
+        assert (await task.validate(phone, answer)).success, seed
+        num_turns = max(num_turns, turns)
+    # Two turns of slack at least, so that one slip and its repair do not lose the task; not many more.
+    assert task.max_turns - 4 <= num_turns <= task.max_turns - 2
+
+
+@pytest.mark.parametrize("template", TOLD, ids=lambda template: template.task_id)
+async def test_a_wrong_answer_fails(template: TaskTemplate) -> None:
+    task = template.make_task(3)
+    phone = make_simulated_phone(task)
+    answer, _ = await play(task, phone)
+    assert answer is not None
+
+    assert (await task.validate(phone, f"It is {answer}.")).success
+    assert not (await task.validate(phone, f"It is 1{answer}.")).success
+    assert not (await task.validate(phone, f"It is {answer}1.")).success
+    assert not (await task.validate(phone, "success")).success
+    assert not (await task.validate(phone, None)).success
+
+
+async def test_a_sum_counts_only_once_the_calculator_has_worked_it_out() -> None:
+    task = TEMPLATES["train_164_calculate_sum"].make_task(3)
+    used, unused = make_simulated_phone(task), make_simulated_phone(task)
+    answer, _ = await play(task, used)
+
+    assert not (await task.validate(unused, answer)).success
+
+
+@pytest.mark.parametrize("template", ALL, ids=lambda template: template.task_id)
+def test_instructions_differ_between_seeds_wherever_something_is_drawn(template: TaskTemplate) -> None:
+    instructions = {template.instance(seed).instruction for seed in range(40)}
+    goals = {template.instance(seed).goal for seed in range(40)}
+
+    assert len(instructions) > 1 or len(goals) == 1 or template.tags[1] in ("camera", "screenshots")
+
+
+def test_evaluation_asks_for_nothing_that_training_asks_for() -> None:
+    trained = {template.instance(seed).instruction for template in APP_TRAINING for seed in range(200)}
+    asked = {template.instance(seed).instruction for template in APP_EVAL for seed in range(200)}
+
+    # The page with the logo is the only one there is.
+    assert {text for text in trained & asked if "logo" not in text} == set()
+
+
+def test_there_are_enough_tasks_and_every_question_is_answered_by_telling() -> None:
+    assert len(APP_TRAINING) >= 25
+    assert len(APP_EVAL) >= 12
+    assert set(TEMPLATES) >= {template.task_id for template in ALL}
+    for template in TOLD:
+        assert any(isinstance(move.deed, Tell) for move in template.instance(0).route)
