@@ -7,10 +7,10 @@ PYTHON := .venv/bin/python
 check test fast: export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check types fast format lint imports monitor migration
+.PHONY: help setup train test check types fast format lint imports test-android monitor migration
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1 - \2/p' Makefile
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
 
 setup: ## install everything into .venv
 	@scripts/setup.sh
@@ -39,6 +39,9 @@ imports:
 
 test: setup ## all tests, with the real model server, trainer and database: before every push
 	$(PYTHON) -m pytest -q
+
+test-android: setup ## tests on an attached Android phone or emulator, whose settings they change
+	$(PYTHON) -m pytest -q tests/real/android
 
 monitor: setup ## show training runs in the browser
 	@$(PYTHON) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('cua_rl.recipes.serve_monitor'))" \

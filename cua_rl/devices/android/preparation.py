@@ -9,13 +9,11 @@ from posixpath import dirname
 from shlex import quote
 from typing import Literal, cast
 
+from cua_rl.devices.android.package_queries import NOTIFY_PERMISSION, full_permission, read_permissions
 from cua_rl.devices.android.queries import (
     MEDIA_VOLUME,
-    NOTIFY_PERMISSION,
-    full_permission,
     read_android_query,
     read_home_activity,
-    read_permissions,
     split_query,
 )
 from cua_rl.devices.android.readings import parse_volume
@@ -25,6 +23,8 @@ from cua_rl.errors import TaskError
 _WAKE = "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; cmd statusbar collapse"
 _GO_HOME = "input keyevent KEYCODE_HOME"
 _OPEN_SETTINGS = "am start -a android.settings.SETTINGS"
+_OWN_BRIGHTNESS = "settings put system screen_brightness_mode 0; "
+"""Or the phone's own idea of the right brightness moves it back."""
 _NOTIFY = "cmd notification post -t Reminder cua_rl_$(date +%s%N) 'Water the plants'"
 
 
@@ -190,6 +190,29 @@ async def _set_volume(wish: _Wish) -> str:
     return await wish.shell.run(f"cmd media_session volume --stream 3 --set {level}")
 
 
+async def _move_brightness(wish: _Wish) -> str:
+    level = "230" if int(wish.argument) < 50 else "25"
+    return await wish.shell.run(f"{_OWN_BRIGHTNESS}settings put system screen_brightness {level}")
+
+
+async def _move_volume(wish: _Wish) -> str:
+    _, minimum, maximum = parse_volume(await wish.shell.run(MEDIA_VOLUME))
+    level = maximum if int(wish.argument) < 50 else minimum
+    return await wish.shell.run(f"cmd media_session volume --stream 3 --set {level}")
+
+
+async def _move_time_zone(wish: _Wish) -> str:
+    zone = "Europe/London" if wish.expected != "London" else "Asia/Tokyo"
+    return await wish.shell.run(f"settings put global auto_time_zone 0; cmd alarm set-timezone {zone}")
+
+
+async def _switch_app(wish: _Wish) -> str:
+    package = quote(wish.argument)
+    if wish.opposite == "true":
+        return await wish.shell.run(f"monkey -p {package} -c android.intent.category.LAUNCHER 1")
+    return await wish.shell.run(f"am force-stop {package}")
+
+
 async def _post_notification(wish: _Wish) -> str:
     return await wish.shell.run(_NOTIFY)
 
@@ -237,7 +260,7 @@ async def _swap_network(wish: _Wish) -> str:
 
 
 async def _require_adb(wish: _Wish) -> str:
-    if wish.query == "usb_debugging_enabled" or wish.opposite == "true":
+    if wish.query == "usb_debugging" or wish.opposite == "true":
         raise TaskError(
             f"expected a goal that leaves adb alone, got {wish.query!r} {wish.expected!r}: without USB debugging the "
             "phone can be neither prepared nor checked; run this task on the simulated phone"
@@ -266,23 +289,24 @@ _PREPARATIONS: Mapping[str, _Preparation] = {
     "dnd_enabled": _Preparation(undo=_switch("cmd notification set_dnd {}", "on", "off")),
     "auto_rotate_enabled": _Preparation(undo=_setting_switch("system", "accelerometer_rotation")),
     "auto_time_enabled": _Preparation(undo=_setting_switch("global", "auto_time")),
-    "developer_options_enabled": _Preparation(
+    "developer_options": _Preparation(
         undo=_setting_switch("global", "development_settings_enabled"), require=_require_adb
     ),
-    "usb_debugging_enabled": _Preparation(require=_require_adb),
-    "call_vibration_enabled": _Preparation(undo=_set_ring_vibration),
-    # by hand, or the phone's own idea of the right brightness moves it back
+    "usb_debugging": _Preparation(require=_require_adb),
+    "call_vibration": _Preparation(undo=_set_ring_vibration),
     "brightness_level": _Preparation(
-        undo=_setting_number(
-            "system", "screen_brightness", "128", "64", first="settings put system screen_brightness_mode 0; "
-        )
+        undo=_setting_number("system", "screen_brightness", "128", "64", first=_OWN_BRIGHTNESS)
     ),
+    "brightness_is_about": _Preparation(undo=_move_brightness),
     "screen_timeout": _Preparation(undo=_setting_number("system", "screen_off_timeout", "60000", "120000")),
     "media_volume": _Preparation(undo=_set_volume),
+    "media_volume_is_about": _Preparation(undo=_move_volume),
+    "time_zone": _Preparation(undo=_move_time_zone),
     "notification_count": _Preparation(undo=_post_notification),
     "app_installed": _Preparation(undo=_refuse_installed),
+    "app_running": _Preparation(undo=_switch_app),
     "app_permission": _Preparation(undo=_switch_permission, require=_require_permission),
     "app_notifications": _Preparation(undo=_switch_permission, require=_require_permission),
     "file_exists": _Preparation(undo=_swap_file),
-    "known_network": _Preparation(undo=_swap_network),
+    "wifi_saved": _Preparation(undo=_swap_network),
 }

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import partial
 from shlex import quote
 
-from cua_rl.devices.android import dumps, readings
+from cua_rl.devices.android import content_queries, dumps, package_queries, readings
 from cua_rl.devices.android.shell import AndroidShell
 from cua_rl.errors import TaskError
 
@@ -17,12 +17,11 @@ FOCUS = "dumpsys window displays"
 MEDIA_VOLUME = "cmd media_session volume --stream 3 --get"
 NOTIFICATIONS = "dumpsys notification"
 NETWORKS = "cmd wifi list-networks"
-NOTIFY_PERMISSION = "android.permission.POST_NOTIFICATIONS"
+ALARMS = "dumpsys alarm"
+MAX_BRIGHTNESS = 255
+BRIGHTNESS_TOLERANCE = 5
+"""Percentage points."""
 
-_CONTACTS = "content query --uri content://com.android.contacts/data/phones --projection data1:display_name"
-_SENT = "content query --uri content://sms --projection address:body --where 'type in (2,4,6)' --sort 'date ASC'"
-_CALLS = "content query --uri content://call_log/calls --projection number --where type=2 --sort 'date ASC'"
-_PHOTOS = "content query --uri content://media/external/images/media --projection _id"
 _LANGUAGE = "settings get system system_locales; getprop persist.sys.locale; getprop ro.product.locale"
 _RING_VIBRATION = "; ".join(
     f"settings get system {key}" for key in ("vibrate_on", "ring_vibration_intensity", "vibrate_when_ringing")
@@ -86,11 +85,6 @@ def _number(namespace: str, key: str) -> AndroidQuery:
     return _output(f"settings get {namespace} {key}", partial(readings.parse_integer, setting=f"{namespace} {key}"))
 
 
-def to_json(values: object) -> str:
-    """JSON as the simulated phone writes it."""
-    return json.dumps(values)
-
-
 def _current_activity(text: str) -> str:
     return dumps.parse_focus(text).activity
 
@@ -107,34 +101,6 @@ async def read_home_activity(shell: AndroidShell) -> str:
     return readings.parse_home_activity(await shell.run(HOME_ACTIVITY))
 
 
-async def _app_installed(shell: AndroidShell, package: str) -> str:
-    return readings.parse_installed(await shell.run("pm list packages --user 0"), package)
-
-
-async def _app_permission(shell: AndroidShell, argument: str) -> str:
-    package, slash, permission = argument.partition("/")
-    if not slash:
-        raise TaskError(f"expected app_permission:PACKAGE/PERMISSION, got the argument {argument!r}")
-    granted = await read_permissions(shell, package)
-    return readings.truth(bool(granted) and granted.get(full_permission(permission), False))
-
-
-async def _app_notifications(shell: AndroidShell, package: str) -> str:
-    return await _app_permission(shell, f"{package}/{NOTIFY_PERMISSION}")
-
-
-def full_permission(name: str) -> str:
-    """ "CAMERA" is short for "android.permission.CAMERA"."""
-    return name if "." in name else f"android.permission.{name}"
-
-
-async def read_permissions(shell: AndroidShell, package: str) -> dict[str, bool] | None:
-    """Permission -> granted; None if the package is not installed."""
-    if await _app_installed(shell, package) == "false":
-        return None
-    return dumps.parse_permissions(await shell.run(f"dumpsys package {quote(package)}"), package)
-
-
 async def _file_exists(shell: AndroidShell, path: str) -> str:
     if not path.startswith(("/sdcard/", "/storage/", "/data/local/tmp/")) or ".." in path.split("/"):
         raise TaskError(
@@ -144,50 +110,35 @@ async def _file_exists(shell: AndroidShell, path: str) -> str:
     return readings.parse_file_exists(await shell.run(f"ls -d {quote(path)} 2>&1"), path)
 
 
-async def _contacts(shell: AndroidShell, argument: str) -> str:
-    rows = dumps.parse_rows(await shell.run(_CONTACTS), ("data1", "display_name"))
-    return to_json([{"name": row["display_name"].strip(), "number": row["data1"]} for row in rows])
+async def _wifi_saved(shell: AndroidShell, name: str) -> str:
+    return readings.truth(name in dumps.parse_known_networks(await shell.run(NETWORKS)))
 
 
-async def _sent_messages(shell: AndroidShell, argument: str) -> str:
-    messages = dumps.parse_rows(await shell.run(_SENT), ("address", "body"))
-    contacts = dumps.parse_rows(await shell.run(_CONTACTS), ("data1", "display_name"))
-    names = {row["data1"]: row["display_name"].strip() for row in contacts}
-    return to_json([{"to": _whose(row["address"], names), "text": row["body"].rstrip("\n")} for row in messages])
+async def _is_alarm_on(shell: AndroidShell, at: str) -> str:
+    return readings.truth(at in dumps.parse_alarm_times(await shell.run(ALARMS)))
 
 
-def _whose(number: str, names: Mapping[str, str]) -> str:
-    """The contact with this number, with or without country code; the number itself if nobody has it."""
-    wanted = _digits(number)
-    for other, name in names.items():
-        digits = _digits(other)
-        shorter, longer = sorted((wanted, digits), key=len)
-        if wanted == digits or (len(shorter) >= 7 and longer.endswith(shorter)):
-            return name
-    return number
+async def _brightness_is_about(shell: AndroidShell, percent: str) -> str:
+    level = int(await read_android_query(shell, "brightness_level"))
+    return readings.truth(abs(100 * level / MAX_BRIGHTNESS - _percent(percent)) <= BRIGHTNESS_TOLERANCE)
 
 
-def _digits(number: str) -> str:
-    return re.sub(r"\D", "", number).lstrip("0")
+async def _media_volume_is_about(shell: AndroidShell, percent: str) -> str:
+    level, _, maximum = readings.parse_volume(await shell.run(MEDIA_VOLUME))
+    return readings.truth(abs(level - maximum * _percent(percent) / 100) <= 1)
 
 
-async def _calls(shell: AndroidShell, argument: str) -> str:
-    return to_json([row["number"].strip() for row in dumps.parse_rows(await shell.run(_CALLS), ("number",))])
-
-
-async def _num_photos(shell: AndroidShell, argument: str) -> str:
-    return str(len(dumps.parse_rows(await shell.run(_PHOTOS), ("_id",))))
-
-
-async def _wifi_known(shell: AndroidShell, network: str) -> str:
-    return readings.truth(network in dumps.parse_known_networks(await shell.run(NETWORKS)))
+def _percent(text: str) -> int:
+    if not re.fullmatch(r"\d{1,3}", text) or int(text) > 100:
+        raise TaskError(f"expected percent from 0 to 100, got {text!r}")
+    return int(text)
 
 
 ANDROID_QUERIES: Mapping[str, AndroidQuery] = {
     "current_app": _output(FOCUS, lambda text: _current_activity(text).partition("/")[0]),
     "current_activity": _output(FOCUS, _current_activity),
     "is_home_screen": AndroidQuery(read=_is_home_screen),
-    "recent_apps": _output("dumpsys activity recents", lambda text: to_json(dumps.parse_recent_packages(text))),
+    "recent_apps": _output("dumpsys activity recents", lambda text: json.dumps(dumps.parse_recent_packages(text))),
     "screen_on": _output("dumpsys power", readings.parse_wakefulness),
     "wifi_enabled": _choice("global", "wifi_on", readings.WIFI_ON),
     "bluetooth_enabled": _output("dumpsys bluetooth_manager", readings.parse_bluetooth),
@@ -198,38 +149,74 @@ ANDROID_QUERIES: Mapping[str, AndroidQuery] = {
     "dnd_enabled": _choice("global", "zen_mode", readings.ZEN_MODE),
     "auto_rotate_enabled": _choice("system", "accelerometer_rotation", readings.BINARY),
     "auto_time_enabled": _choice("global", "auto_time", readings.BINARY),
-    "developer_options_enabled": _choice("global", "development_settings_enabled", readings.BINARY_OFF_IF_UNSET),
-    "usb_debugging_enabled": _choice("global", "adb_enabled", readings.BINARY_OFF_IF_UNSET),
-    "call_vibration_enabled": _output(_RING_VIBRATION, readings.parse_ring_vibration),
+    "developer_options": _choice("global", "development_settings_enabled", readings.BINARY_OFF_IF_UNSET),
+    "usb_debugging": _choice("global", "adb_enabled", readings.BINARY_OFF_IF_UNSET),
+    "call_vibration": _output(_RING_VIBRATION, readings.parse_ring_vibration),
     "brightness_level": _number("system", "screen_brightness"),
+    "brightness_is_about": AndroidQuery(read=_brightness_is_about, argument="percent"),
     "screen_timeout": _number("system", "screen_off_timeout"),
     "media_volume": _output(MEDIA_VOLUME, lambda text: str(readings.parse_volume(text)[0])),
+    "media_volume_is_about": AndroidQuery(read=_media_volume_is_about, argument="percent"),
     "battery_level": _output("dumpsys battery", readings.parse_battery),
     "clock": _output("date +%H:%M", readings.parse_clock),
+    "time_zone": _output("getprop persist.sys.timezone", readings.parse_time_zone),
     "system_language": _output(_LANGUAGE, readings.parse_language),
     "notification_count": _output(NOTIFICATIONS, lambda text: str(dumps.count_clearable_notifications(text))),
-    "alarms": _output("dumpsys alarm", lambda text: to_json(dumps.parse_alarm_times(text))),
-    "known_networks": _output(NETWORKS, lambda text: to_json(list(dumps.parse_known_networks(text)))),
-    "connected_network": _output("cmd wifi status", dumps.parse_connected_network),
-    "contacts": AndroidQuery(read=_contacts),
-    "sent_messages": AndroidQuery(read=_sent_messages),
-    "calls": AndroidQuery(read=_calls),
-    "num_photos": AndroidQuery(read=_num_photos),
-    "app_installed": AndroidQuery(read=_app_installed, argument="package"),
-    "app_permission": AndroidQuery(read=_app_permission, argument="package/permission"),
-    "app_notifications": AndroidQuery(read=_app_notifications, argument="package"),
+    "alarms_on": _output(ALARMS, lambda text: json.dumps(dumps.parse_alarm_times(text))),
+    "is_alarm_on": AndroidQuery(read=_is_alarm_on, argument="time"),
+    "connected_wifi": _output("cmd wifi status", dumps.parse_connected_network),
+    "saved_wifi": _output(NETWORKS, lambda text: json.dumps(list(dumps.parse_known_networks(text)))),
+    "wifi_saved": AndroidQuery(read=_wifi_saved, argument="name"),
+    "contacts": AndroidQuery(read=content_queries.read_contacts),
+    "contact_number": AndroidQuery(read=content_queries.read_contact_number, argument="name"),
+    "contact_digits": AndroidQuery(read=content_queries.read_contact_digits, argument="name"),
+    "sent_messages": AndroidQuery(read=content_queries.read_sent_messages),
+    "calls": AndroidQuery(read=content_queries.read_calls),
+    "called_numbers": AndroidQuery(read=content_queries.read_called_numbers),
+    "num_photos": AndroidQuery(read=content_queries.count_photos),
+    "num_screenshots": AndroidQuery(read=content_queries.count_screenshots),
+    "installed_apps": AndroidQuery(read=package_queries.read_installed_apps),
+    "app_installed": AndroidQuery(read=package_queries.read_app_installed, argument="package"),
+    "app_running": AndroidQuery(read=package_queries.read_app_running, argument="package"),
+    "app_permission": AndroidQuery(read=package_queries.read_app_permission, argument="package/permission"),
+    "app_notifications": AndroidQuery(read=package_queries.read_app_notifications, argument="package"),
     "file_exists": AndroidQuery(read=_file_exists, argument="path"),
-    "known_network": AndroidQuery(read=_wifi_known, argument="name"),
 }
-"""Everything that can be read without root and without knowing who made the phone."""
+"""Everything that can be read without root and without knowing who made the phone.
 
+Alarms: clock apps hand only the next one to Android; later ones are not seen.
+"""
+
+_KEEPS = "apps keep to themselves what they show and what is being typed"
+_LAUNCHER = "launchers do not tell how their pages are laid out"
 UNREADABLE: Mapping[str, str] = {
     "current_screen": "Android tells the activity in front, not which page of it shows",
-    "home_page": "launchers do not tell which page they show",
-    "focused_field": "apps do not tell the shell where the cursor is",
-    "draft_text": "apps keep what is being typed to themselves",
-    "note_texts": "apps keep their notes to themselves",
-    "threads": "received messages do not tell conversations apart; ask for sent_messages",
+    "shade": "Android tells that the shade is open, not which part of it",
+    "quick_tile": "Android does not tell whether a switch was flipped in the shade or in Settings",
+    "home_page": _LAUNCHER,
+    "home_page_of": _LAUNCHER,
+    "num_home_pages": _LAUNCHER,
+    "on_home": _LAUNCHER,
+    "wallpaper": "wallpapers have no names on a real phone",
+    "screen_lock": "a lock set by one task would lock the next one out",
+    "app_storage_mb": "Android measures apps once a day, and shows newer figures only in Settings",
+    "cache_cleared": "Android does not tell the shell how large an app's cache is",
+    "chrome_cache_cleared": "Android does not tell the shell how large an app's cache is",
+    "focused_field": _KEEPS,
+    "draft_text": _KEEPS,
+    "message_draft": _KEEPS,
+    "dialled_number": _KEEPS,
+    "current_url": _KEEPS,
+    "current_search": _KEEPS,
+    "shown_note": _KEEPS,
+    "note_texts": _KEEPS,
+    "has_note": _KEEPS,
+    "typed": _KEEPS,
+    "screenshots": "a screenshot does not tell what it shows; ask for num_screenshots",
+    "calculation": _KEEPS,
+    "timer_s": _KEEPS,
     "playing_track": "tracks have no numbers on a real phone",
-    "calculation": "the calculator keeps its display to itself",
+    "playing_title": "players tell title, artist and album in one line, and each in its own way",
+    "callee": "Android hides the number of a running call; ask for called_numbers",
+    "threads": "received messages do not tell conversations apart; ask for sent_messages",
 }

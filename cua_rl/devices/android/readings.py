@@ -17,6 +17,20 @@ ZEN_MODE: Mapping[str, str] = {"null": "false", "0": "false", "1": "true", "2": 
 """1: priority only, 2: nothing, 3: alarms only."""
 LOCATION_MODE: Mapping[str, str] = {"0": "false", "1": "true", "2": "true", "3": "true"}
 
+LANGUAGE_NAMES: Mapping[str, str] = {
+    "en": "English",
+    "de": "Deutsch",
+    "es": "Español",
+    "fr": "Français",
+    "it": "Italiano",
+    "nl": "Nederlands",
+    "pl": "Polski",
+    "pt": "Português",
+    "sv": "Svenska",
+    "tr": "Türkçe",
+}
+"""As the settings of a phone call them."""
+
 _NIGHT_MASK, _NIGHT_YES = 0x30, 0x20
 
 
@@ -119,20 +133,37 @@ def parse_clock(text: str) -> str:
 
 
 def parse_language(text: str) -> str:
-    """The language tag in use, such as "de-DE", from system_locales, persist.sys.locale and ro.product.locale."""
+    """The language in its own words ("Deutsch"), or its tag if it is none of `LANGUAGE_NAMES`.
+
+    Three lines, of which the first that is set decides: system_locales, persist.sys.locale, ro.product.locale.
+    """
     lines = [line.strip() for line in text.split("\n")[:3]]
     tag = next((line.split(",")[0] for line in lines if line and line != "null"), "")
     if len(lines) != 3 or not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]+)*", tag):
         raise misunderstood("a language tag such as 'en-US' on one of three lines", text)
-    return tag
+    return LANGUAGE_NAMES.get(tag.partition("-")[0], tag)
 
 
-def parse_installed(text: str, package: str) -> str:
-    """Whether a package is in `pm list packages`, whose lines are "package:NAME"."""
+def parse_time_zone(text: str) -> str:
+    """The city of persist.sys.timezone: "New York" for America/New_York."""
+    zone = search(r"\A\s*([A-Za-z]+(?:/[A-Za-z0-9_+-]+)*)\s*\Z", text, "a time zone such as 'Europe/Berlin'").group(1)
+    return zone.rpartition("/")[2].replace("_", " ")
+
+
+def parse_packages(text: str) -> list[str]:
+    """The names in `pm list packages`, whose lines are "package:NAME"."""
     lines = text.split()
     if "package:android" not in lines or any(not line.startswith("package:") for line in lines):
         raise misunderstood("lines 'package:NAME', the one of 'android' among them", text)
-    return truth(f"package:{package}" in lines)
+    return [line.removeprefix("package:") for line in lines]
+
+
+def parse_process_names(text: str) -> list[str]:
+    """The names in `ps -A -o NAME`."""
+    title, *names = [line.strip() for line in text.strip().split("\n")]
+    if title != "NAME" or "system_server" not in names:
+        raise misunderstood("the title 'NAME' and process names, 'system_server' among them", text)
+    return names
 
 
 def parse_file_exists(text: str, path: str) -> str:

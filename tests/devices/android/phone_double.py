@@ -16,7 +16,7 @@ CAMERA = "com.example.camera"
 CONTACTS = "content query --uri content://com.android.contacts/data/phones"
 SENT = "content query --uri content://sms "
 CALLS = "content query --uri content://call_log/calls"
-PHOTOS = "content query --uri content://media/external/images/media"
+PICTURES = "content query --uri content://media/external/images/media"
 
 _OUTPUTS = Path(__file__).parent / "outputs"
 
@@ -48,7 +48,12 @@ class PhoneDouble:
             "system screen_brightness": "102",
             "system screen_off_timeout": "30000",
         }
-        self.properties = {"persist.sys.locale": "en-GB", "ro.product.locale": "en-US"}
+        self.properties = {
+            "persist.sys.locale": "en-GB",
+            "ro.product.locale": "en-US",
+            "persist.sys.timezone": "America/New_York",
+        }
+        self.running = {"system_server", f"{CAMERA}:background"}
         self.bluetooth = True
         self.night = "no"
         self.shown_night = False
@@ -82,7 +87,7 @@ class PhoneDouble:
                 return answer
         if found := re.fullmatch(r"ls -d (\S+) 2>&1", command):
             return self._list(shlex.split(found.group(1))[0])
-        for prefix, rows in ((prefix, self.rows.get(prefix)) for prefix in (CONTACTS, SENT, CALLS, PHOTOS)):
+        for prefix, rows in ((prefix, self.rows.get(prefix)) for prefix in (CONTACTS, SENT, CALLS, PICTURES)):
             if command.startswith(prefix):
                 return rows or "No result found.\n"
         return self._change(command)
@@ -107,6 +112,7 @@ class PhoneDouble:
             "dumpsys uimode": self._output(
                 "uimode", number="0", mode=self.night, computed=str(dark).lower(), current="21" if dark else "11"
             ),
+            "ps -A -o NAME": "NAME\n" + "".join(f"{name}\n" for name in sorted(self.running)),
             "dumpsys battery": self._output("battery"),
             "dumpsys power": self._output("power", wakefulness=self.wakefulness),
             "dumpsys alarm": self._output("alarm"),
@@ -175,6 +181,9 @@ class PhoneDouble:
             rf"pm (grant|revoke) --user 0 {CAMERA} android\.permission\.(\w+)": lambda how, name: self.granted.update(
                 {"camera" if name == "CAMERA" else "notifications": how == "grant"}
             ),
+            r"cmd alarm set-timezone (\S+)": lambda zone: self.properties.update({"persist.sys.timezone": zone}),
+            r"am force-stop (\S+)": lambda package: self.running.difference_update({package, f"{package}:background"}),
+            r"monkey -p (\S+) -c android\.intent\.category\.LAUNCHER 1": lambda package: self._launch(package),
             r"mkdir -p (\S+)": lambda path: self.files.add(path.rstrip("/")),
             r"touch (\S+)": self.files.add,
             r"cmd wifi add-network (.+) open": lambda name: self.networks.append(shlex.split(name)[0]),
@@ -182,6 +191,10 @@ class PhoneDouble:
 
     def _show(self, activity: str) -> None:
         self.foreground, self.window = activity, None
+
+    def _launch(self, package: str) -> None:
+        self.running.add(package)
+        self._show(f"{package}/.Main")
 
     def _put(self, key: str, is_on: bool) -> None:
         self.settings[key] = "1" if is_on else "0"

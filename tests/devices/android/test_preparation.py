@@ -17,7 +17,8 @@ SWITCHES = [
     "dnd_enabled",
     "auto_rotate_enabled",
     "auto_time_enabled",
-    "call_vibration_enabled",
+    "call_vibration",
+    f"app_running:{CAMERA}",
     f"app_permission:{CAMERA}/CAMERA",
     f"app_notifications:{CAMERA}",
     "file_exists:/sdcard/Download/abc",
@@ -47,6 +48,11 @@ async def test_a_switch_is_turned_to_both_sides(version: Version, query: str) ->
         ("screen_timeout", ("30000", "60000", "120000")),
         ("media_volume", ("0", "5", "7", "15")),
         ("notification_count", ("0", "1")),
+        ("time_zone", ("New York", "London", "Tokyo")),
+        ("brightness_is_about:40", ("true",)),
+        ("brightness_is_about:80", ("true",)),
+        ("media_volume_is_about:30", ("true",)),
+        ("media_volume_is_about:90", ("true",)),
     ],
 )
 async def test_a_number_is_moved_away_from_every_goal(query: str, values: tuple[str, ...]) -> None:
@@ -112,10 +118,10 @@ async def test_a_question_needs_a_readable_answer_and_changes_nothing() -> None:
         (f"app_installed:{CAMERA}", "true", "delete its data"),
         ("app_permission:com.example.absent/CAMERA", "true", "install it: adb install"),
         (f"app_permission:{CAMERA}/BODY_SENSORS", "true", "does not"),
-        ("usb_debugging_enabled", "true", "without USB debugging"),
-        ("usb_debugging_enabled", "false", "without USB debugging"),
-        ("developer_options_enabled", "false", "without USB debugging"),
-        ("known_network:Cafe", "true", "lose its password"),
+        ("usb_debugging", "true", "without USB debugging"),
+        ("usb_debugging", "false", "without USB debugging"),
+        ("developer_options", "false", "without USB debugging"),
+        ("wifi_saved:Cafe", "true", "lose its password"),
         ("battery_level", "57", "by hand"),
         ("home_page", "0", "launchers"),
         ("file_exists:/data/data/com.a/b", "true", "/sdcard"),
@@ -134,8 +140,8 @@ async def test_a_network_to_forget_is_saved_first_and_developer_options_to_find_
     phone = PhoneDouble()
     phone.settings["global development_settings_enabled"] = "1"
 
-    await prepare(phone, "known_network:Corner Cafe", "false")
-    await prepare(phone, "developer_options_enabled", "true")
+    await prepare(phone, "wifi_saved:Corner Cafe", "false")
+    await prepare(phone, "developer_options", "true")
 
     assert phone.networks == ["Corner Cafe"]
     assert phone.settings["global development_settings_enabled"] == "0"
