@@ -21,6 +21,7 @@ from cua_rl.tasks.demo.families import (
     toggle_setting,
     write_note,
 )
+from cua_rl.tasks.demo.system_templates import SYSTEM_EVAL, SYSTEM_TRAINING
 from cua_rl.tasks.demo.template import TaskTemplate
 
 _OPEN_APP_IDS = {
@@ -108,7 +109,16 @@ def _more() -> list[TaskTemplate]:
 
 
 TEMPLATES: dict[str, TaskTemplate] = {
-    template.task_id: template for template in (*_training(), *_evaluation(), *_more(), *APP_TRAINING, *APP_EVAL)
+    template.task_id: template
+    for template in (
+        *_training(),
+        *_evaluation(),
+        *_more(),
+        *APP_TRAINING,
+        *APP_EVAL,
+        *SYSTEM_TRAINING,
+        *SYSTEM_EVAL,
+    )
 }
 DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(_training())
 DEMO_EVAL: tuple[TaskTemplate, ...] = tuple(_evaluation())

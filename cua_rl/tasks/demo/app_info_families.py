@@ -1,0 +1,133 @@
+"""Families of templates on the pages of Settings about apps: one function per kind of task."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from cua_rl.devices.simulator.catalog import APPS
+from cua_rl.devices.simulator.system_catalog import (
+    ALL_EXTRA_ROWS,
+    find_app,
+)
+from cua_rl.devices.simulator.system_start import SystemStart
+from cua_rl.tasks.demo.system_route import (
+    LIST_TURNS,
+    SCROLL_TURNS,
+    on_page,
+    settings_row,
+    system_start,
+    system_template,
+    tap_on,
+    truth,
+)
+from cua_rl.tasks.demo.template import (
+    Goal,
+    Instance,
+    Move,
+    TaskTemplate,
+    Tell,
+    always,
+)
+
+
+def open_app_info(task_id: str, app: str) -> TaskTemplate:
+    """Open the page of an app in Settings."""
+    instruction = f"Open the app info of {APPS[app].label}."
+    goal = Goal(query="current_screen", expected=f"settings/app:{app}")
+    instance = _app_instance(instruction, app, SystemStart(extra_rows=ALL_EXTRA_ROWS), goal)
+    return _app_template(task_id, always(instance), num_turns=3, tag="app_info")
+
+
+def switch_app_notifications(task_id: str, apps: Sequence[str], *, turn_on: bool) -> TaskTemplate:
+    """Allow or silence the notifications of an app."""
+
+    def draw(random: Random) -> Instance:
+        app = random.choice(apps)
+        notifying, silent = ("", app) if turn_on else (app, "")
+        system = SystemStart(extra_rows=ALL_EXTRA_ROWS, notifying_app=notifying, silent_app=silent)
+        return _app_instance(
+            f"Turn {'on' if turn_on else 'off'} the notifications of {APPS[app].label}.",
+            app,
+            system,
+            Goal(query=f"app_notifications:{APPS[app].package}", expected=truth(turn_on)),
+            tap_on(f"app:{app}", "Notifications"),
+        )
+
+    return _app_template(task_id, draw, num_turns=4, tag="app_notifications")
+
+
+def force_stop(task_id: str, app: str) -> TaskTemplate:
+    """Stop an app that runs, and confirm it."""
+    instance = _app_instance(
+        f"Force stop {APPS[app].label}.",
+        app,
+        SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
+        Goal(query=f"app_running:{APPS[app].package}", expected="false"),
+        tap_on(f"app:{app}", "Force stop"),
+        tap_on(f"ask:force_stop:{app}", "OK"),
+    )
+    return _app_template(task_id, always(instance), num_turns=5, tag="app_info")
+
+
+def clear_cache(task_id: str, app: str) -> TaskTemplate:
+    """Empty the cache of an app."""
+    instance = _app_instance(
+        f"Clear the cache of {APPS[app].label}.",
+        app,
+        SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
+        Goal(query=f"cache_cleared:{APPS[app].package}", expected="true"),
+        tap_on(f"app:{app}", "Storage"),
+        tap_on(f"app_storage:{app}", "Clear cache"),
+    )
+    return _app_template(task_id, always(instance), num_turns=5, tag="app_info")
+
+
+def uninstall_app(task_id: str, apps: Sequence[str]) -> TaskTemplate:
+    """Uninstall an app that came from the store, and confirm it."""
+
+    def draw(random: Random) -> Instance:
+        app = random.choice(apps)
+        spec = find_app(app)
+        return _app_instance(
+            f"Uninstall {spec.label}.",
+            app,
+            SystemStart(extra_rows=ALL_EXTRA_ROWS, store_app=app),
+            Goal(query=f"app_installed:{spec.package}", expected="false"),
+            tap_on(f"app:{app}", "Uninstall"),
+            tap_on(f"ask:uninstall:{app}", "OK"),
+        )
+
+    return _app_template(task_id, draw, num_turns=5, tag="app_info")
+
+
+def _app_instance(instruction: str, app: str, system: SystemStart, goal: Goal, *moves: Move) -> Instance:
+    route = settings_row("apps", tap_on("apps", find_app(app).label), *moves)
+    return Instance(instruction=instruction, start=system_start(system=system), goal=goal, route=route)
+
+
+def _app_template(task_id: str, draw: Callable[[Random], Instance], *, num_turns: int, tag: str) -> TaskTemplate:
+    return system_template(task_id, draw, num_turns=num_turns + SCROLL_TURNS + LIST_TURNS, difficulty="hard", tag=tag)
+
+
+def check_app_storage(task_id: str, apps: Sequence[str]) -> TaskTemplate:
+    """Say how much storage an app takes up."""
+
+    def draw(random: Random) -> Instance:
+        app = random.choice(apps)
+        query = f"app_storage_mb:{APPS[app].package}"
+        return Instance(
+            instruction=f"How many megabytes of storage does {APPS[app].label} use in all? Answer with the number.",
+            start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
+            goal=Goal(query=query, how="told"),
+            route=settings_row(
+                "storage", tap_on("storage", APPS[app].label), on_page(f"app_storage:{app}", Tell(query=query))
+            ),
+        )
+
+    return system_template(
+        task_id,
+        draw,
+        num_turns=4 + SCROLL_TURNS + LIST_TURNS,
+        category="system",
+        difficulty="hard",
+        tag="question",
+    )
