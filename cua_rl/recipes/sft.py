@@ -5,7 +5,6 @@ assistant says is trained on. With no arguments, the tiny model imitates the exp
 """
 
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -25,8 +24,6 @@ from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.training.client import TrainingClient
 
 __all__ = ["SftConfig", "cli_main"]
-
-logger = logging.getLogger(__name__)
 
 
 async def cli_main(config: SftConfig) -> None:
@@ -78,7 +75,7 @@ async def _start_trainer(
 ) -> TrainingClient:
     """Start the trainer with the weights that the run begins with or goes on from."""
     client = TrainingClient(
-        make_trainer_config(plan), folder.path / "logs" / "trainer.log", num_threads=plan.config.num_threads
+        _trainer_config(plan), folder.path / "logs" / "trainer.log", num_threads=plan.config.num_threads
     )
     trainer = await stack.enter_async_context(client)
     if checkpoint is not None:
@@ -88,7 +85,7 @@ async def _start_trainer(
     return trainer
 
 
-def make_trainer_config(plan: SftPlan) -> TrainerConfig:
+def _trainer_config(plan: SftPlan) -> TrainerConfig:
     """An adapter of the rank that was asked for, or all weights."""
     config = plan.config
     return TrainerConfig(

@@ -11,12 +11,13 @@ from random import Random
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.database.queries import TrainingSummary, find_training, latest_trainings
 from cua_rl.database.rebuild import load_groups
 from cua_rl.database.session import check_connection, open_sessions
-from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.errors import ConfigError, DatabaseError, boundary
 from cua_rl.types import Rollout
 
 
@@ -74,6 +75,7 @@ async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tu
             yield opened
         return
     async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server:
+        await migrate(server.url)  # the run may have been recorded by an older version
         async with _open_training(server.url, folder.name, is_own=True) as opened:
             yield opened
 
@@ -95,17 +97,21 @@ async def _open_training(
         await check_connection(url)
     except DatabaseError as error:
         raise ConfigError(str(error)) from None
-    async with open_sessions(url) as sessions, sessions() as session:
-        training = await find_training(session, run_name)
-        if training is None:
-            others = await latest_trainings(session, limit=5)
-            if not is_own or len(others) != 1:
-                names = ", ".join(repr(other.run_name) for other in others) or "none"
-                raise ConfigError(
-                    f"from_run: expected the name of a recorded run, got {run_name!r}; the latest ones are {names}"
-                )
-            training = others[0]
-        yield session, training
+    reading = f"reading run {run_name!r} (an error about tables or columns: the run's version of the schema is another)"
+    with boundary(DatabaseError, reading):
+        async with open_sessions(url) as sessions, sessions() as session:
+            yield session, await _find_training(session, run_name, is_own=is_own)
+
+
+async def _find_training(session: AsyncSession, run_name: str, *, is_own: bool) -> TrainingSummary:
+    training = await find_training(session, run_name)
+    if training is not None:
+        return training
+    others = await latest_trainings(session, limit=5)
+    if is_own and len(others) == 1:
+        return others[0]
+    names = ", ".join(repr(other.run_name) for other in others) or "none"
+    raise ConfigError(f"from_run: expected the name of a recorded run, got {run_name!r}; the latest ones are {names}")
 
 
 async def load_successes(session: AsyncSession, training_id: int, choice: Choice) -> RecordedSuccesses:
