@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from cua_rl.devices.android.dumps import parse_rows
 from cua_rl.devices.android.shell import AndroidShell
 
-_CONTACTS = "content query --uri content://com.android.contacts/data/phones --projection data1:display_name"
+_CONTACTS = (
+    "content query --uri content://com.android.contacts/data/phones --projection raw_contact_id:data1:display_name"
+)
 _SENT = "content query --uri content://sms --projection address:body --where 'type in (2,4,6)' --sort 'date ASC'"
-_CALLS = "content query --uri content://call_log/calls --projection number --where type=2 --sort 'date ASC'"
+CALLS = "content query --uri content://call_log/calls --projection number --where type=2 --sort 'date ASC'"
 _PICTURES = "content query --uri content://media/external/images/media --projection relative_path"
 
 
@@ -25,7 +27,7 @@ async def read_contact_number(shell: AndroidShell, name: str) -> str:
 
 async def read_contact_digits(shell: AndroidShell, name: str) -> str:
     """The same without spaces and dashes."""
-    return _dialled(await read_contact_number(shell, name))
+    return dialled(await read_contact_number(shell, name))
 
 
 async def read_sent_messages(shell: AndroidShell, argument: str) -> str:
@@ -42,7 +44,7 @@ async def read_calls(shell: AndroidShell, argument: str) -> str:
 
 async def read_called_numbers(shell: AndroidShell, argument: str) -> str:
     """The same without spaces and dashes."""
-    return json.dumps([_dialled(number) for number in await _calls(shell)])
+    return json.dumps([dialled(number) for number in await _calls(shell)])
 
 
 async def count_photos(shell: AndroidShell, argument: str) -> str:
@@ -55,14 +57,18 @@ async def count_screenshots(shell: AndroidShell, argument: str) -> str:
     return str(sum("Screenshots" in path for path in await _picture_paths(shell)))
 
 
+async def read_contact_rows(shell: AndroidShell) -> list[Mapping[str, str]]:
+    """Numbers of contacts: raw_contact_id, data1 (the number) and display_name."""
+    return parse_rows(await shell.run(_CONTACTS), ("raw_contact_id", "data1", "display_name"))
+
+
 async def _contacts(shell: AndroidShell) -> list[tuple[str, str]]:
     """(number, name)"""
-    rows = parse_rows(await shell.run(_CONTACTS), ("data1", "display_name"))
-    return [(row["data1"], row["display_name"]) for row in rows]
+    return [(row["data1"], row["display_name"]) for row in await read_contact_rows(shell)]
 
 
 async def _calls(shell: AndroidShell) -> list[str]:
-    return [row["number"] for row in parse_rows(await shell.run(_CALLS), ("number",))]
+    return [row["number"] for row in parse_rows(await shell.run(CALLS), ("number",))]
 
 
 async def _picture_paths(shell: AndroidShell) -> list[str]:
@@ -80,7 +86,8 @@ def _whose(number: str, names: Mapping[str, str]) -> str:
     return number
 
 
-def _dialled(number: str) -> str:
+def dialled(number: str) -> str:
+    """The keys that dial a number, without spaces and dashes."""
     return re.sub(r"[^\d*#+]", "", number)
 
 

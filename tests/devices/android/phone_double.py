@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +64,10 @@ class PhoneDouble:
         self.granted = {"camera": False, "notifications": True}
         self.files = {"/sdcard/Download"}
         self.networks: list[str] = []
+        self.alarms = ["09:30", "07:00"]
+        self.contacts: dict[int, tuple[str, str]] = {}
+        """Raw contact id -> name and number."""
+        self.calls: list[str] = []
         self.rows: dict[str, str] = {}
         """The beginning of a `content query` -> what it prints; without an entry, nothing is found."""
         self.is_charging = True
@@ -77,6 +81,8 @@ class PhoneDouble:
         if self.is_gone:
             raise DeviceError("the phone is gone")
         self.commands.append(command)
+        if not command:
+            return ""
         if command.startswith("if [ -d "):
             return self._remove(shlex.split(command)[3])
         return "".join(self._answer(part.strip()) for part in re.split(r";|&&", command))
@@ -87,7 +93,12 @@ class PhoneDouble:
                 return answer
         if found := re.fullmatch(r"ls -d (\S+) 2>&1", command):
             return self._list(shlex.split(found.group(1))[0])
-        for prefix, rows in ((prefix, self.rows.get(prefix)) for prefix in (CONTACTS, SENT, CALLS, PICTURES)):
+        if command.startswith(CONTACTS):
+            rows = ((raw_id, *contact) for raw_id, contact in self.contacts.items())
+            return _rows(f"raw_contact_id={i}, data1={number}, display_name={name}" for i, name, number in rows)
+        if command.startswith(CALLS):
+            return _rows(f"number={number}" for number in self.calls)
+        for prefix, rows in ((prefix, self.rows.get(prefix)) for prefix in (SENT, PICTURES)):
             if command.startswith(prefix):
                 return rows or "No result found.\n"
         return self._change(command)
@@ -115,15 +126,20 @@ class PhoneDouble:
             "ps -A -o NAME": "NAME\n" + "".join(f"{name}\n" for name in sorted(self.running)),
             "dumpsys battery": self._output("battery"),
             "dumpsys power": self._output("power", wakefulness=self.wakefulness),
-            "dumpsys alarm": self._output("alarm"),
+            "dumpsys alarm": self._output(
+                "alarm", alarms="".join(self._output("alarm_record", time=at) for at in self.alarms)
+            ),
             "dumpsys activity recents": self._output("recents"),
             "date +%H:%M": "09:05\n",
             "pm list packages --user 0": "".join(f"package:{name}\n" for name in sorted(self.packages)),
-            f"dumpsys package {CAMERA}": self._output(
-                "package", **{place: str(granted).lower() for place, granted in self.granted.items()}
-            ),
+            **{f"dumpsys package {name}": self._package(name) for name in self.packages},
             "cmd wifi list-networks": self._networks(),
-            "cmd wifi status": self._output("wifi_status"),
+            "cmd wifi status": self._output(
+                "wifi_status" if self.settings["global wifi_on"] == "1" else "wifi_status_off"
+            ),
+            "content query --uri content://com.android.contacts/raw_contacts --projection _id --sort '_id DESC'": _rows(
+                f"_id={raw_id}" for raw_id in sorted(self.contacts, reverse=True)
+            ),
             "cmd media_session volume --stream 3 --get": self._output(
                 "volume", level=str(self.volume), maximum=str(self.max_volume)
             ),
@@ -139,6 +155,10 @@ class PhoneDouble:
 
     def _output(self, name: str, **places: str) -> str:
         return output(name, self.version, **places)
+
+    def _package(self, name: str) -> str:
+        places = {place: str(granted).lower() for place, granted in self.granted.items()}
+        return self._output("package", **places).replace(CAMERA, name)
 
     def _networks(self) -> str:
         if not self.networks:
@@ -178,8 +198,25 @@ class PhoneDouble:
                 "notifications", self.notifications + self._output("notification_record")
             ),
             r"cmd media_session volume --stream 3 --set (\d+)": lambda level: self._set("volume", int(level)),
-            rf"pm (grant|revoke) --user 0 {CAMERA} android\.permission\.(\w+)": lambda how, name: self.granted.update(
+            r"pm (grant|revoke) --user 0 \S+ android\.permission\.(\w+)": lambda how, name: self.granted.update(
                 {"camera" if name == "CAMERA" else "notifications": how == "grant"}
+            ),
+            r"am start -a android\.intent\.action\.SET_ALARM --ei \S+\.HOUR (\d+) --ei \S+\.MINUTES (\d+) .*": (
+                lambda hour, minute: self.alarms.append(f"{int(hour):02d}:{int(minute):02d}")
+            ),
+            r"am start -a android\.intent\.action\.DISMISS_ALARM .*HOUR (\d+) .*MINUTES (\d+)": (
+                lambda hour, minute: self.alarms.remove(f"{int(hour):02d}:{int(minute):02d}")
+            ),
+            r"content insert --uri content://com\.android\.contacts/raw_contacts .*": lambda: self.contacts.update(
+                {len(self.contacts) + 1: ("", "")}
+            ),
+            r"content insert --uri content://com\.android\.contacts/data --bind raw_contact_id:i:(\d+) "
+            r"--bind mimetype:s:vnd\.android\.cursor\.item/(\w+) --bind data1:s:(.+)": self._fill_contact,
+            r"content delete --uri content://com\.android\.contacts/raw_contacts --where _id=(\d+)": (
+                lambda raw_id: self.contacts.pop(int(raw_id))
+            ),
+            r"content delete --uri content://call_log/calls --where (.+)": lambda where: self._set(
+                "calls", [number for number in self.calls if f"type=2 and number='{number}'" != shlex.split(where)[0]]
             ),
             r"cmd alarm set-timezone (\S+)": lambda zone: self.properties.update({"persist.sys.timezone": zone}),
             r"am force-stop (\S+)": lambda package: self.running.difference_update({package, f"{package}:background"}),
@@ -196,6 +233,11 @@ class PhoneDouble:
         self.running.add(package)
         self._show(f"{package}/.Main")
 
+    def _fill_contact(self, raw_id: str, kind: str, value: str) -> None:
+        name, number = self.contacts[int(raw_id)]
+        text = shlex.split(value)[0]
+        self.contacts[int(raw_id)] = (text, number) if kind == "name" else (name, text)
+
     def _put(self, key: str, is_on: bool) -> None:
         self.settings[key] = "1" if is_on else "0"
 
@@ -207,6 +249,10 @@ class PhoneDouble:
             return f"rmdir: '{path}': Directory not empty\n"
         self.files.discard(path.rstrip("/"))
         return ""
+
+
+def _rows(rows: Iterable[str]) -> str:
+    return "".join(f"Row: {i} {row}\n" for i, row in enumerate(rows)) or "No result found.\n"
 
 
 def _in_full(activity: str) -> str:

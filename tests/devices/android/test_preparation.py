@@ -5,7 +5,7 @@ import pytest
 from cua_rl.devices.android.preparation import make_goal_false
 from cua_rl.devices.android.queries import read_android_query
 from cua_rl.errors import DeviceError, TaskError
-from tests.devices.android.phone_double import CAMERA, HOME, SENT, SETTINGS, VERSIONS, PhoneDouble, Version
+from tests.devices.android.phone_double import CAMERA, HOME, PICTURES, SENT, SETTINGS, VERSIONS, PhoneDouble, Version
 
 SWITCHES = [
     "wifi_enabled",
@@ -44,7 +44,7 @@ async def test_a_switch_is_turned_to_both_sides(version: Version, query: str) ->
 @pytest.mark.parametrize(
     ("query", "values"),
     [
-        ("brightness_level", ("255", "1", "128", "64")),
+        ("brightness_level", ("255", "128", "64")),
         ("screen_timeout", ("30000", "60000", "120000")),
         ("media_volume", ("0", "5", "7", "15")),
         ("notification_count", ("0", "1")),
@@ -86,7 +86,7 @@ async def test_the_battery_saver_is_prepared_off_the_charger_and_everything_else
     ("query", "expected", "start", "end"),
     [
         ("current_app", "com.android.settings", SETTINGS, HOME),
-        ("current_app", "com.example.mail", SETTINGS, HOME),
+        ("current_app", CAMERA, SETTINGS, HOME),
         ("current_app", "com.example.launcher", HOME, SETTINGS),
         ("current_activity", "com.example.launcher/com.example.launcher.Home", HOME, SETTINGS),
         ("is_home_screen", "true", HOME, SETTINGS),
@@ -95,6 +95,7 @@ async def test_the_battery_saver_is_prepared_off_the_charger_and_everything_else
 )
 async def test_a_goal_about_what_is_in_front_begins_elsewhere(query: str, expected: str, start: str, end: str) -> None:
     phone = PhoneDouble()
+    phone.packages.add("com.example.launcher")
     phone.foreground = start
 
     await prepare(phone, query, expected)
@@ -102,10 +103,13 @@ async def test_a_goal_about_what_is_in_front_begins_elsewhere(query: str, expect
     assert phone.foreground == end
 
 
-async def test_a_question_needs_a_readable_answer_and_changes_nothing() -> None:
+async def test_a_question_needs_a_readable_answer() -> None:
     phone = PhoneDouble()
     await prepare(phone, "battery_level", "", "told")
+    await prepare(phone, "contact_number:Emma", "", "told")
+
     assert phone.foreground == HOME
+    assert [name for name, _ in phone.contacts.values()] == ["Emma"]
 
     with pytest.raises(TaskError, match="note_texts"):
         await prepare(phone, "note_texts", "", "told")
@@ -124,6 +128,10 @@ async def test_a_question_needs_a_readable_answer_and_changes_nothing() -> None:
         ("wifi_saved:Cafe", "true", "lose its password"),
         ("battery_level", "57", "by hand"),
         ("home_page", "0", "launchers"),
+        ("current_app", "com.example.absent", "makers name their own apps"),
+        ("brightness_level", "1", "brightness_is_about:0"),
+        ("num_photos", "7", "one picture more than the 0"),
+        ("is_alarm_on:07:00", "true", "without other alarms"),
         ("file_exists:/data/data/com.a/b", "true", "/sdcard"),
     ],
 )
@@ -198,3 +206,60 @@ async def test_no_command_clears_the_data_of_an_app() -> None:
             await prepare(phone, query, expected)
 
     assert not [command for command in phone.commands if "pm clear" in command or "uninstall" in command]
+
+
+async def test_a_contact_to_add_is_removed_only_with_this_very_number() -> None:
+    phone = PhoneDouble()
+    phone.contacts = {1: ("Emma", "555 0123"), 2: ("Emma", "777"), 3: ("Ben", "555 0123")}
+
+    await prepare(phone, "contact_digits:Emma", "5550123")
+
+    assert phone.contacts == {2: ("Emma", "777"), 3: ("Ben", "555 0123")}
+
+
+async def test_calls_to_the_number_of_the_task_are_forgotten_and_no_others() -> None:
+    phone = PhoneDouble()
+    phone.calls = ["555-0123", "5550123", "911"]
+
+    await prepare(phone, "called_numbers", '"5550123"', "includes")
+
+    assert phone.calls == ["911"]
+
+
+async def test_an_alarm_is_set_or_dismissed_by_the_clock_app() -> None:
+    phone = PhoneDouble()
+    phone.alarms = ["06:45"]
+
+    await prepare(phone, "is_alarm_on:06:45", "true")
+    assert phone.alarms == []
+
+    await prepare(phone, "is_alarm_on:06:45", "false")
+    assert phone.alarms == ["06:45"]
+
+
+async def test_a_picture_to_take_is_the_next_one() -> None:
+    phone = PhoneDouble()
+    phone.rows[PICTURES] = "Row: 0 relative_path=DCIM/Camera/\n"
+
+    await prepare(phone, "num_photos", "2")
+
+    assert phone.foreground == HOME
+
+
+async def test_volume_in_steps_needs_a_phone_with_the_steps_of_the_simulated_one() -> None:
+    phone = PhoneDouble()
+    phone.max_volume = 25
+
+    await prepare(phone, "media_volume", "0")
+    with pytest.raises(TaskError, match="media_volume_is_about"):
+        await prepare(phone, "media_volume", "15")
+
+
+async def test_a_network_in_use_is_left_without_forgetting_it() -> None:
+    phone = PhoneDouble()
+    phone.networks = ["Home Fibre"]
+
+    await prepare(phone, "connected_wifi", "Home Fibre")
+
+    assert phone.settings["global wifi_on"] == "0"
+    assert phone.networks == ["Home Fibre"]

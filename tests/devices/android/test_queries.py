@@ -8,9 +8,7 @@ from cua_rl.devices.android.queries import ANDROID_QUERIES, UNREADABLE, read_and
 from cua_rl.devices.simulator.queries import LOOKUPS, QUERIES
 from cua_rl.errors import DeviceError, TaskError
 from tests.devices.android.phone_double import (
-    CALLS,
     CAMERA,
-    CONTACTS,
     HOME,
     PICTURES,
     SENT,
@@ -238,7 +236,7 @@ async def test_saved_networks_are_read_with_spaces_in_their_names() -> None:
 
 async def test_sent_messages_name_the_contact_and_keep_commas_and_line_breaks() -> None:
     phone = PhoneDouble()
-    phone.rows[CONTACTS] = "Row: 0 data1=0555-0123, display_name=Emma\nRow: 1 data1=555 9999 99, display_name=Ben\n"
+    phone.contacts = {3: ("Emma", "0555-0123"), 4: ("Ben", "555 9999 99")}
     phone.rows[SENT] = (
         "Row: 0 address=+41 555 01 23, body=Running late, sorry\nRow: not a row\nRow: 1 address=12345, body=STOP\n"
     )
@@ -251,8 +249,8 @@ async def test_sent_messages_name_the_contact_and_keep_commas_and_line_breaks() 
 
 async def test_calls_contacts_and_pictures_are_rows() -> None:
     phone = PhoneDouble()
-    phone.rows[CALLS] = "Row: 0 number=555-0123\nRow: 1 number=*100#\n"
-    phone.rows[CONTACTS] = "Row: 0 data1=555 0123, display_name=Emma\nRow: 1 data1=911, display_name=NULL\n"
+    phone.calls = ["555-0123", "*100#"]
+    phone.contacts = {3: ("Emma", "555 0123"), 5: ("NULL", "911")}
     phone.rows[PICTURES] = (
         "Row: 0 relative_path=DCIM/Camera/\nRow: 1 relative_path=DCIM/Screenshots/\n"
         "Row: 2 relative_path=Pictures/Screenshots/\nRow: 3 relative_path=Download/\n"

@@ -1,7 +1,7 @@
 """An attached Android phone or emulator: every query is understood, switches are prepared, screenshots come.
 
-Run with `make test-android`. Tests that change settings (brightness, theme, volume) run on emulators, and on a phone only
-if ANDROID_SERIAL names it.
+Run with `make test-android`. Tests that change settings (brightness, theme, volume) run on emulators, and on a phone
+only if ANDROID_SERIAL names it.
 """
 
 import os
