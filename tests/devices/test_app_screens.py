@@ -74,6 +74,11 @@ def browse(text: str) -> PhoneState:
     return tap_on(reducer.type_text(opened("chrome", "Search"), text), "Enter")
 
 
+def foldered() -> PhoneState:
+    """The home screen with Settings and Mail in a folder."""
+    return tap_on(reducer.type_text(tap_on(hold(home(), "Mail"), "Group", "Settings"), "Work"), "Create")
+
+
 def query(state: PhoneState, name: str) -> str:
     return read_query(state, name)
 
@@ -112,6 +117,11 @@ def every_screen() -> list[PhoneState]:
         tap_on(reducer.hold(home(), 96, 285), "Wallpapers"),
         tap_on(reducer.hold(home(), 96, 285), "Wallpapers", "Teal"),
         tap_on(searched("podcasts"), "Podcasts"),
+        tap_on(hold(home(), "Mail"), "Group"),
+        tap_on(hold(home(), "Mail"), "Group", "Settings"),
+        foldered(),
+        tap_on(foldered(), "Work"),
+        tap_on(foldered(), "Work", "Rename"),
     ]
 
 
@@ -305,6 +315,40 @@ def test_an_icon_moves_to_the_page_with_room_and_to_a_new_page_without() -> None
 
     full = replace(make_phone_state(3, replace(START, apps=AppStart())), home_page=0)
     assert query(tap_on(hold(full, "Mail"), "Move"), "home_page_of:com.android.email") == "2"
+
+
+def test_a_folder_takes_two_icons_opens_them_and_is_renamed() -> None:
+    labels = [item.label for item in build_screen(foldered()).content]
+    renamed = reducer.enter_key(reducer.type_text(tap_on(foldered(), "Work", "Rename"), "Post"))
+
+    assert "Work" in labels
+    assert not {"Mail", "Settings"} & set(labels)
+    assert query(foldered(), "home_folder:Work") == "com.android.email com.android.settings"
+    assert query(tap_on(foldered(), "Work", "Mail"), "current_app") == "com.android.email"
+    assert query(renamed, "home_folder:Work") == ""
+    assert query(renamed, "home_folder:Post") == "com.android.email com.android.settings"
+
+
+def test_a_folder_needs_a_name_of_its_own() -> None:
+    names = [item.label for item in build_screen(foldered()).content if item.label != "Work"]
+    form = tap_on(hold(foldered(), names[0]), "Group", names[1])
+
+    assert tap_on(form, "Create") == form
+    taken = reducer.type_text(form, "Work")
+    assert tap_on(taken, "Create") == taken
+
+
+def test_an_uninstalled_app_leaves_its_folder() -> None:
+    pinned = tap_on(hold(searched("podcasts"), "Podcasts"), "Add")
+    page = pinned.home_pages[1]
+    other = APPS[next(icon.app for icon in page if icon.app != "podcasts")].label
+    grouped = tap_on(hold(replace(pinned, home_page=1), "Podcasts"), "Group", other)
+    grouped = tap_on(reducer.type_text(grouped, "Mix"), "Create")
+    menu = reducer.type_text(tap_on(reducer.drag(grouped, 96, 260, 96, 80), "Search"), "podcasts")
+    gone = tap_on(hold(menu, "Podcasts"), "Uninstall", "OK")
+
+    assert len(query(grouped, "home_folder:Mix").split()) == 2
+    assert len(query(gone, "home_folder:Mix").split()) == 1
 
 
 async def test_an_uninstalled_app_is_nowhere_any_more() -> None:

@@ -24,5 +24,7 @@ AppCommand = Literal[
     "unpin_icon",
     "move_icon",
     "uninstall",
+    "make_home_folder",
+    "rename_home_folder",
     "set_wallpaper",
 ]

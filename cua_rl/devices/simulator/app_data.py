@@ -12,6 +12,14 @@ class Contact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HomeFolder:
+    """A folder of apps on a home page."""
+
+    name: str
+    apps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppData:
     """Everything that apps remember beside what `PhoneState` holds itself."""
 
@@ -28,6 +36,8 @@ class AppData:
     deleted_files: tuple[str, ...] = ()
     screenshots: tuple[str, ...] = ()
     """What each screenshot shows: the name of a screen."""
+    home_folders: tuple[HomeFolder, ...] = ()
+    """Folders on the home pages."""
 
     def number_of(self, name: str) -> str | None:
         """The phone number of a contact."""

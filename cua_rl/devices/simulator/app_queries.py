@@ -6,6 +6,7 @@ from collections.abc import Callable
 from cua_rl.devices.simulator.app_reducer import conversation_with
 from cua_rl.devices.simulator.browser_pages import SEARCH
 from cua_rl.devices.simulator.file_tree import exists_on_device
+from cua_rl.devices.simulator.home_folders import find_folder
 from cua_rl.devices.simulator.home_layout import page_of
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system_catalog import find_app
@@ -71,6 +72,12 @@ def _home_page_of(state: PhoneState, package: str) -> str:
     return "" if page is None else str(page)
 
 
+def _home_folder(state: PhoneState, name: str) -> str:
+    """The packages in a folder on a home page, sorted; "" if there is none."""
+    folder = find_folder(state, name)
+    return "" if folder is None else " ".join(sorted(find_app(app).package for app in folder.apps))
+
+
 def _message_draft(state: PhoneState, contact: str) -> str:
     is_open = state.app == "messages" and bool(state.subscreens) and state.subscreens[-1] != "new"
     return state.draft if is_open and conversation_with(state, state.subscreens[-1]) == contact else ""
@@ -78,6 +85,7 @@ def _message_draft(state: PhoneState, contact: str) -> str:
 
 APP_LOOKUPS: dict[str, Callable[[PhoneState, str], str]] = {
     "home_page_of": _home_page_of,
+    "home_folder": _home_folder,
     "on_home": lambda state, package: _truth(_home_page_of(state, package) != ""),
     "has_note": lambda state, text: _truth(text in state.notes),
     "contact_number": lambda state, name: state.apps.number_of(name) or "",

@@ -7,6 +7,7 @@ from cua_rl.devices.simulator.app_data import AppData, Contact
 from cua_rl.devices.simulator.browser_pages import WEB_PAGES, read_address
 from cua_rl.devices.simulator.file_tree import DOWNLOADS, add_file, remove_file
 from cua_rl.devices.simulator.forms import field_value, open_subscreen
+from cua_rl.devices.simulator.home_folders import drop_from_folders, make_folder, rename_folder
 from cua_rl.devices.simulator.home_layout import add_icon, move_icon, remove_icon
 from cua_rl.devices.simulator.state import PhoneState, Text, Thread
 
@@ -23,7 +24,7 @@ def submit(state: PhoneState) -> PhoneState:
         case "address":
             return _open_address(state)
         case "folder":
-            return _create_folder(state)
+            return _create_folder(state) if state.app is not None else _name_home_folder(state)
         case "minutes":
             return _start_timer(state)
         case None:
@@ -196,12 +197,23 @@ def _uninstall(state: PhoneState) -> PhoneState:
     app = subject(state)
     system = replace(state.system, apps=tuple(entry for entry in state.system.apps if entry.app != app))
     recent_apps = tuple(other for other in state.recent_apps if other != app)
+    state = drop_from_folders(state, app)
     pages = remove_icon(state.home_pages, app)
     return replace(_show(state, None), system=system, recent_apps=recent_apps, home_pages=pages)
 
 
 def _set_wallpaper(state: PhoneState) -> PhoneState:
     return replace(_show(state, None), wallpaper=int(subject(state)))
+
+
+def _name_home_folder(state: PhoneState) -> PhoneState:
+    name = field_value(state, "folder").strip()
+    if state.subscreens[-1].startswith("rename:"):
+        named = rename_folder(state, subject(state), name)
+    else:
+        app, _, other = subject(state).partition(":")
+        named = make_folder(state, name, app, other)
+    return state if named == state else _show(named, None)
 
 
 _COMMANDS: dict[str, Callable[[PhoneState], PhoneState]] = {
@@ -227,4 +239,6 @@ _COMMANDS: dict[str, Callable[[PhoneState], PhoneState]] = {
     "move_icon": _move_icon,
     "uninstall": _uninstall,
     "set_wallpaper": _set_wallpaper,
+    "make_home_folder": _name_home_folder,
+    "rename_home_folder": _name_home_folder,
 }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from cua_rl.devices.simulator import content
 from cua_rl.devices.simulator.app_data import AppData, Contact
 from cua_rl.devices.simulator.file_tree import add_file
+from cua_rl.devices.simulator.home_folders import make_folder
 from cua_rl.devices.simulator.home_layout import add_icon, remove_icon
 from cua_rl.devices.simulator.state import PhoneState
 
@@ -30,6 +31,8 @@ class AppStart:
     """Apps that are installed, but have no icon on a home page."""
     on_home: tuple[str, ...] = ()
     """Apps from the store that have an icon where `off_home` left room."""
+    home_folder: tuple[str, str, str] | None = None
+    """Name of a folder on a home page, and the two apps in it, which must have icons on that page."""
     num_photos: int | None = None
     screenshots: tuple[str, ...] = ()
     """Screens of which a picture was taken."""
@@ -44,6 +47,8 @@ def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
         state = replace(state, home_pages=remove_icon(state.home_pages, app))
     for app in start.on_home:
         state = replace(state, home_pages=add_icon(state.home_pages, app))
+    if start.home_folder is not None:
+        state = make_folder(state, *start.home_folder)
     if start.num_photos is not None:
         state = replace(state, num_photos=start.num_photos)
     if start.note is not None:

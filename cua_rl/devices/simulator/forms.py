@@ -13,12 +13,13 @@ _AUTOFOCUS: dict[tuple[str | None, str], Field] = {
     ("clock", "new"): "hour",
     ("clock", "timer"): "minutes",
     (None, "rename"): "folder",
+    (None, "folder_of"): "folder",
 }
 
 
 def autofocus(app: str | None, subscreen: str) -> Field | None:
     """The field that has the focus when a screen opens."""
-    return _AUTOFOCUS.get((app, subscreen))
+    return _AUTOFOCUS.get((app, subscreen.partition(":")[0]))
 
 
 def open_subscreen(state: PhoneState, subscreen: str) -> PhoneState:

@@ -5,14 +5,14 @@ from cua_rl.devices.simulator.app_reducer import subject
 from cua_rl.devices.simulator.catalog import WALLPAPERS, WIDTH
 from cua_rl.devices.simulator.controls import place, text_field
 from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Press, Push, Rect
+from cua_rl.devices.simulator.home_folder_screens import FOLDER_SCREENS, app_icon, build_folder_screen
 from cua_rl.devices.simulator.home_layout import page_of
 from cua_rl.devices.simulator.layout import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, Column, row
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system_catalog import STORE_APPS, WALLPAPER_NAMES, find_app, glyph_of
 
 _BACK = Press(button=Button.BACK)
-_ICON_BOX = (46, 51)
-_CELL_WIDTH, _CELL_HEIGHT = 60, 60
+_CELL_WIDTH, _CELL_HEIGHT, _INSET = 60, 60, 7
 
 
 def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
@@ -22,6 +22,8 @@ def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
         return None
     if target is None:
         return "options" if name == "home" else None
+    if target.element_id.startswith("folder:"):
+        return target.element_id
     if not target.element_id.startswith("app:"):
         return None
     return f"{'menu' if name == 'home' else 'entry'}:{target.element_id.removeprefix('app:')}"
@@ -29,7 +31,7 @@ def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
 
 def covers_home(state: PhoneState) -> bool:
     """Whether the current screen lies on top of the icons of the home page."""
-    return state.subscreens[-1].partition(":")[0] in ("options", "menu", "entry", "uninstall")
+    return state.subscreens[-1].partition(":")[0] in ("options", "menu", "entry", "uninstall", *FOLDER_SCREENS)
 
 
 def build_launcher(state: PhoneState) -> tuple[Column, Rect]:
@@ -43,6 +45,8 @@ def build_launcher(state: PhoneState) -> tuple[Column, Rect]:
             _wallpapers(column)
         case "wallpaper":
             _preview(state, column)
+        case name if name in FOLDER_SCREENS:
+            build_folder_screen(state, column)
         case "uninstall":
             _confirmation(state, column)
         case "options":
@@ -57,30 +61,12 @@ def _drawer(state: PhoneState, column: Column) -> None:
     words = state.draft.strip().lower()
     found = [entry.app for entry in state.system.apps if words in find_app(entry.app).label.lower()]
     for i, app in enumerate(found):
-        _add_drawer_icon(column, app, i)
+        x = 6 + i % 3 * _CELL_WIDTH + _INSET
+        column.add(app_icon(app, x, CONTENT_TOP + 4 + i // 3 * _CELL_HEIGHT))
     if not found:
         nothing = (14, CONTENT_TOP + 12, WIDTH - 28, 14)
         column.pin(place("nothing", "Nothing", "text", nothing, text="No app has that name"))
     column.y += 4
-
-
-def _add_drawer_icon(column: Column, app: str, index: int) -> None:
-    spec, (width, height) = find_app(app), _ICON_BOX
-    x = 6 + index % 3 * _CELL_WIDTH + (_CELL_WIDTH - width) // 2
-    y = CONTENT_TOP + 4 + index // 3 * _CELL_HEIGHT
-    column.add(
-        place(
-            f"app:{app}",
-            spec.label,
-            "app_icon",
-            (x, y, width, height),
-            effect=Launch(app=app),
-            text=spec.label,
-            glyph=glyph_of(app),
-            paper=spec.paper,
-            ink=spec.ink,
-        )
-    )
 
 
 _Choice = tuple[str, Effect, str, str]
@@ -93,13 +79,19 @@ def _choices(state: PhoneState, app: str, subscreen: str) -> list[_Choice]:
     )
     if subscreen.startswith("menu:"):
         move: list[_Choice] = [("Move", Do(command="move_icon"), "play", "#2f6fed")]
-        return [*move, ("Remove", Do(command="unpin_icon"), "do_not_disturb", "#5f6b7a"), *can_go]
+        group: list[_Choice] = [("Group", Push(subscreen=f"group:{app}"), "apps", "#8a6a4a")]
+        return [*move, ("Remove", Do(command="unpin_icon"), "do_not_disturb", "#5f6b7a"), *group, *can_go]
     if page_of(state.home_pages, app) is None:
         return [("Add", Do(command="pin_icon"), "plus", "#2e9e4f"), *can_go]
     return [("Open", Launch(app=app), glyph_of(app), find_app(app).paper), *can_go]
 
 
-_CHOICE_TEXTS = {"Move": "Move to other page", "Remove": "Remove from home", "Add": "Add to home screen"}
+_CHOICE_TEXTS = {
+    "Move": "Move to other page",
+    "Remove": "Remove from home",
+    "Group": "Group with an app",
+    "Add": "Add to home screen",
+}
 
 
 def _menu(column: Column, heading: str, choices: list[_Choice]) -> None:

@@ -17,6 +17,7 @@ from cua_rl.devices.simulator.catalog import (
 )
 from cua_rl.devices.simulator.controls import place
 from cua_rl.devices.simulator.elements import Choose, Do, Element, Launch, Press, Push, Rect, Screen, Slide, Switch
+from cua_rl.devices.simulator.home_folders import folder_name
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT, keyboard_elements
 from cua_rl.devices.simulator.launcher_screens import build_launcher, covers_home
 from cua_rl.devices.simulator.layout import (
@@ -79,8 +80,12 @@ def _launcher(state: PhoneState) -> Screen:
 
 
 def _home_icon(app: str, x: int, y: int) -> Element:
+    folder, margin = folder_name(app), 6
+    if folder is not None:
+        box = (x - margin, y - margin, ICON_SIZE + 2 * margin, ICON_SIZE + 2 * margin + 5)
+        look = {"text": folder, "glyph": "apps", "paper": "#9aa3b5", "ink": "#ffffff"}
+        return place(app, folder, "app_icon", box, effect=Push(subscreen=app), **look)
     spec = find_app(app)
-    margin = 6
     return Element(
         element_id=f"app:{app}",
         label=spec.label,

@@ -32,10 +32,12 @@ from cua_rl.tasks.demo.content_families import (
 )
 from cua_rl.tasks.demo.launcher_families import (
     change_wallpaper,
+    create_app_folder,
     find_settings_in_drawer,
     move_icon,
     open_last_screenshot,
     pin_app,
+    rename_folder,
     search_app,
     take_and_open_screenshot,
     take_screenshot,
@@ -83,6 +85,8 @@ APP_TRAINING: tuple[TaskTemplate, ...] = (
     uninstall_app("train_65_uninstall_app_home", _STORE_TRAINING, _TRAINING_APPS),
     pin_app("train_66_pin_app_to_home", _TRAINING_APPS),
     move_icon("train_67_move_icon_between_pages", _TRAINING_APPS),
+    create_app_folder("train_68_create_app_folder", _TRAINING_APPS, ("Daily", "Work", "Tools")),
+    rename_folder("train_69_rename_folder", _TRAINING_APPS, ("Daily", "Work", "Tools", "Stuff")),
     change_wallpaper("train_71_change_wallpaper_home", (0, 2, 4)),
     create_folder("train_150_create_downloads_folder", _TRAINING.folders),
     download_file("train_151_download_logo", ("brand.example",), what="logo"),
@@ -134,5 +138,7 @@ APP_EVAL: tuple[TaskTemplate, ...] = (
     tell_contact_number("eval_80_tell_contact_number", _EVALUATION),
     create_folder("eval_81_create_folder", _EVALUATION.folders),
     follow_link("eval_82_follow_link", ("trains.example", "library.example")),
+    create_app_folder("eval_84_create_app_folder", _EVAL_APPS, ("Mix", "Extras", "Fun")),
+    rename_folder("eval_85_rename_folder", _EVAL_APPS, ("Mix", "Extras", "Fun", "More")),
     delete_contact("eval_83_delete_contact", _EVALUATION),
 )

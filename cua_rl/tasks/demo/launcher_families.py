@@ -109,6 +109,54 @@ def move_icon(task_id: str, apps: tuple[str, ...]) -> TaskTemplate:
     return app_template(task_id, draw, num_turns=3, category="navigation", difficulty="hard", tag="icons")
 
 
+def create_app_folder(task_id: str, apps: tuple[str, ...], names: tuple[str, ...]) -> TaskTemplate:
+    """Put two apps of the first home page into a new folder."""
+
+    def draw(random: Random) -> Instance:
+        app, other = random.sample(apps, 2)
+        name = random.choice(names)
+        return Instance(
+            instruction=f"Put {APPS[app].label} and {APPS[other].label} into a home screen folder named {name}.",
+            start=Start(first_page=("settings", app, other)),
+            goal=_holds(name, app, other),
+            route=(
+                Move(screen="home", deed=Hold(label=APPS[app].label)),
+                Move(screen=f"home/menu:{app}", deed=TapOn(label="Group")),
+                Move(screen=f"home/group:{app}", deed=TapOn(label=APPS[other].label)),
+                Move(screen=f"home/folder_of:{app}:{other}", deed=TypeIn(text=name), query="draft_text"),
+                Move(screen=f"home/folder_of:{app}:{other}", deed=TapOn(label="Create")),
+            ),
+        )
+
+    return app_template(task_id, draw, num_turns=6, category="navigation", difficulty="hard", tag="folders")
+
+
+def rename_folder(task_id: str, apps: tuple[str, ...], names: tuple[str, ...]) -> TaskTemplate:
+    """Give a folder on the home screen another name."""
+
+    def draw(random: Random) -> Instance:
+        app, other = random.sample(apps, 2)
+        old, new = random.sample(names, 2)
+        folder = (old, app, other)
+        return Instance(
+            instruction=f"Rename the home screen folder {old} to {new}.",
+            start=Start(first_page=("settings", app, other), apps=AppStart(home_folder=folder)),
+            goal=_holds(new, app, other),
+            route=(
+                Move(screen="home", deed=TapOn(label=old)),
+                Move(screen=f"home/folder:{old}", deed=TapOn(label="Rename")),
+                Move(screen=f"home/rename:{old}", deed=TypeIn(text=new), query="draft_text"),
+                Move(screen=f"home/rename:{old}", deed=TapOn(label="Save")),
+            ),
+        )
+
+    return app_template(task_id, draw, num_turns=5, category="navigation", difficulty="hard", tag="folders")
+
+
+def _holds(name: str, *apps: str) -> Goal:
+    return Goal(query=f"home_folder:{name}", expected=" ".join(sorted(APPS[app].package for app in apps)))
+
+
 def uninstall_app(task_id: str, store_apps: tuple[str, ...], apps: tuple[str, ...]) -> TaskTemplate:
     """Uninstall an app from its icon on the home screen."""
 
