@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -23,11 +24,16 @@ _OUTPUTS = Path(__file__).parent / "outputs"
 
 def output(name: str, version: Version, **places: str) -> str:
     """One of the files, its places filled in."""
-    text = (_OUTPUTS / f"{name}.{version}.txt").read_text()
+    text = _read(f"{name}.{version}.txt")
     for place, value in places.items():
         text = text.replace(f"«{place}»", value)
     assert "«" not in text, f"unfilled place in {name}: {text}"
     return text
+
+
+@cache
+def _read(file_name: str) -> str:
+    return (_OUTPUTS / file_name).read_text()
 
 
 class PhoneDouble:
@@ -112,9 +118,7 @@ class PhoneDouble:
         return {
             **{f"settings get {key}": f"{self.settings.get(key, 'null')}\n" for key in self._setting_keys()},
             **{f"getprop {key}": f"{value}\n" for key, value in self.properties.items()},
-            "dumpsys window displays": self._output(
-                "window_displays", window=window, activity=f"ActivityRecord{{b3a1ec9 u0 {self.foreground} t82}}"
-            ),
+            "dumpsys window displays": self._output("window_displays", window=window, activity=self._activity_record()),
             "dumpsys notification": self._output("notification", notifications=self.notifications),
             "dumpsys bluetooth_manager": self._output(
                 "bluetooth", enabled=str(self.bluetooth).lower(), state="ON" if self.bluetooth else "OFF"
@@ -155,6 +159,10 @@ class PhoneDouble:
 
     def _output(self, name: str, **places: str) -> str:
         return output(name, self.version, **places)
+
+    def _activity_record(self) -> str:
+        brace = "}" if self.version == 15 else ""  # 15 closes the brace before the task, and again
+        return f"ActivityRecord{{b3a1ec9 u0 {self.foreground}{brace} t82}}"
 
     def _package(self, name: str) -> str:
         places = {place: str(granted).lower() for place, granted in self.granted.items()}
