@@ -69,7 +69,7 @@ def mcnemar_exact(num_only_first: int, num_only_second: int) -> float:
 def bootstrap_difference(differences: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
     """95 % interval of the mean difference per task, and a two-sided p value that it is 0.
 
-    Tasks are drawn anew with replacement, 5000 times, with a fixed seed: (low, high, p). The smallest p is 1 / 5001.
+    Tasks are drawn anew with replacement, 5000 times, with a fixed seed: (low, high, p). The smallest p is 2 / 5001.
     """
     if not differences:
         return -1.0, 1.0, 1.0

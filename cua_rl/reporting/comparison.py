@@ -64,7 +64,7 @@ def write_comparison(folder: Path, comparison: Comparison, *, title: str, settin
 
 def print_comparison(comparison: Comparison, *, title: str, console: Console | None = None) -> None:
     """Print the table that ends an evaluation, and what the tests say."""
-    console = console or Console()
+    console = console or Console(width=max(100, Console().width))  # narrower, the table cannot be read
     header, *rows = model_table(comparison.models)
     table = Table(*header, title=title, title_justify="left")
     for row in rows:
