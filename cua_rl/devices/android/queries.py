@@ -195,6 +195,7 @@ UNREADABLE: Mapping[str, str] = {
     "quick_tile": "Android does not tell whether a switch was flipped in the shade or in Settings",
     "home_page": _LAUNCHER,
     "home_page_of": _LAUNCHER,
+    "home_folder": _LAUNCHER,
     "num_home_pages": _LAUNCHER,
     "on_home": _LAUNCHER,
     "wallpaper": "wallpapers have no names on a real phone",

@@ -17,6 +17,7 @@ SIMULATOR_ONLY = {
     # how icons lie: launchers keep that to themselves
     "home_page",
     "home_page_of",
+    "home_folder",
     "num_home_pages",
     "on_home",
     # what an app holds, shows or is being told, readable only with root or not at all
@@ -71,11 +72,13 @@ def is_refused(goal: Goal) -> bool:
 
 
 def readable_goals() -> list[Goal]:
-    return [goal for goal in demo_goals() if base_of(goal) not in SIMULATOR_ONLY]
+    return [goal for goal in demo_goals() if base_of(goal) in ANDROID_QUERIES]
 
 
 def test_every_goal_is_readable_on_a_real_phone_or_known_to_be_the_simulators() -> None:
-    assert {base_of(goal) for goal in readable_goals()} <= ANDROID_QUERIES.keys()
+    unknown = {base_of(goal) for goal in demo_goals()} - ANDROID_QUERIES.keys() - SIMULATOR_ONLY
+
+    assert unknown == set(), "teach cua_rl/devices/android/queries.py to read them, or say here why it cannot"
     assert ANDROID_QUERIES.keys() & SIMULATOR_ONLY == set()
 
 
