@@ -1,13 +1,21 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.rebuild import load_advantages, load_groups, load_rollouts
+from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Event, GroupEnded, Source
+from cua_rl.recipes.curriculum import OUTCOMES_NAME, load_memory
+from cua_rl.recipes.log_directory import prepare_log_directory
+from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.rl.batch import build_batch, build_datums_of_groups
+from cua_rl.rl.curriculum import SuccessRates
 from cua_rl.rl.datums import datums_sha256
+from cua_rl.rl.memory import Memory, build_outcome
+from cua_rl.rl.replay import first_success
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, make_task, source_events, start, step_end
@@ -89,3 +97,37 @@ async def test_rollouts_are_found_by_id_in_the_order_asked_for(url: str, session
     assert await load_rollouts(session, training_id, []) == []
     with pytest.raises(DatabaseError, match="unknown"):
         await load_rollouts(session, training_id, ["unknown"])
+
+
+async def test_a_resumed_run_remembers_what_the_first_attempt_stored(url: str, tmp_path: Path) -> None:
+    config = CLIConfig(task_sampling="success_rate", replay_successes=True, replay_capacity=1)
+    success = first_success(EARLIER)
+    assert success is not None
+    with prepare_log_directory(tmp_path / "run", "resume") as folder:
+        first = Memory(rates=SuccessRates(), outcomes_path=folder.path / OUTCOMES_NAME)
+        await first.remember(1, [EARLIER])
+        await first.remember(2, [failed_group()])  # after the checkpoint that the second attempt goes on from
+        await record(url, start(), *source_events(EARLIER), step_end(EARLIER))
+
+        async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
+            await recorder.record(start(first_step=1))
+            memory = await load_memory(config, folder, 1, recorder, url)
+
+    failed = replace(failed_group(), replayed=())
+    hopeless = replace(failed, rollouts=tuple(replace(rollout, validation=None) for rollout in failed.rollouts))
+    assert memory.replay.join(hopeless).replayed == (success,)
+    expected = SuccessRates()
+    expected.observe([build_outcome(EARLIER)])
+    assert memory.rates is not None
+    assert memory.rates.metrics() == expected.metrics()
+
+
+async def test_a_resumed_run_says_so_if_its_successes_are_in_another_database(url: str, tmp_path: Path) -> None:
+    config = CLIConfig(replay_successes=True)
+    with prepare_log_directory(tmp_path / "run", "resume") as folder:
+        await Memory(outcomes_path=folder.path / OUTCOMES_NAME).remember(1, [EARLIER])
+
+        async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
+            await recorder.record(start(first_step=1))
+            with pytest.raises(DatabaseError, match="the database that the run began with"):
+                await load_memory(config, folder, 1, recorder, url)
