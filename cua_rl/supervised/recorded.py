@@ -15,10 +15,12 @@ from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.database.queries import TrainingSummary, find_training, latest_trainings
-from cua_rl.database.rebuild import load_groups
+from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.session import check_connection, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError, boundary
 from cua_rl.types import Rollout
+
+_NUM_AT_A_TIME = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,6 @@ class RecordedSuccesses:
 class _Candidate:
     rollout_id: str
     task_id: str
-    step: int
     content_sha256: str
 
 
@@ -177,7 +178,7 @@ async def _successes(session: AsyncSession, training_id: int, step: int) -> list
     rows = [(key, rollout_id, task_id) for key, rollout_id, task_id in await session.execute(query)]
     contents = await _contents(session, [key for key, _, _ in rows])
     return [
-        _Candidate(rollout_id=rollout_id, task_id=task_id, step=step, content_sha256=contents[key])
+        _Candidate(rollout_id=rollout_id, task_id=task_id, content_sha256=contents[key])
         for key, rollout_id, task_id in rows
         if key in contents
     ]
@@ -198,13 +199,10 @@ async def _contents(session: AsyncSession, rollout_pks: Sequence[int]) -> Mappin
 
 
 async def _load_rollouts(session: AsyncSession, training_id: int, chosen: Sequence[_Candidate]) -> list[Rollout]:
-    """Step by step, so that only what is taken stays in memory."""
-    by_step: dict[int, set[str]] = defaultdict(set)
-    for candidate in chosen:
-        by_step[candidate.step].add(candidate.rollout_id)
+    """Some at a time: statements stay short, and rows are dropped as soon as they are rollouts."""
+    ids = [candidate.rollout_id for candidate in chosen]
     rollouts: list[Rollout] = []
-    for step, wanted in by_step.items():
-        groups = await load_groups(session, training_id, step)
-        rollouts += [rollout for group in groups for rollout in group.rollouts if rollout.rollout_id in wanted]
+    for start in range(0, len(ids), _NUM_AT_A_TIME):
+        rollouts += await load_rollouts(session, training_id, ids[start : start + _NUM_AT_A_TIME])
         session.expunge_all()
     return rollouts

@@ -1,13 +1,15 @@
 """Successes read back from a real database."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from alembic import command
 
-from cua_rl.database.migrations import migrate
+from cua_rl.database.migrations import alembic_config, migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import ConfigError
@@ -122,6 +124,17 @@ async def test_a_run_is_found_in_the_database_of_the_environment_and_a_stranger_
         ):
             async with open_recorded_run("rum", server.url):
                 pass
+
+
+async def test_a_run_that_an_older_version_recorded_is_read_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server:
+        await migrate(server.url)
+        async with DatabaseRecorder(server.url, image_token_id=IMAGE_TOKEN) as recorder:
+            for event in (start(), *source_events(GROUPS[0])):
+                await recorder.record(event)
+        await asyncio.to_thread(command.downgrade, alembic_config(server.url), "0001")
+    assert await load(folder, ALL) == successes(GROUPS[0])
 
 
 async def test_a_run_without_successes_is_refused(run_folder: Path) -> None:
