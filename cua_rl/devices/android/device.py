@@ -20,11 +20,15 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.devices.android.keyboard import BUTTON_KEYS, build_key_command, build_type_command
-from cua_rl.devices.android.queries import read_android_query
+from cua_rl.devices.android.queries import ANDROID_QUERIES, read_android_query
 from cua_rl.devices.android.shell import AndroidConnection
-from cua_rl.devices.device import ActionRejected
+from cua_rl.devices.device import ActionRejected, DeviceAbilities
 from cua_rl.errors import DeviceError
 from cua_rl.types import Observation
+
+ANDROID_ABILITIES = DeviceAbilities(
+    name="an Android phone over adb", has_shell=True, is_seeded=False, queries=frozenset(ANDROID_QUERIES)
+)
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_WARNING_BYTES = 4096

@@ -21,7 +21,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.devices.android.device import AndroidDevice, build_observation
+from cua_rl.devices.android.device import ANDROID_ABILITIES, AndroidDevice, build_observation
 from cua_rl.devices.device import ActionRejected, Device, ShellDevice
 from cua_rl.errors import DeviceError, TaskError
 from tests.devices.android.phone_double import PhoneDouble
@@ -62,6 +62,8 @@ def test_it_is_a_device_with_a_shell() -> None:
 
     assert isinstance(device, ShellDevice)
     assert device.kind == "android"
+    assert ANDROID_ABILITIES.has_shell
+    assert "wifi_enabled" in (ANDROID_ABILITIES.queries or ())
 
 
 async def test_a_screenshot_has_its_size_and_loses_warnings_before_it() -> None:
