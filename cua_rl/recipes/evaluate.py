@@ -67,6 +67,8 @@ async def cli_main(config: EvaluateConfig) -> None:
         folder.write_config(plan.settings())
         record = AttemptFile(path=folder.path / "attempts.jsonl", attempts=known)
         print(f"evaluation of {len(plan.models)} models on {len(plan.tasks)} tasks in {folder.path}", flush=True)
+        if config.num_attempts > 1 and config.temperature == 0:
+            print("temperature 0 makes a model's attempts at a task all alike: set one above 0 for pass@k", flush=True)
         async with AsyncExitStack() as stack:
             open_run_log(stack, folder)
             await _run_models(plan, folder, record)
