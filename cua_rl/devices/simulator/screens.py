@@ -83,8 +83,10 @@ def _home_icon(app: str, x: int, y: int) -> Element:
     folder, margin = folder_name(app), 6
     if folder is not None:
         box = (x - margin, y - margin, ICON_SIZE + 2 * margin, ICON_SIZE + 2 * margin + 5)
-        look = {"text": folder, "glyph": "apps", "paper": "#9aa3b5", "ink": "#ffffff"}
-        return place(app, folder, "app_icon", box, effect=Push(subscreen=app), **look)
+        effect = Push(subscreen=app)
+        return place(
+            app, folder, "app_icon", box, effect=effect, text=folder, glyph="apps", paper="#9aa3b5", ink="#ffffff"
+        )
     spec = find_app(app)
     return Element(
         element_id=f"app:{app}",
