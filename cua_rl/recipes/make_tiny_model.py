@@ -24,7 +24,7 @@ from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
-from cua_rl.tasks.demo.templates import DEMO_EVAL
+from cua_rl.tasks.demo.templates import EMBEDDED_EVAL
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
 
@@ -133,7 +133,7 @@ async def _held_out_datums(config: TinyModelConfig, renderer: Renderer) -> dict[
     random = Random(f"held-out-{config.seed}")
     datums: dict[str, list[Datum]] = {}
     for family in ("open_app", "toggle_setting"):
-        templates = [template for template in DEMO_EVAL if family in template.tags]
+        templates = [template for template in EMBEDDED_EVAL if family in template.tags]
         for index in range(config.eval_lessons // 2):
             template, seed = random.choice(templates), NUM_SEEDS + random.randrange(NUM_SEEDS)
             lesson = await demonstrate_task(

@@ -212,6 +212,8 @@ _RANGES = {
 }
 
 EMBEDDED_DEMO: dict[str, object] = {
+    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
+    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
     "lora_rank": 16,
     "group_size": 8,
     "groups_per_batch": 16,

@@ -15,7 +15,7 @@ from cua_rl.supervised.demonstrations import Demonstration, demonstrate
 from cua_rl.tasks.demo.expert import Decision, Finish, ImperfectExpert, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import DEMO_TRAINING
+from cua_rl.tasks.demo.templates import EMBEDDED_TRAINING
 
 NUM_SEEDS = 2**31
 _LISTINGS = (("List the apps you see.", Start()), ("List the settings you see.", Start(app="settings")))
@@ -39,7 +39,7 @@ async def draw_lesson(random: Random, mix: Mix) -> Demonstration:
     if random.random() < mix.listing_share:
         return await _listing(random, seed)
     family = random.choice(("open_app", "toggle_setting"))
-    template = random.choice([template for template in DEMO_TRAINING if family in template.tags])
+    template = random.choice([template for template in EMBEDDED_TRAINING if family in template.tags])
     is_whole = random.random() < mix.whole_share
     max_turns = len(template.instance(seed).route) + is_whole
     return await demonstrate_task(template, seed, random, error_rate=mix.error_rate, max_turns=max_turns)

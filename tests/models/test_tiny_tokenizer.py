@@ -12,7 +12,7 @@ from cua_rl.models.vocabulary import pieces
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.lessons import demonstrate_task
-from cua_rl.tasks.demo.templates import DEMO_TRAINING
+from cua_rl.tasks.demo.templates import EMBEDDED_TRAINING
 
 BUILT = build_tokenizer(pieces())
 
@@ -63,7 +63,7 @@ def test_the_shipped_model_is_small() -> None:
 
 async def test_prompts_and_answers_of_all_demo_tasks_are_short() -> None:
     renderer = make_renderer(TINY_QWEN3_VL)
-    for seed, template in enumerate(DEMO_TRAINING):
+    for seed, template in enumerate(EMBEDDED_TRAINING):
         lesson = await demonstrate_task(template, seed, Random(seed), error_rate=0.0, max_turns=1)
         datum = build_supervised_datum(renderer, lesson, name="lesson")
         assert [image.expected_tokens for image in datum.model_input.images] == [60]

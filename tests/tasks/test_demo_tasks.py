@@ -16,10 +16,10 @@ from cua_rl.task_loader import SEED_RANGES
 from cua_rl.tasks.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
+from cua_rl.tasks.demo.templates import EMBEDDED_EVAL, EMBEDDED_TRAINING, TEMPLATES
 
 SEEDS = (0, 1, 2, 17, 4711, 999_999, 1_000_000, 1_234_567)
-TOGGLES = [template for template in DEMO_TRAINING if "toggle_setting" in template.tags]
+TOGGLES = [template for template in EMBEDDED_TRAINING if "toggle_setting" in template.tags]
 
 
 async def play(
@@ -46,7 +46,7 @@ async def test_untouched_fails_and_the_expert_succeeds_within_the_turns(template
 
 
 async def test_experts_act_at_every_scale() -> None:
-    for template in (DEMO_TRAINING[3], TOGGLES[0]):
+    for template in (EMBEDDED_TRAINING[3], TOGGLES[0]):
         assert await play(template, 5, scale=3) == await play(template, 5, scale=1)
 
 
@@ -95,7 +95,7 @@ def test_scans_name_what_is_seen_in_reading_order_up_to_the_target() -> None:
 
 
 def test_labels_on_the_demo_screens_are_single_words() -> None:
-    for template in DEMO_TRAINING:
+    for template in EMBEDDED_TRAINING:
         phone = make_simulated_phone(template.make_task(1))
         for state in (phone.state, launch(phone.state, "settings")):
             assert not [item.label for item in scannable_elements(build_screen(state)) if " " in item.label]
@@ -104,7 +104,7 @@ def test_labels_on_the_demo_screens_are_single_words() -> None:
 async def test_an_expert_that_errs_half_of_the_time_succeeds_sometimes_and_always_ends() -> None:
     random = Random(0)
     done: Counter[str] = Counter()
-    for template in DEMO_TRAINING:
+    for template in EMBEDDED_TRAINING:
         for seed in range(8):
             expert = ImperfectExpert(template, error_rate=0.5, random=random)
             done[template.tags[1]] += (await play(template, seed, expert))[0]
@@ -122,7 +122,7 @@ async def test_an_expert_that_never_errs_is_the_expert() -> None:
 
 
 def test_half_of_the_demo_sets_takes_several_turns() -> None:
-    for templates in (DEMO_TRAINING, DEMO_EVAL):
+    for templates in (EMBEDDED_TRAINING, EMBEDDED_EVAL):
         families = Counter(template.tags[1] for template in templates)
 
         assert families == {"open_app": 16, "toggle_setting": 16}
@@ -130,8 +130,8 @@ def test_half_of_the_demo_sets_takes_several_turns() -> None:
 
 
 def test_training_and_evaluation_differ_in_ids_and_seeds_but_not_in_families() -> None:
-    assert not {t.task_id for t in DEMO_TRAINING} & {t.task_id for t in DEMO_EVAL}
-    assert {t.instance(0).instruction for t in DEMO_TRAINING} == {t.instance(0).instruction for t in DEMO_EVAL}
+    assert not {t.task_id for t in EMBEDDED_TRAINING} & {t.task_id for t in EMBEDDED_EVAL}
+    assert {t.instance(0).instruction for t in EMBEDDED_TRAINING} == {t.instance(0).instruction for t in EMBEDDED_EVAL}
     assert not set(SEED_RANGES["train"]) & set(SEED_RANGES["eval"])
 
 

@@ -16,7 +16,7 @@ from cua_rl.tasks.demo.expert import Finish, decide, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.system_templates import SYSTEM_EVAL, SYSTEM_TRAINING
 from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
+from cua_rl.tasks.demo.templates import EMBEDDED_EVAL, EMBEDDED_TRAINING, TEMPLATES
 
 ALL = (*SYSTEM_TRAINING, *SYSTEM_EVAL)
 NUM_SEEDS = 6
@@ -65,7 +65,7 @@ async def test_tapping_at_random_hardly_ever_does_it(template: TaskTemplate) -> 
 
 def test_all_templates_are_in_the_table_and_none_is_in_the_default_sets() -> None:
     assert all(TEMPLATES[template.task_id] is template for template in ALL)
-    assert not {template.task_id for template in ALL} & {t.task_id for t in (*DEMO_TRAINING, *DEMO_EVAL)}
+    assert not {template.task_id for template in ALL} & {t.task_id for t in (*EMBEDDED_TRAINING, *EMBEDDED_EVAL)}
     assert not [template for template in ALL if "demo" in template.tags]
 
 
@@ -135,7 +135,7 @@ async def test_the_wrong_network_does_not_count() -> None:
 
 
 def test_the_extra_rows_are_there_only_where_a_task_asks_for_them() -> None:
-    plain = make_simulated_phone(DEMO_TRAINING[-1].make_task(5)).state
+    plain = make_simulated_phone(EMBEDDED_TRAINING[-1].make_task(5)).state
     full = make_simulated_phone(TEMPLATES["train_74_open_developer_options"].make_task(5)).state
 
     assert not set(plain.setting_rows) & set(ALL_EXTRA_ROWS)

@@ -1,4 +1,4 @@
-"""The table of demo tasks. Those tagged "demo" are the default sets; the others are there to pick."""
+"""The table of demo tasks. The embedded demo runs those tagged "demo"."""
 
 from itertools import count
 
@@ -120,5 +120,8 @@ TEMPLATES: dict[str, TaskTemplate] = {
         *SYSTEM_EVAL,
     )
 }
-DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(_training())
-DEMO_EVAL: tuple[TaskTemplate, ...] = tuple(_evaluation())
+DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("train_"))
+DEMO_EVAL: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("eval_"))
+EMBEDDED_TRAINING: tuple[TaskTemplate, ...] = tuple(t for t in DEMO_TRAINING if "demo" in t.tags)
+EMBEDDED_EVAL: tuple[TaskTemplate, ...] = tuple(t for t in DEMO_EVAL if "demo" in t.tags)
+"""What the tiny model was made for: apps on the first page, and settings that show without scrolling."""

@@ -37,7 +37,7 @@ async def recorded_groups(folder: Path, num_steps: int) -> list[list[RolloutGrou
 
 def expected_tasks(num_steps: int) -> list[list[tuple[str, int]]]:
     """What an uninterrupted run trains on."""
-    tasks = load_tasks({"source_type": "demo_training"}, seed=0, split="train")
+    tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
     return [[(task.task_id, task.seed) for task in tasks.batch(step, 4)] for step in range(num_steps)]
 
 
