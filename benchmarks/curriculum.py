@@ -104,6 +104,6 @@ if __name__ == "__main__":
     parser.add_argument("--arms", default="plain,refill", help=f"some of {', '.join(ARMS)}")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--prepare-steps", type=int, default=12)
+    parser.add_argument("--prepare-steps", type=int, default=24)
     parser.add_argument("settings", nargs="*", help="key=value for every run")
     main(parser.parse_intermixed_args())

@@ -1,7 +1,7 @@
 """Prove the record: rebuild what a step trained on from the database alone and compare it bit for bit.
 
 `python -m cua_rl.recipes.rebuild_datums log_path=runs/... [step=3]`. With a KL penalty, what is compared are the datums
-before the penalty changed their advantages.
+before the penalty changed their advantages. Replayed successes are rebuilt from the step that sampled them.
 """
 
 import json
@@ -41,10 +41,18 @@ class Comparison:
     trained: str | None
     rebuilt: str
     num_datums: int
+    num_replayed: int
+    """Rollouts of earlier steps among them."""
 
     @property
     def is_equal(self) -> bool:
         return self.trained == self.rebuilt
+
+    def line(self) -> str:
+        """The comparison for people."""
+        verdict = "equal" if self.is_equal else f"DIFFERENT (trained {self.trained})"
+        replayed = f" ({self.num_replayed} rollouts replayed)" if self.num_replayed else ""
+        return f"step {self.step}: {self.num_datums} datums{replayed}, sha256 {self.rebuilt[:16]} {verdict}"
 
 
 async def rebuild_step(
@@ -54,7 +62,13 @@ async def rebuild_step(
     groups = await load_groups(session, training.training_id, step.step)
     advantages = await load_advantages(session, training.training_id, step.step)
     datums, _ = build_datums_of_groups(groups, advantages, image_token_id)
-    return Comparison(step=step.step, trained=step.datums_sha256, rebuilt=datums_sha256(datums), num_datums=len(datums))
+    return Comparison(
+        step=step.step,
+        trained=step.datums_sha256,
+        rebuilt=datums_sha256(datums),
+        num_datums=len(datums),
+        num_replayed=sum(len(group.replayed) for group in groups),
+    )
 
 
 async def cli_main(config: RebuildConfig) -> None:
@@ -79,8 +93,7 @@ async def cli_main(config: RebuildConfig) -> None:
             )
         comparisons = [await rebuild_step(session, training, step, image_token_id) for step in wanted]
     for comparison in comparisons:
-        verdict = "equal" if comparison.is_equal else f"DIFFERENT (trained {comparison.trained})"
-        print(f"step {comparison.step}: {comparison.num_datums} datums, sha256 {comparison.rebuilt[:16]} {verdict}")
+        print(comparison.line())
     if not all(comparison.is_equal for comparison in comparisons):
         raise DatabaseError("expected the rebuilt datums to equal the trained ones, got a difference (see above)")
 
