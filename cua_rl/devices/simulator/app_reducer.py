@@ -7,9 +7,10 @@ from cua_rl.devices.simulator.app_data import AppData, Contact
 from cua_rl.devices.simulator.browser_pages import WEB_PAGES, read_address
 from cua_rl.devices.simulator.file_tree import DOWNLOADS, add_file, remove_file
 from cua_rl.devices.simulator.forms import field_value, open_subscreen
-from cua_rl.devices.simulator.home_folders import drop_from_folders, make_folder, rename_folder
+from cua_rl.devices.simulator.home_folders import make_folder, rename_folder
 from cua_rl.devices.simulator.home_layout import add_icon, move_icon, remove_icon
 from cua_rl.devices.simulator.state import PhoneState, Text, Thread
+from cua_rl.devices.simulator.system_reducer import uninstall
 
 
 def do_in_app(state: PhoneState, command: str) -> PhoneState:
@@ -194,12 +195,7 @@ def _move_icon(state: PhoneState) -> PhoneState:
 
 
 def _uninstall(state: PhoneState) -> PhoneState:
-    app = subject(state)
-    system = replace(state.system, apps=tuple(entry for entry in state.system.apps if entry.app != app))
-    recent_apps = tuple(other for other in state.recent_apps if other != app)
-    state = drop_from_folders(state, app)
-    pages = remove_icon(state.home_pages, app)
-    return replace(_show(state, None), system=system, recent_apps=recent_apps, home_pages=pages)
+    return uninstall(_show(state, None), subject(state))
 
 
 def _set_wallpaper(state: PhoneState) -> PhoneState:

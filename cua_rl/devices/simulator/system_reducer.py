@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from cua_rl.devices.simulator.elements import Element, Operate
+from cua_rl.devices.simulator.home_folders import drop_from_folders
 from cua_rl.devices.simulator.layout import STATUS_HEIGHT
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system_catalog import TIME_ZONES
@@ -64,7 +65,8 @@ def operate(state: PhoneState, effect: Operate) -> PhoneState:
 
 
 def uninstall(state: PhoneState, app: str) -> PhoneState:
-    """Take an app off the phone: out of the list, the home pages and the recent apps."""
+    """Take an app off the phone: out of the list, the home pages, their folders and the recent apps."""
+    state = drop_from_folders(state, app)
     left = tuple(entry for entry in state.system.apps if entry.app != app)
     pages = tuple(tuple(place for place in page if place.app != app) for page in state.home_pages)
     recent = tuple(other for other in state.recent_apps if other != app)
