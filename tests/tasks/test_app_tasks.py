@@ -2,7 +2,10 @@
 
 import pytest
 
+from cua_rl.actions import Button, Click, PressButton, PressKey, TypeText
 from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.devices.simulator.reducer import enter_key
+from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.tasks.demo.app_templates import APP_EVAL, APP_TRAINING
 from cua_rl.tasks.demo.expert import Finish, decide
 from cua_rl.tasks.demo.phone import make_simulated_phone
@@ -86,3 +89,57 @@ def test_there_are_enough_tasks_and_every_question_is_answered_by_telling() -> N
     assert all(TEMPLATES[template.task_id] is template for template in ALL)
     for template in TOLD:
         assert any(isinstance(move.deed, Tell) for move in template.instance(0).route)
+
+
+async def almost(task_id: str, seed: int = 3) -> tuple[Task, SimulatedPhone]:
+    """The phone right before the expert's last deed."""
+    task = TEMPLATES[task_id].make_task(seed)
+    phone, before = make_simulated_phone(task), make_simulated_phone(task)
+    while not isinstance((decision := decide(task, phone)).action, Finish):
+        before.state = phone.state
+        await phone.execute(decision.action)
+    return task, before
+
+
+@pytest.mark.parametrize("template", [t for t in ALL if t not in TOLD], ids=lambda template: template.task_id)
+async def test_nothing_counts_before_the_last_deed(template: TaskTemplate) -> None:
+    task, phone = await almost(template.task_id)
+
+    assert not (await task.validate(phone, "done")).success
+
+
+async def test_a_draft_that_was_sent_does_not_count() -> None:
+    task = TEMPLATES["eval_18_compose_sms_draft"].make_task(3)
+    phone = make_simulated_phone(task)
+    await play(task, phone)
+    phone.state = enter_key(phone.state)
+
+    assert not (await task.validate(phone, "done")).success
+
+
+async def test_an_alarm_that_was_typed_but_not_saved_does_not_count() -> None:
+    task, phone = await almost("train_152_set_alarm")
+    label = task.instruction.removeprefix("Set an alarm for ").removesuffix(".")
+    await phone.execute(PressButton(button=Button.BACK))
+    await phone.execute(PressButton(button=Button.BACK))
+
+    assert label not in [item.label for item in build_screen(phone.state).content]
+    assert not (await task.validate(phone, "done")).success
+
+
+async def test_the_right_text_to_somebody_else_does_not_count() -> None:
+    task, phone = await almost("train_157_send_message")
+    text = phone.state.draft
+    here = int(phone.state.subscreens[-1])
+    other = next(thread.contact for i, thread in enumerate(phone.state.threads) if i != here)
+    for _ in range(2):
+        await phone.execute(PressButton(button=Button.BACK))
+    for label in (other, "Message"):
+        x, y = next(item for item in (*build_screen(phone.state).content, *build_screen(phone.state).fixed)
+                    if item.label == label).rect.centre  # fmt: skip
+        await phone.execute(Click(x=x, y=y))
+    await phone.execute(TypeText(text=text))
+    await phone.execute(PressKey(keys=("enter",)))
+
+    assert text in [sent.text for thread in phone.state.threads for sent in thread.texts]
+    assert not (await task.validate(phone, "done")).success
