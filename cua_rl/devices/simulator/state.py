@@ -10,7 +10,17 @@ from cua_rl.devices.simulator.system_catalog import find_app
 from cua_rl.devices.simulator.system_state import Shade, SystemState
 
 Field = Literal[
-    "note", "message", "address", "name", "number", "search", "folder", "hour", "minute", "minutes", "drawer",
+    "note",
+    "message",
+    "address",
+    "name",
+    "number",
+    "search",
+    "folder",
+    "hour",
+    "minute",
+    "minutes",
+    "drawer",
     "password",
 ]
 KeyboardLayer = Literal["lower", "upper", "symbols"]
