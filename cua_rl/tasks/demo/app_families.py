@@ -346,7 +346,7 @@ def switch_alarm(task_id: str, pool: Pool, *, turn_on: bool) -> TaskTemplate:
             route=(open_from_home("clock"), Move(screen="clock", deed=TapOn(label=time))),
         )
 
-    return app_template(task_id, draw, num_turns=3, tag="clock")
+    return app_template(task_id, draw, num_turns=3, difficulty="easy", tag="clock")
 
 
 def start_timer(task_id: str, pool: Pool) -> TaskTemplate:

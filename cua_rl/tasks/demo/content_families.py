@@ -189,7 +189,7 @@ def play_track(task_id: str, pool: Pool) -> TaskTemplate:
             route=(open_from_home("music"), Move(screen="music", deed=TapOn(label=title))),
         )
 
-    return app_template(task_id, draw, num_turns=3, tag="music")
+    return app_template(task_id, draw, num_turns=3, difficulty="easy", tag="music")
 
 
 def calculate(task_id: str, operator: str) -> TaskTemplate:

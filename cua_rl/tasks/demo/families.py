@@ -231,7 +231,7 @@ def _navigate(task_id: str, instruction: str, start: Start, goal: Goal, *route: 
     return TaskTemplate(
         task_id=task_id,
         category="navigation",
-        difficulty="easy" if len(route) == 1 else "medium",
+        difficulty="easy",
         max_turns=len(route) + 2,
         draw=always(
             Instance(
