@@ -17,7 +17,8 @@ ATTEMPTED = 0.1  # for an unsolved task on which at least something was done
 
 def sum_parts(parts: Mapping[str, float]) -> Reward:
     """The reward whose total is the sum of its parts."""
-    return Reward(total=fsum(parts.values()), parts=dict(parts))
+    parts = {name: value + 0.0 for name, value in parts.items()}  # no -0.0 in what people read
+    return Reward(total=fsum(parts.values()), parts=parts)
 
 
 def bound_parts(parts: Mapping[str, float], *, low: float, high: float) -> Reward:
