@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.custom import CustomTask, parse_custom_task
+from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.tasks.fields import require_known
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_000_000, 2_000_000)}
 """Instance seeds of each split. They are disjoint, so no phone that was trained on is ever evaluated on."""
-
-SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True)
 
 
 class Template(Protocol):

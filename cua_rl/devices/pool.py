@@ -3,12 +3,35 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Protocol, Self
 
-from cua_rl.devices.device import Device
+from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.errors import DeviceError, boundary
 from cua_rl.tasks.task import Task
 
 MakeDevice = Callable[[Task], Awaitable[Device]]
+
+
+class DeviceBackend(Protocol):
+    """Where the devices of a run come from.
+
+    Entering it starts what its devices share and removes what a crashed run left behind; leaving it ends everything it
+    made.
+    """
+
+    @property
+    def abilities(self) -> DeviceAbilities: ...
+
+    async def make(self, task: Task) -> Device:
+        """A device on which `task` can be prepared; raises `DeviceError`."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class DevicePool:

@@ -16,7 +16,6 @@ from typing import Any
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import ServerConfig
-from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
@@ -46,8 +45,6 @@ from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef
 
 __all__ = ["EvaluateConfig", "cli_main"]
@@ -71,6 +68,7 @@ async def cli_main(config: EvaluateConfig) -> None:
             print("temperature 0 makes a model's attempts at a task all alike: set one above 0 for pass@k", flush=True)
         async with AsyncExitStack() as stack:
             open_run_log(stack, folder)
+            await stack.enter_async_context(plan.devices)
             await _run_models(plan, folder, record)
         comparison = await asyncio.to_thread(_write_results, plan, folder, record.attempts)
         print_comparison(comparison, title=_title(plan))
@@ -170,11 +168,8 @@ def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
 def _make_runner(plan: EvaluationPlan, access: ModelAccess) -> RolloutRunner:
     config = plan.config
 
-    async def make_device(task: Task) -> Device:
-        return make_simulated_phone(task, scale=config.screen_scale)
-
     return RolloutRunner(
-        devices=DevicePool(make_device, max_devices=config.max_concurrent_rollouts),
+        devices=DevicePool(plan.devices.make, max_devices=config.max_concurrent_rollouts),
         gateway=access,
         agent=GBoxAgent(),
         reward=plan.reward,

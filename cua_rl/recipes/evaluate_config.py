@@ -45,6 +45,7 @@ class EvaluateConfig:
         doc="the mean reward to report: binary, completion, efficiency, shaped, comprehensive, or module:function",
     )
     max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time")
+    device: Literal["simulator"] = chz.field(default="simulator", doc="what tasks run on: the embedded phone simulator")
     screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
 
     # Engine

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
+from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
 from cua_rl.recipes.plain_config import plain_config
@@ -19,7 +21,7 @@ from cua_rl.tasks.task import Task
 from cua_rl.types import SamplingParams
 
 _DEFINING = (
-    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "screen_scale", "renderer_name",
+    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "screen_scale", "renderer_name",
 )  # fmt: skip
 """Settings that an evaluation cannot change half way; more tasks, attempts and models may be added."""
 
@@ -44,6 +46,7 @@ class EvaluationPlan:
     models: tuple[Model, ...]
     engines: Mapping[Path, LocalEngine]
     """By the folder of the model."""
+    devices: DeviceBackend
     tasks: tuple[Task, ...]
     reward: RewardFunction
     params: SamplingParams
@@ -67,13 +70,15 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
             "evaluate them one after the other"
         )
-    tasks = load_tasks(config.tasks, seed=config.seed, split="eval").held_out(config.num_tasks)
+    devices = make_backend(config)
+    held_out = load_tasks(config.tasks, seed=config.seed, split="eval", device=devices.abilities)
     return EvaluationPlan(
         config=config,
         log_path=_log_path(config, models),
         models=models,
         engines=engines,
-        tasks=tuple(tasks),
+        devices=devices,
+        tasks=tuple(held_out.held_out(config.num_tasks)),
         reward=load_reward(config.reward),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
@@ -116,9 +121,7 @@ def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
             f"{max_model_len}; set max_model_len={longest}"
         )
     if config.max_tokens >= max_model_len:
-        raise ConfigError(
-            f"max_tokens: expected less than {max_model_len} tokens, got {config.max_tokens}; lower it"
-        )
+        raise ConfigError(f"max_tokens: expected less than {max_model_len} tokens, got {config.max_tokens}; lower it")
     return LocalEngine(renderer=renderer, max_model_len=max_model_len)
 
 

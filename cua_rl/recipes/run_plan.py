@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cua_rl.database.session import check_connection, database_url
+from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.recipes.checkpoint_damage import find_damage
+from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.model_folder import find_model
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
@@ -34,6 +36,7 @@ class RunPlan:
     log_path: Path
     model_path: Path
     renderer: Renderer
+    devices: DeviceBackend
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
@@ -67,10 +70,11 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
             "or leave renderer_name out"
         )
     _require_room(config, model_path)
-    train_tasks = load_tasks(config.tasks, seed=config.seed, split="train")
+    devices = make_backend(config)
+    train_tasks = load_tasks(config.tasks, seed=config.seed, split="train", device=devices.abilities)
     eval_tasks: tuple[Task, ...] = ()
     if config.eval_tasks is not None:
-        held_out = load_tasks(config.eval_tasks, seed=config.seed, split="eval")
+        held_out = load_tasks(config.eval_tasks, seed=config.seed, split="eval", device=devices.abilities)
         require_disjoint(train_tasks, held_out)
         eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
     for name in ("server_port", "gateway_port"):
@@ -81,6 +85,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         log_path=log_path(config),
         model_path=model_path,
         renderer=renderer,
+        devices=devices,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),

@@ -138,7 +138,7 @@ _SMALLEST = {
     "save_every": 0,
 }
 _ONLY_WITH: dict[str, dict[str, object]] = {
-    "experts": {"tasks": {"source_type": "demo_training", "tags": ["demo"]}, "error_rate": 0.0, "screen_scale": 1},
+    "experts": {"tasks": {"source_type": "demo_training"}, "error_rate": 0.0, "screen_scale": 1},
     "rollouts": {"from_run": None, "run_steps": None, "max_per_task": None},
 }
 

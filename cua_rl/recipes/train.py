@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
@@ -40,8 +39,6 @@ from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import AdapterRef, SamplingParams
 
@@ -80,6 +77,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
         report = open_report(stack, plan, folder, first_step)
         await recorder.record(_training_started(plan, folder, first_step))
         try:
+            await stack.enter_async_context(plan.devices)
             report.display.status("starting model server and trainer")
             memory = await load_memory(plan.config, folder, first_step, recorder, url)
             engine = await _start_engine(stack, plan, folder, checkpoint)
@@ -256,11 +254,8 @@ def _parts(
 def _make_runner(plan: RunPlan, engine: Engine, recorder: Recorder, max_devices: int) -> RolloutRunner:
     config = plan.config
 
-    async def make_device(task: Task) -> Device:
-        return make_simulated_phone(task, scale=config.screen_scale)
-
     return RolloutRunner(
-        devices=DevicePool(make_device, max_devices=max_devices),
+        devices=DevicePool(plan.devices.make, max_devices=max_devices),
         gateway=engine.gateway,
         agent=GBoxAgent(),
         reward=plan.reward,

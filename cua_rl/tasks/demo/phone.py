@@ -1,7 +1,11 @@
 """The phone on which a demo task begins."""
 
+from dataclasses import dataclass
 from itertools import count
+from types import TracebackType
+from typing import Self
 
+from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.start import make_phone_state
 from cua_rl.errors import TaskError
@@ -9,7 +13,29 @@ from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import TEMPLATES
 from cua_rl.tasks.task import Task
 
+SIMULATOR = DeviceAbilities(name="the embedded simulator", has_shell=False, is_seeded=True)
+
 _serial_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPhones:
+    """The `DeviceBackend` of simulated phones: nothing to start, nothing to clean up."""
+
+    scale: int = 1
+    latency_s: float = 0.0
+    abilities: DeviceAbilities = SIMULATOR
+
+    async def make(self, task: Task) -> Device:
+        """A fresh phone of the task's seed."""
+        return make_simulated_phone(task, scale=self.scale, latency_s=self.latency_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 def make_simulated_phone(task: Task, *, scale: int = 1, latency_s: float = 0.0) -> SimulatedPhone:

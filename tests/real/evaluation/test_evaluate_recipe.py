@@ -26,7 +26,7 @@ async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(tmp_pa
                 {"name": "base"},
                 {"name": "fresh", "adapter": str(fresh)},
                 {"name": "wild", "adapter": str(wild)},
-                {"name": "chat", "api": "chat", **endpoint},
+                {"name": "chat", "api": "chat", "extra": {"tool_choice": "none"}, **endpoint},
                 {"name": "responses", "api": "responses", **endpoint},
             ],
             tasks={"source_type": "demo_eval", "tags": ["demo"]},
