@@ -26,7 +26,7 @@ types:
 	.venv/bin/pyright
 
 fast:
-	$(PYTHON) -m pytest -q --ignore=tests/real
+	$(PYTHON) -m pytest -q --numprocesses=2 --dist=worksteal --ignore=tests/real
 
 format:
 	.venv/bin/ruff format --check .

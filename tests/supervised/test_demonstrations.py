@@ -53,8 +53,8 @@ def test_an_end_without_a_scan_is_a_call_alone() -> None:
     assert parse_action(parsed.tool_calls[0], width_px=192, height_px=320) == ParsedFinish(success_claimed=True)
 
 
-@pytest.mark.parametrize("template", TEMPLATES.values(), ids=lambda template: template.task_id)
-async def test_the_perfect_expert_solves_every_demo_task_through_the_agent(template) -> None:
+@pytest.mark.parametrize("template", list(TEMPLATES.values())[::5], ids=lambda template: template.task_id)
+async def test_the_perfect_expert_solves_demo_tasks_through_the_agent(template) -> None:
     task = template.make_task(seed=5)
     phone = make_simulated_phone(task)
     num_answers = max(task.max_turns, len(template.instance(task.seed).route) + 1)
