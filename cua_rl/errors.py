@@ -2,7 +2,11 @@
 
     CuaError
       ConfigError       the user asked for something impossible; exit status 2, before any model loads
-      DeviceError       a device did not do its part (lost, slow, broken): an infrastructure fault, never a reward
+      DeviceError       a device did not do its part (broken): an infrastructure fault, never a reward
+        DeviceLostError     it is gone: terminated, unplugged, expired
+        DeviceTimeoutError  it, or whoever makes it, took longer than it may
+        DeviceServiceError  the service behind it failed or cannot be reached (5xx)
+        DeviceQuotaError    there are no more devices to be had for now (429)
       SamplingError     the model server did not answer: an infrastructure fault, never a reward
       TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
       TrainingError     an optimizer step cannot be trusted; stops the run
@@ -15,6 +19,7 @@ Messages say what was expected, what came (`!r`), and what to do.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import ClassVar
 
 
 class CuaError(Exception):
@@ -27,6 +32,37 @@ class ConfigError(CuaError, ValueError):
 
 class DeviceError(CuaError):
     """A device failed at its own job; the rollout is dropped or retried, never rewarded."""
+
+    kind: ClassVar[str] = "broken"
+    """How the fault is counted: device/faults/<kind>."""
+
+
+class DeviceLostError(DeviceError):
+    """The device is gone: terminated, unplugged, expired."""
+
+    kind = "lost"
+
+
+class DeviceTimeoutError(DeviceError):
+    """The device, or whoever makes it, took longer than it may."""
+
+    kind = "time_limit"
+
+
+class DeviceServiceError(DeviceError):
+    """The service behind the device failed or cannot be reached."""
+
+    kind = "service"
+
+
+class DeviceQuotaError(DeviceError):
+    """The service gives no more devices, or takes no more requests, for now."""
+
+    kind = "quota"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class SamplingError(CuaError):

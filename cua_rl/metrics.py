@@ -106,14 +106,21 @@ METRICS: Mapping[str, str] = {
     "time/trained_tokens_per_s": "training sequence tokens per second of forward and backward",
     "time/rollouts_per_hour": "rollouts with a reward per hour of the step",
     "device/num_leases": "device leases taken",
-    "device/num_lost": "devices that failed and were replaced",
-    "device/lease_s/mean": "wait for a free device",
+    "device/num_made": "devices that were made",
+    "device/num_reused": "leases served by a device that was reset",
+    "device/num_faults": "faults of devices or of the service behind them, all kinds",
+    "device/num_lost": "devices that went away while they were leased",
+    "device/leased/max": "most devices leased at a time",
+    "device/lease_s/mean": "wait for a device: for a free place, then until it is made or reset",
+    "device/create_s/mean": "making one device, mean",
+    "device/create_s/max": "making one device, slowest",
     "device/busy_frac": "share of device time spent in leases",
 }
 
 FAMILIES: Mapping[str, str] = {
     "stop/<reason>": "share of rollouts that ended for this reason",
     "rollout/forks/<reason>": "turns that began a new training sequence for this reason",
+    "device/faults/<kind>": "faults of one kind: lost, time_limit, service (5xx), quota (429), broken",
     "curriculum/success_rate/<task>": "running success rate of a task, by which tasks are drawn",
     "reward/parts/<part>": "mean of one part of the reward",
     "reward/success_rate/<category>": "success rate of the step's rollouts in one task category",

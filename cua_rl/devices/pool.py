@@ -1,16 +1,33 @@
-"""Devices are leased, never created in passing: the pool bounds how many live at once and always gets them back."""
+"""Devices are leased, never created in passing: the pool bounds how many live at once and always gets them back.
+
+Concurrency is counted in devices: made, leased, waiting to be leased again, and on their way out. A device that its
+backend can reset is lent again; all others are closed after one lease.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from random import Random
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from cua_rl.devices.device import Device, DeviceAbilities
-from cua_rl.errors import DeviceError, boundary
+from cua_rl.devices.pool_meter import PoolMeter
+from cua_rl.errors import DeviceError, DeviceQuotaError, DeviceTimeoutError, SamplingError, boundary
 from cua_rl.tasks.task import Task
 
+logger = logging.getLogger(__name__)
+
 MakeDevice = Callable[[Task], Awaitable[Device]]
+ResetDevice = Callable[[Device, Task], Awaitable[Device]]
+
+LEASED_FOR: ContextVar[str] = ContextVar("LEASED_FOR", default="")
+"""The rollout for which a device is made, for backends that label what they make."""
 
 
 class DeviceBackend(Protocol):
@@ -24,7 +41,7 @@ class DeviceBackend(Protocol):
     def abilities(self) -> DeviceAbilities: ...
 
     async def make(self, task: Task) -> Device:
-        """A device on which `task` can be prepared; raises `DeviceError`."""
+        """A device on which `task` can be prepared; raises `DeviceError`. It cleans up after itself if cancelled."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -34,27 +51,292 @@ class DeviceBackend(Protocol):
     ) -> None: ...
 
 
-class DevicePool:
-    """At most `max_devices` devices at a time, each made for one task instance and closed after one rollout."""
+@runtime_checkable
+class ResettingBackend(Protocol):
+    """A backend whose devices can be used again."""
 
-    def __init__(self, make_device: MakeDevice, *, max_devices: int, make_timeout_s: float = 300.0) -> None:
+    async def reset(self, device: Device, task: Task) -> Device:
+        """The device as if new and fit for `task`; raises `DeviceError` if it is not healthy, and it is closed then."""
+        ...
+
+
+@runtime_checkable
+class FiniteBackend(Protocol):
+    """A backend that has only so many devices."""
+
+    @property
+    def num_devices(self) -> int:
+        """How many; known once the backend is entered."""
+        ...
+
+
+class DeviceSource(Protocol):
+    """Whoever lends devices: a pool, or a share of one."""
+
+    def lease(self, task: Task, *, rollout_id: str = "") -> AbstractAsyncContextManager[Device]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLimits:
+    """How patient the pool is with whoever makes devices, and how hard it asks."""
+
+    lease_timeout_s: float = 300.0
+    """From a free place to a device, all tries together."""
+    max_make_attempts: int = 4
+    retry_first_s: float = 1.0
+    """The first pause after a failure; later ones double, and each is drawn between half and all of it."""
+    retry_longest_s: float = 30.0
+    makes_per_s: float | None = None
+    """Most creations a second; None is as many as come."""
+    max_uses: int | None = None
+    """Leases after which a device that could be reset is replaced all the same; None is never."""
+    close_timeout_s: float = 60.0
+    """The longest that closing, or an abandoned creation, is waited for."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tenancy:
+    """What one lease holds: a place, and a device or the creation of one."""
+
+    making: asyncio.Task[Device] | None = None
+    device: Device | None = None
+    num_uses: int = 0
+    is_healthy: bool = False
+
+
+class DevicePool:
+    """At most `max_devices` devices at a time. With `reset_device`, devices are used again if their lease went well."""
+
+    def __init__(
+        self,
+        make_device: MakeDevice,
+        *,
+        max_devices: int,
+        reset_device: ResetDevice | None = None,
+        limits: PoolLimits | None = None,
+        random: Random | None = None,
+    ) -> None:
         self._make_device = make_device
-        self._make_timeout_s = make_timeout_s
+        self._reset_device = reset_device
+        self._limits = limits or PoolLimits()
+        self._random = random or Random()
         self._slots = asyncio.Semaphore(max_devices)
-        self.num_leased = 0
+        self._idle: deque[tuple[Device, int]] = deque()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._next_make_at = 0.0
+        self._meter = PoolMeter(max_devices)
+
+    @property
+    def num_leased(self) -> int:
+        """Leases that have their device."""
+        return self._meter.num_leased
+
+    @property
+    def num_alive(self) -> int:
+        """Devices that exist: leased, idle or being closed; creations under way are not counted."""
+        return self._meter.num_alive
+
+    def take_metrics(self) -> dict[str, float]:
+        """What happened since the last call; names are in `cua_rl/metrics.py`."""
+        return self._meter.take()
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncGenerator[Device]:
-        """Wait for a free slot and lend a device prepared for `task`; it is given back even if the rollout is
-        cancelled.
+    async def lease(self, task: Task, *, rollout_id: str = "") -> AsyncGenerator[Device]:
+        """Wait for a free place and lend a device on which `task` can be prepared.
+
+        It is given back whatever happens, and before the lease ends, even if that is cancelled again.
         """
-        async with self._slots:
+        started = time.monotonic()
+        await self._slots.acquire()
+        tenancy = _Tenancy()
+        try:
             with boundary(DeviceError, f"make a device for task {task.task_id!r}"):
-                async with asyncio.timeout(self._make_timeout_s):
-                    device = await self._make_device(task)
-            self.num_leased += 1
-            try:
+                device = await self._obtain_in_time(tenancy, task, rollout_id)
+        except BaseException:
+            ending = self._own(self._end(tenancy))
+            if tenancy.making is None or tenancy.making.done():
+                await wait_through(ending)  # a creation under way is seen to its end too, but not waited for
+            raise
+        try:
+            with self._meter.lease(time.monotonic() - started):
                 yield device
-            finally:
-                self.num_leased -= 1
-                await asyncio.shield(device.close())
+            tenancy.is_healthy = True
+        except (DeviceError, TimeoutError) as error:
+            self._meter.count_fault(error)
+            raise
+        except SamplingError:
+            tenancy.is_healthy = True
+            raise
+        finally:
+            await wait_through(self._own(self._end(tenancy)))
+
+    def share(self, max_devices: int) -> "PoolShare":
+        """A part of the pool, for a purpose that may not take all of it."""
+        return PoolShare(self, max_devices)
+
+    async def close(self) -> None:
+        """Close what is idle and see everything that is ending to its end; nothing is leased any more."""
+        while self._idle:
+            device, _ = self._idle.popleft()
+            self._own(self._close(device))
+        while self._ending:
+            await wait_through(next(iter(self._ending)))
+
+    async def _obtain_in_time(self, tenancy: _Tenancy, task: Task, rollout_id: str) -> Device:
+        limit = asyncio.timeout(self._limits.lease_timeout_s)
+        try:
+            async with limit:
+                return await self._obtain(tenancy, task, rollout_id)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            error = DeviceTimeoutError(
+                f"expected a device for task {task.task_id!r} within {self._limits.lease_timeout_s:g} s, got none; "
+                "look at the service that makes devices, or raise lease_timeout_s"
+            )
+            self._meter.count_fault(error)
+            raise error from None
+
+    async def _obtain(self, tenancy: _Tenancy, task: Task, rollout_id: str) -> Device:
+        device = await self._reuse(tenancy, task)
+        attempt = 1
+        while device is None:
+            await self._pace()
+            started = time.monotonic()
+            token = LEASED_FOR.set(rollout_id)
+            tenancy.making = asyncio.ensure_future(self._make_device(task))
+            LEASED_FOR.reset(token)
+            try:
+                device = tenancy.device = await asyncio.shield(tenancy.making)
+            except DeviceError as error:
+                self._meter.count_fault(error)
+                if attempt >= self._limits.max_make_attempts:
+                    raise
+                logger.info("making a device failed, try=%d: %s", attempt, error)
+                tenancy.making = None
+                await asyncio.sleep(self._pause_s(error, attempt))
+                attempt += 1
+            else:
+                tenancy.making = None
+                self._meter.count_made(time.monotonic() - started)
+        return device
+
+    async def _reuse(self, tenancy: _Tenancy, task: Task) -> Device | None:
+        """An idle device that is healthy and reset; those that are not are closed."""
+        while self._idle and self._reset_device is not None:
+            tenancy.device, tenancy.num_uses = self._idle.popleft()
+            try:
+                tenancy.device = await self._reset_device(tenancy.device, task)
+            except DeviceError as error:
+                self._meter.count_fault(error)
+                device, tenancy.device, tenancy.num_uses = tenancy.device, None, 0
+                await wait_through(self._own(self._close(device)))
+            else:
+                self._meter.num_reused += 1
+                return tenancy.device
+        return None
+
+    async def _pace(self) -> None:
+        """Wait until one more device may be asked for."""
+        if self._limits.makes_per_s is None:
+            return
+        now = time.monotonic()
+        at = max(now, self._next_make_at)
+        self._next_make_at = at + 1 / self._limits.makes_per_s
+        await asyncio.sleep(at - now)
+
+    def _pause_s(self, error: DeviceError, attempt: int) -> float:
+        longest = min(self._limits.retry_first_s * 2 ** (attempt - 1), self._limits.retry_longest_s)
+        told = error.retry_after_s if isinstance(error, DeviceQuotaError) else None
+        return max(told or 0.0, longest * self._random.uniform(0.5, 1.0))
+
+    async def _end(self, tenancy: _Tenancy) -> None:
+        """Bring what a lease held to its end, then free its place."""
+        try:
+            device = tenancy.device or await self._await_abandoned(tenancy.making)
+            if device is not None and not self._keep(device, tenancy):
+                await self._close(device)
+        finally:
+            self._slots.release()
+
+    def _keep(self, device: Device, tenancy: _Tenancy) -> bool:
+        num_uses = tenancy.num_uses + 1
+        is_worn = self._limits.max_uses is not None and num_uses >= self._limits.max_uses
+        if self._reset_device is None or not tenancy.is_healthy or is_worn:
+            return False
+        self._idle.append((device, num_uses))
+        return True
+
+    async def _await_abandoned(self, making: asyncio.Task[Device] | None) -> Device | None:
+        """The device that a creation nobody waits for any more still brings; None if it brings none."""
+        if making is None:
+            return None
+        await asyncio.wait([making], timeout=self._limits.close_timeout_s)
+        if not making.done():
+            making.cancel()
+            await asyncio.wait([making])
+        if making.cancelled() or making.exception() is not None:
+            return None
+        self._meter.count_made(0.0)
+        return making.result()
+
+    async def _close(self, device: Device) -> None:
+        try:
+            with boundary(DeviceError, f"close device {device.device_id!r}"):
+                async with asyncio.timeout(self._limits.close_timeout_s):
+                    await device.close()
+        except DeviceError as error:
+            self._meter.count_fault(error)
+            logger.warning("closing device_id=%s failed: %s", device.device_id, error)
+        finally:
+            self._meter.count_closed()
+
+    def _own(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task of the pool's own, which no lease's cancellation reaches."""
+        task = asyncio.get_running_loop().create_task(ending, name="end-lease")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+
+class PoolShare:
+    """A part of a pool: at most `max_devices` of its devices at a time."""
+
+    def __init__(self, pool: DevicePool, max_devices: int) -> None:
+        self._pool = pool
+        self._slots = asyncio.Semaphore(max_devices)
+
+    @asynccontextmanager
+    async def lease(self, task: Task, *, rollout_id: str = "") -> AsyncGenerator[Device]:
+        """As `DevicePool.lease`."""
+        async with self._slots, self._pool.lease(task, rollout_id=rollout_id) as device:
+            yield device
+
+
+@asynccontextmanager
+async def open_pool(
+    backend: DeviceBackend, *, max_devices: int, limits: PoolLimits | None = None
+) -> AsyncGenerator[DevicePool]:
+    """Enter the backend and lend its devices; at the end nothing of them is left."""
+    async with backend:
+        if isinstance(backend, FiniteBackend):
+            max_devices = min(max_devices, backend.num_devices)
+        reset = backend.reset if isinstance(backend, ResettingBackend) else None
+        pool = DevicePool(backend.make, max_devices=max_devices, reset_device=reset, limits=limits)
+        try:
+            yield pool
+        finally:
+            await pool.close()
+
+
+async def wait_through(task: asyncio.Task[None]) -> None:
+    """Wait for `task` whatever cancels us meanwhile; the cancellation is raised once it has ended."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
