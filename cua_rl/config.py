@@ -7,7 +7,9 @@ from typing import Literal
 
 import chz
 
-LossName = Literal["importance_sampling", "ppo", "cross_entropy"]
+LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
+Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
+KlKind = Literal["k1", "k2", "k3"]
 
 
 @chz.chz
@@ -26,19 +28,51 @@ class TrainerConfig:
     model_path: Path = chz.field(doc="folder of a Qwen3-VL checkpoint with its tokenizer and preprocessor settings")
     lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="None trains every parameter (supervised)")
     dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of weights and activations")
-    micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass, padding included")
+    micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass")
     gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
+    vision_cache_gib: float = chz.field(
+        default=2.0, doc="most main memory for screenshots' features, so that each is encoded once per step"
+    )
     seed: int = chz.field(default=0, doc="seed of everything random in the trainer")
 
 
 @chz.chz
 class LossConfig:
-    """Which policy loss, and its constants."""
+    """Which policy loss, and its constants: formulas and sources are in `docs/losses.md`."""
 
-    name: LossName = chz.field(default="importance_sampling", doc="importance_sampling | ppo | cross_entropy")
-    clip_low: float = chz.field(default=0.2, doc="ppo: the ratio is clipped below at 1 - clip_low")
-    clip_high: float = chz.field(default=0.2, doc="ppo: the ratio is clipped above at 1 + clip_high")
+    name: LossName = chz.field(
+        default="importance_sampling",
+        doc="importance_sampling | ppo | cispo | gspo | decoupled_ppo | cross_entropy",
+    )
+    clip_low: float = chz.field(default=0.2, doc="the ratio is clipped below at 1 - clip_low")
+    clip_high: float = chz.field(default=0.2, doc="the ratio is clipped above at 1 + clip_high")
+    dual_clip: float | None = chz.field(
+        default=None, doc="ppo, decoupled_ppo: a token of negative advantage weighs at most this much; None is no limit"
+    )
+    tis_cap: float | None = chz.field(
+        default=None, doc="the weight of trainer over sampler is truncated here; None leaves it inside the loss's ratio"
+    )
+    icepop_low: float | None = chz.field(
+        default=None, doc="tokens whose trainer/sampler ratio is below this are masked; None masks none"
+    )
+    icepop_high: float | None = chz.field(
+        default=None, doc="tokens whose trainer/sampler ratio is above this are masked; None masks none"
+    )
+    kl_loss_coef: float = chz.field(default=0.0, doc="weight of the KL divergence from the base model in the loss")
+    kl_loss_kind: KlKind = chz.field(default="k3", doc="how that divergence is estimated: k1 | k2 | k3")
+    normalisation: Normalisation = chz.field(
+        default="constant", doc="what a training step divides its summed loss by (cua_rl/rl/normalisation.py)"
+    )
+    normalisation_tokens: int = chz.field(
+        default=1000, doc="constant: the sampled tokens of a typical rollout, whatever this step's rollouts have"
+    )
     temperature: float = chz.field(default=1.0, doc="the sampler's temperature; log-probabilities are taken at it")
+
+    @property
+    def has_behaviour_weight(self) -> bool:
+        """True if the loss keeps two ratios apart: training/proximal, which it clips, and proximal/sampling."""
+        masks = self.icepop_low is not None or self.icepop_high is not None
+        return self.name == "decoupled_ppo" or self.tis_cap is not None or masks
 
 
 @chz.chz

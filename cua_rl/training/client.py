@@ -66,15 +66,37 @@ class TrainingClient:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
-    async def forward_backward(self, datums: Sequence[Datum], loss: LossConfig) -> wire.ForwardBackwardOutput:
-        """Add the gradient of the loss; several calls before one `optim_step` equal one call with all their datums."""
-        return await self._ask(wire.ForwardBackward(datums=tuple(datums), loss=loss), wire.ForwardBackwardOutput)
+    async def forward_backward(
+        self,
+        datums: Sequence[Datum],
+        loss: LossConfig,
+        *,
+        token_weights: Sequence[float] | None = None,
+        proximal_logprobs: Sequence[tuple[float, ...]] | None = None,
+        base_logprobs: Sequence[tuple[float, ...]] | None = None,
+    ) -> wire.ForwardBackwardOutput:
+        """Add the gradient of the loss; several calls before one `optim_step` equal one call with all their datums.
+
+        The keyword arguments have one entry per datum; `wire.ForwardBackward` says what they mean.
+        """
+        request = wire.ForwardBackward(
+            datums=tuple(datums),
+            loss=loss,
+            token_weights=None if token_weights is None else tuple(token_weights),
+            proximal_logprobs=None if proximal_logprobs is None else tuple(proximal_logprobs),
+            base_logprobs=None if base_logprobs is None else tuple(base_logprobs),
+        )
+        return await self._ask(request, wire.ForwardBackwardOutput)
 
     async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
-        """Step along the mean gradient per trained token since the last step."""
+        """Step along the gradient since the last step; without `token_weights`, its mean per trained token."""
         output = await self._ask(wire.OptimStep(optim=optim), wire.OptimStepOutput)
         self.policy_version = output.policy_version
         return output
+
+    async def take_account(self) -> dict[str, float]:
+        """What the trainer computed since the last time, how fast and in how much memory, under metric names."""
+        return dict((await self._ask(wire.TakeAccount(), wire.AccountOutput)).metrics)
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""

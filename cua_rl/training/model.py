@@ -49,6 +49,11 @@ class PolicyModel:
         base.train()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What matrix products are computed in."""
+        return torch.float32 if self._config.dtype == "float32" else torch.bfloat16
+
+    @property
     def image_token_id(self) -> int:
         return self.base.config.image_token_id
 
@@ -67,7 +72,7 @@ class PolicyModel:
 
     def precision(self) -> AbstractContextManager[None]:
         """The context that every forward pass runs in."""
-        if self._config.dtype == "float32":
+        if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)  # type: ignore[return-value]
 
@@ -95,7 +100,7 @@ class PolicyModel:
         is_image = micro_batch.is_image.to(self.device)
         levels = None
         if micro_batch.image_hashes:
-            levels = torch.cat([features[name] for name in micro_batch.image_hashes], dim=1).to(embeddings.dtype)
+            levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
             embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
         output = language_model(
             inputs_embeds=embeddings,

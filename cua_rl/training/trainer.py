@@ -13,11 +13,13 @@ from torch import Tensor
 from cua_rl.config import LossConfig, TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.training import checkpoint, wire
+from cua_rl.training.account import Account, measure_shape
 from cua_rl.training.batching import MicroBatch, align_with_tokens, check_datums, make_micro_batches
+from cua_rl.training.feature_cache import FeatureCache
 from cua_rl.training.losses import TokenLoss, check_loss_config, loss_metrics, token_losses
 from cua_rl.training.model import PolicyModel
-from cua_rl.training.vision import ImagePreprocessor, PreparedImage, encode_images
-from cua_rl.types import Datum
+from cua_rl.training.vision import ImagePreprocessor, encode_images
+from cua_rl.types import Datum, ImageChunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +28,8 @@ class _Batch:
 
     datums: Sequence[Datum]
     micro_batches: list[MicroBatch]
-    images: Mapping[str, PreparedImage]
-    features: Mapping[str, Tensor]
-    """Of every image, if the vision tower is frozen; empty if it is trained."""
+    images: Mapping[str, ImageChunk]
+    """Every distinct screenshot by sha256."""
 
 
 class Trainer:
@@ -39,6 +40,13 @@ class Trainer:
         self._config = config
         self.model = PolicyModel(config)
         self._preprocessor = ImagePreprocessor(config.model_path)
+        self._features = FeatureCache(int(config.vision_cache_gib * 2**30))
+        self.account = Account(
+            shape=measure_shape(self.model.base),
+            device=self.model.device,
+            dtype=self.model.dtype,
+            trains_base=self.model.trains_vision,
+        )
         self._optimizer = self._make_optimizer()
         self._num_trained_tokens = 0
         self.policy_version = 0
@@ -49,7 +57,9 @@ class Trainer:
             batch = self._prepare(request.datums)
             if request.weights == "base":
                 with self.model.base_weights():
-                    logprobs = [self._logprobs(batch, part, request.temperature) for part in batch.micro_batches]
+                    logprobs = [
+                        self._logprobs(batch, part, request.temperature, adapter=False) for part in batch.micro_batches
+                    ]
             else:
                 logprobs = [self._logprobs(batch, part, request.temperature) for part in batch.micro_batches]
         return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
@@ -59,6 +69,7 @@ class Trainer:
         check_loss_config(request.loss)
         batch = self._prepare(request.datums)
         logprobs, losses = [], []
+        encoded_before = self.account.num_encoded_images
         with ExitStack() as if_it_fails:
             if_it_fails.callback(self._drop_gradients)
             for micro_batch in batch.micro_batches:
@@ -69,7 +80,8 @@ class Trainer:
         self._num_trained_tokens += sum(len(part) for part in logprobs)
         return wire.ForwardBackwardOutput(
             training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs),
-            metrics=_metrics(request.loss, batch, logprobs, losses),
+            metrics=_metrics(request.loss, batch, logprobs, losses)
+            | {"optim/encoded_images": float(self.account.num_encoded_images - encoded_before)},
         )
 
     def _backward(self, batch: _Batch, micro_batch: MicroBatch, config: LossConfig) -> tuple[Tensor, TokenLoss]:
@@ -146,29 +158,46 @@ class Trainer:
 
     def _prepare(self, datums: Sequence[Datum]) -> _Batch:
         check_datums(datums, vocabulary_size=self.model.vocabulary_size)
-        images = self._preprocessor.prepare(image for datum in datums for image in datum.model_input.images)
+        images = {image.sha256: image for datum in datums for image in datum.model_input.images}
         micro_batches = make_micro_batches(
             datums,
-            grids={name: image.grid for name, image in images.items()},
+            grids={name: self._preprocessor.grid(image) for name, image in images.items()},
             rope_index=self.model.rope_index,
             image_token_id=self.model.image_token_id,
             max_tokens=self._config.micro_batch_tokens,
         )
-        features = {} if self.model.trains_vision else self._encode(images)
-        return _Batch(datums=datums, micro_batches=list(micro_batches), images=images, features=features)
+        return _Batch(datums=datums, micro_batches=list(micro_batches), images=images)
+
+    def _logprobs(self, batch: _Batch, micro_batch: MicroBatch, temperature: float, *, adapter: bool = True) -> Tensor:
+        backward = torch.is_grad_enabled()
+        images = {name: batch.images[name] for name in micro_batch.image_hashes}
+        features = self._encode(images) if self.model.trains_vision else self._cached_features(images)
+        self.account.add_sequences(
+            micro_batch.lengths,
+            len(micro_batch.targets),
+            backward=backward,
+            adapter=adapter and not self.model.trains_vision,
+        )
+        return self.model.logprobs(micro_batch, features, temperature)
 
     @torch.no_grad()
-    def _encode(self, images: Mapping[str, PreparedImage]) -> Mapping[str, Tensor]:
-        with self.model.precision():
-            return encode_images(self.model.base.model.visual, images)
+    def _cached_features(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
+        """Of a frozen vision tower: each distinct screenshot goes through it once while the cache holds it."""
+        encoded: list[str] = []
 
-    def _logprobs(self, batch: _Batch, micro_batch: MicroBatch, temperature: float) -> Tensor:
-        features = batch.features
-        if self.model.trains_vision:
-            with self.model.precision():
-                images = {name: batch.images[name] for name in micro_batch.image_hashes}
-                features = encode_images(self.model.base.model.visual, images)
-        return self.model.logprobs(micro_batch, features, temperature)
+        def encode(missing: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
+            encoded.extend(missing)
+            return self._encode(missing)
+
+        features = self._features.features(images.values(), encode)
+        self.account.add_reused_images(len(images) - len(encoded))
+        return features
+
+    def _encode(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
+        prepared = self._preprocessor.prepare(images.values())
+        self.account.add_encoded_images((image.grid for image in prepared.values()), backward=torch.is_grad_enabled())
+        with self.model.precision():
+            return encode_images(self.model.base.model.visual, prepared)
 
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad()
@@ -190,5 +219,4 @@ def _metrics(
         "optim/num_micro_batches": float(len(batch.micro_batches)),
         "optim/trained_tokens": float(len(training_logprobs)),
         "optim/total_tokens": float(sum(part.num_tokens for part in batch.micro_batches)),
-        "optim/encoded_images": float(len(batch.images)),
     }

@@ -2,7 +2,8 @@
 """Screenshots to features: decoded and resized as the model server does it, encoded once per distinct image."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import Qwen2VLImageProcessor
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from cua_rl.errors import TrainingError
@@ -36,30 +38,47 @@ class ImagePreprocessor:
     def __init__(self, model_path: Path) -> None:
         self._processor = Qwen2VLImageProcessor.from_pretrained(model_path)
 
-    def prepare(self, chunks: Iterable[ImageChunk]) -> dict[str, PreparedImage]:
-        """Every distinct image once, by sha256; `TrainingError` if one takes another number of tokens than said."""
-        distinct = {chunk.sha256: chunk for chunk in chunks}
-        if not distinct:
-            return {}
-        images = [_decode(chunk.data) for chunk in distinct.values()]
-        batch = self._processor(images=images, return_tensors="pt")
-        grids: list[list[int]] = batch["image_grid_thw"].tolist()
-        patches = batch["pixel_values"].split([time * height * width for time, height, width in grids])
-        prepared = {
-            name: self._check(chunk, patches[index], grids[index])
-            for index, (name, chunk) in enumerate(distinct.items())
-        }
-        return prepared
+    def grid(self, chunk: ImageChunk) -> Grid:
+        """How many patches the image will have; reads its header only.
 
-    def _check(self, chunk: ImageChunk, patches: Tensor, grid: Sequence[int]) -> PreparedImage:
-        time, height, width = grid
-        num_tokens = time * height * width // self._processor.merge_size**2
+        Raises:
+            TrainingError: that is another number of tokens than the sampler's prompt had.
+        """
+        with Image.open(io.BytesIO(chunk.data)) as image:
+            width_px, height_px = image.size
+        settings = self._processor
+        height_px, width_px = smart_resize(
+            height_px,
+            width_px,
+            factor=settings.patch_size * settings.merge_size,
+            min_pixels=settings.size.shortest_edge,
+            max_pixels=settings.size.longest_edge,
+        )
+        height, width = height_px // settings.patch_size, width_px // settings.patch_size
+        num_tokens = height * width // settings.merge_size**2
         if num_tokens != chunk.expected_tokens:
             raise TrainingError(
                 f"expected image {chunk.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's "
                 f"prompt, got {num_tokens}: sampler and trainer must load the same preprocessor settings"
             )
-        return PreparedImage(patches=patches, grid=(time, height, width), num_tokens=num_tokens)
+        return 1, height, width
+
+    def prepare(self, chunks: Iterable[ImageChunk]) -> dict[str, PreparedImage]:
+        """The patches of every distinct image once, by sha256."""
+        distinct = {chunk.sha256: chunk for chunk in chunks}
+        if not distinct:
+            return {}
+        with ThreadPoolExecutor() as threads:  # decoding lets go of the interpreter
+            images = list(threads.map(_decode, [chunk.data for chunk in distinct.values()]))
+        batch = self._processor(images=images, return_tensors="pt")
+        grids: list[list[int]] = batch["image_grid_thw"].tolist()
+        patches = batch["pixel_values"].split([time * height * width for time, height, width in grids])
+        return {
+            name: PreparedImage(
+                patches=patches[index], grid=(time, height, width), num_tokens=distinct[name].expected_tokens
+            )
+            for index, (name, (time, height, width)) in enumerate(zip(distinct, grids, strict=True))
+        }
 
 
 def _decode(data: bytes) -> Image.Image:

@@ -39,15 +39,27 @@ class Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBackward:
-    """Add the gradient of the loss, summed over trained tokens; answered by `ForwardBackwardOutput`."""
+    """Add the gradient of the loss, summed over trained tokens; answered by `ForwardBackwardOutput`.
+
+    What else a loss needs travels beside the datums, one entry per datum: datums are stored, these are not.
+    """
 
     datums: tuple[Datum, ...]
     loss: LossConfig
+    token_weights: tuple[float, ...] | None = None
+    """Weight of each trained token of the datum in the sum; None: `OptimStep` takes the mean over trained tokens."""
+    proximal_logprobs: tuple[tuple[float, ...], ...] | None = None
+    """Of the policy at the start of the step, aligned with the datum's tokens; None: it is the policy as it is now."""
+    base_logprobs: tuple[tuple[float, ...], ...] | None = None
+    """Of the base model, aligned with the datum's tokens; for `kl_loss_coef`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimStep:
-    """Step along the mean gradient per trained token since the last step; answered by `OptimStepOutput`."""
+    """Step along the gradient since the last step; answered by `OptimStepOutput`.
+
+    Gradients that were summed without `token_weights` are divided by the number of their trained tokens.
+    """
 
     optim: OptimConfig
 
@@ -74,7 +86,12 @@ class SaveWeightsForSampler:
     path: Path
 
 
-Request = Start | Forward | ForwardBackward | OptimStep | SaveState | LoadState | SaveWeightsForSampler
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeAccount:
+    """Close the account of a step; answered by `AccountOutput`."""
+
+
+Request = Start | Forward | ForwardBackward | OptimStep | SaveState | LoadState | SaveWeightsForSampler | TakeAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +126,17 @@ class OptimStepOutput:
     policy_version: int
     """Completed optimizer steps, this one included."""
     grad_norm: float
-    """Norm of the mean gradient per trained token, before clipping."""
+    """Norm of the gradient that was stepped along, before clipping."""
     learning_rate: float
     num_trained_tokens: int
-    """Trained tokens since the last step: what the summed gradient was divided by."""
+    """Trained tokens since the last step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountOutput:
+    """What was computed since the last time, how fast and in how much memory."""
+
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +154,7 @@ class Failed:
     message: str
 
 
-Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | Done | Failed
+Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | AccountOutput | Done | Failed
 
 
 def encode(message: Request | Reply) -> bytes:

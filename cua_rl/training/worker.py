@@ -36,8 +36,13 @@ def serve(connection: socket.socket) -> None:
                 if isinstance(request, wire.Start):
                     trainer = Trainer(request.config)
                     reply = _started(trainer)
+                elif trainer is None:
+                    raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
+                elif isinstance(request, wire.TakeAccount):
+                    reply = wire.AccountOutput(metrics=trainer.account.take())
                 else:
-                    reply = _answer(trainer, request)
+                    with trainer.account.busy():
+                        reply = _answer(trainer, request)
         except CuaError as error:
             logger.exception("failed request=%s", type(request).__name__)
             kind = "config" if isinstance(error, ConfigError) else "training"
@@ -45,9 +50,7 @@ def serve(connection: socket.socket) -> None:
         wire.send(connection, reply)
 
 
-def _answer(trainer: Trainer | None, request: wire.Request) -> wire.Reply:
-    if trainer is None:
-        raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
+def _answer(trainer: Trainer, request: wire.Request) -> wire.Reply:
     match request:
         case wire.Forward():
             return trainer.forward(request)
@@ -61,7 +64,7 @@ def _answer(trainer: Trainer | None, request: wire.Request) -> wire.Reply:
             trainer.load_state(path, with_optimizer=with_optimizer)
         case wire.SaveWeightsForSampler(path=path):
             trainer.save_weights_for_sampler(path)
-        case wire.Start():
+        case wire.Start() | wire.TakeAccount():
             raise TrainingError("expected one Start per process, got another")
     return wire.Done(policy_version=trainer.policy_version)
 

@@ -1,0 +1,178 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""What the trainer computed, how fast, and in how much memory: an account that is opened anew every step.
+
+FLOPs are counted from shapes, two per multiply-add of a matrix product; element-wise work is not counted. They are what
+the mathematics asks for: recomputed activations (gradient checkpointing) add time, not FLOPs. A frozen matrix costs one
+product forward and one backward (the gradient to its input), a trained one two backward.
+"""
+
+import re
+import resource
+import time
+from collections import Counter
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cua_rl.training.batching import Grid
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Multiply-adds of a model's matrix products."""
+
+    language: int
+    """Per token, in the decoder layers' linear maps."""
+    language_attention: int
+    """Per pair of tokens that see each other: heads * head_dim * layers, twice (scores and values)."""
+    lora: int
+    """Per token."""
+    head: int
+    """Per scored token."""
+    vision: int
+    """Per patch."""
+    vision_attention: int
+    """Per pair of patches of one image."""
+    merger: int
+    """Per image token: the merger and every deepstack merger."""
+    merge_area: int
+    """Patches per image token."""
+
+
+def measure_shape(base: Any) -> ModelShape:
+    """The shape of a Qwen3-VL model, with or without an adapter."""
+    text, vision = base.config.text_config, base.config.vision_config
+    matrices = {name: parameter.numel() for name, parameter in base.named_parameters() if parameter.ndim > 1}
+
+    def total(pattern: str) -> int:
+        return sum(count for name, count in matrices.items() if re.search(pattern, name))
+
+    return ModelShape(
+        language=total(r"language_model\.layers\.(?!.*lora_)"),
+        language_attention=2 * text.num_attention_heads * text.head_dim * text.num_hidden_layers,
+        lora=total(r"lora_[AB]\."),
+        head=base.lm_head.weight.numel(),
+        vision=total(r"visual\.(blocks|patch_embed)"),
+        vision_attention=2 * vision.hidden_size * vision.depth,
+        merger=total(r"visual\.(merger|deepstack_merger)"),
+        merge_area=vision.spatial_merge_size**2,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """Counts of one step; `take` reads and clears them."""
+
+    shape: ModelShape
+    device: torch.device
+    dtype: torch.dtype
+    trains_base: bool
+    """Everything is trained, not only an adapter."""
+    _counts: Counter[str] = field(default_factory=Counter[str])
+    _flops: Counter[str] = field(default_factory=Counter[str])
+    _busy_s: float = 0.0
+    _peak_flops_per_s: float | None = None
+
+    def add_sequences(self, lengths: Sequence[int], num_scored: int, *, backward: bool, adapter: bool) -> None:
+        """One pass of the language model over packed sequences, of which `num_scored` tokens go through the head."""
+        shape, num_tokens = self.shape, sum(lengths)
+        pairs = sum(length * (length + 1) // 2 for length in lengths)
+        frozen, trained = (2, 3) if backward else (1, 1)
+        base = trained if self.trains_base else frozen
+        self._flops["language"] += 2 * (shape.language * num_tokens * base + shape.language_attention * pairs * trained)
+        self._flops["head"] += 2 * shape.head * num_scored * base
+        if adapter:
+            self._flops["lora"] += 2 * shape.lora * num_tokens * trained
+        self._counts["tokens"] += num_tokens
+        if backward:
+            self._counts["trained_tokens"] += num_scored
+
+    def add_encoded_images(self, grids: Iterable[Grid], *, backward: bool) -> None:
+        """Images that go through the vision tower."""
+        shape, passes = self.shape, 3 if backward else 1
+        for frames, height, width in grids:
+            patches = frames * height * width
+            products = shape.vision * patches + shape.vision_attention * patches**2
+            products += shape.merger * (patches // shape.merge_area)
+            self._flops["vision"] += 2 * products * passes
+            self._counts["encoded_images"] += 1
+
+    def add_reused_images(self, count: int) -> None:
+        """Images whose features were there already."""
+        self._counts["reused_images"] += count
+
+    @property
+    def num_encoded_images(self) -> int:
+        """Images that went through the vision tower since the last `take`."""
+        return self._counts["encoded_images"]
+
+    @contextmanager
+    def busy(self) -> Generator[None]:
+        """Count the block's time as computing."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._busy_s += time.perf_counter() - started
+
+    def take(self) -> dict[str, float]:
+        """Everything since the last time, under metric names."""
+        if self._peak_flops_per_s is None:
+            self._peak_flops_per_s = measure_matmul_peak(self.device, self.dtype)
+        flops_per_s = self._flops.total() / self._busy_s if self._busy_s else 0.0
+        metrics = {f"trainer/{name}": float(self._counts[name]) for name in _COUNTS}
+        metrics |= {
+            f"trainer/{name}_tflop": self._flops[name] / 1e12 for name in ("language", "vision", "lora", "head")
+        }
+        metrics |= {
+            "trainer/padding_tokens": 0.0,  # rows are sequences end to end
+            "trainer/busy_s": self._busy_s,
+            "trainer/tflop_per_s": flops_per_s / 1e12,
+            "trainer/mfu_frac": flops_per_s / self._peak_flops_per_s,
+            **_memory(self.device),
+        }
+        self._counts.clear()
+        self._flops.clear()
+        self._busy_s = 0.0
+        return metrics
+
+
+_COUNTS = ("tokens", "trained_tokens", "encoded_images", "reused_images")
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    """GiB: this process's largest resident size ever, the present one, and CUDA's largest since the last time."""
+    memory = {
+        "trainer/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "trainer/rss_gib": int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / 2**30,
+    }
+    if device.type == "cuda":
+        memory["trainer/peak_cuda_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+        torch.cuda.reset_peak_memory_stats(device)
+    return memory
+
+
+def measure_matmul_peak(device: torch.device, dtype: torch.dtype, *, num_tries: int = 3) -> float:
+    """FLOP/s of one large square matrix product, the best of several: what this device can do at best."""
+    size = 8192 if device.type == "cuda" else 1024
+    with torch.random.fork_rng(), torch.no_grad():
+        left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        seconds = [_time_product(left, right) for _ in range(num_tries + 1)][1:]
+    return 2 * size**3 / min(seconds)
+
+
+def _time_product(left: torch.Tensor, right: torch.Tensor) -> float:
+    if left.is_cuda:
+        torch.cuda.synchronize(left.device)
+    started = time.perf_counter()
+    nn.functional.linear(left, right)
+    if left.is_cuda:
+        torch.cuda.synchronize(left.device)
+    return time.perf_counter() - started
