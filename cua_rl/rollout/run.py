@@ -169,9 +169,10 @@ class RolloutRunner:
             await self._recorder.record(_started(plan, rollout_id, device, max_turns))
             async with asyncio.timeout(self._limits.prepare_s):
                 await prepare(plan.task, device)
+                instruction = await instruct(plan.task, device)
             async with asyncio.timeout(self._limits.agent_s):
                 done = await self._agent.run(
-                    plan.task.instruction,
+                    instruction,
                     device,
                     self._gateway.openai_client(rollout_id),
                     max_turns=max_turns,
@@ -206,6 +207,14 @@ async def prepare(task: Task, device: Device) -> None:
     if task.prepare is not None:
         with boundary(TaskError, f"prepare task {task.task_id!r}"):
             await task.prepare(device)
+
+
+async def instruct(task: Task, device: Device) -> str:
+    """What the agent is told about the task on this prepared device; raises `TaskError` if it cannot be read."""
+    if task.read_instruction is None:
+        return task.instruction
+    with boundary(TaskError, f"read the instruction of task {task.task_id!r}"):
+        return await task.read_instruction(device)
 
 
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:

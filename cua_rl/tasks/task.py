@@ -31,5 +31,7 @@ class Task:
     tags: tuple[str, ...] = ()
     prepare: Callable[[Device], Awaitable[None]] | None = None
     """Runs on the leased device before the agent sees it."""
+    read_instruction: Callable[[Device], Awaitable[str]] | None = None
+    """Reads off the prepared device what the agent is told, where nothing else knows; None tells `instruction`."""
     start: Start | None = None
     """How the simulated phone begins; None leaves it to the task's template."""

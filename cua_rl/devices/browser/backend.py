@@ -1,0 +1,165 @@
+"""Where pages come from: browsers with many contexts each, replaced when they die."""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cua_rl.devices.browser.browser import OwnedBrowser
+from cua_rl.devices.browser.chromium import find_chromium
+from cua_rl.devices.browser.janitor import remove_leftovers
+from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.page_scripts import init_script
+from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.errors import ConfigError, DeviceError, boundary
+
+if TYPE_CHECKING:
+    from playwright.async_api import Playwright
+
+logger = logging.getLogger(__name__)
+
+PAGES_PER_BROWSER = 16
+"""More pages share one browser's memory, fewer share its main thread."""
+MAX_USES = 500
+"""A page is replaced after so many rollouts, for what its renderer may have hoarded."""
+
+_serial_numbers = count(1)
+
+
+@dataclass(slots=True)
+class _Host:
+    """A browser and the pages that live in it."""
+
+    browser: OwnedBrowser
+    pages: set[BrowserPage] = field(default_factory=set[BrowserPage])
+
+
+class BrowserPages:
+    """Lends pages; an async context manager that owns Playwright and all browsers.
+
+    `max_idle` pages are kept for their next user, preferably one with the same key, and everything in them: only for
+    sites whose tasks reset themselves. At 0 every user gets a fresh context.
+    """
+
+    def __init__(self, settings: PageSettings, *, max_idle: int = 0, program: Path | None = None) -> None:
+        require_playwright()
+        self.settings = settings
+        self._program = program or find_chromium()
+        self._max_idle = max_idle
+        self._stack = AsyncExitStack()
+        self._playwright: Playwright | None = None
+        self._hosts: list[_Host] = []
+        self._idle: list[tuple[str, BrowserPage]] = []
+        self._keys: dict[BrowserPage, str] = {}
+        self._starting = asyncio.Lock()
+        self.num_browsers_started = 0
+
+    async def __aenter__(self) -> Self:
+        from playwright.async_api import async_playwright
+
+        num_leftovers = await asyncio.to_thread(remove_leftovers)
+        if num_leftovers:
+            logger.warning("removed %d browser profiles that earlier runs left behind", num_leftovers)
+        self._playwright = await self._stack.enter_async_context(async_playwright())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for host in self._hosts:
+            await host.browser.close()
+        self._hosts.clear()
+        self._idle.clear()
+        await self._stack.aclose()
+
+    async def lend(self, key: str = "") -> BrowserPage:
+        """A page for one user, who gives it back with `close`; raises `DeviceError`."""
+        page = self._take_idle(key) or await self._make_page()
+        self._keys[page] = key
+        page.answer_query = None
+        page.lend()
+        return page
+
+    def _take_idle(self, key: str) -> BrowserPage | None:
+        self._idle = [(name, page) for name, page in self._idle if self._host_of(page) is not None]
+        if not self._idle:
+            return None
+        place = next((place for place, (name, _) in enumerate(self._idle) if name == key), 0)
+        return self._idle.pop(place)[1]
+
+    async def _make_page(self) -> BrowserPage:
+        host = await self._find_host()
+        settings = self.settings
+        with boundary(DeviceError, "make a page"):
+            async with asyncio.timeout(settings.operation_timeout_s):
+                context = await host.browser.connection.new_context(
+                    viewport={"width": settings.viewport_width, "height": settings.viewport_height},
+                    accept_downloads=False,
+                    locale="en-US",
+                    timezone_id="UTC",
+                    service_workers="block",
+                )
+                context.set_default_timeout(settings.operation_timeout_s * 1000)
+                await context.add_init_script(init_script(settings.seen.width, settings.seen.height))
+                inner = await context.new_page()
+                page = BrowserPage(
+                    inner,
+                    await context.new_cdp_session(inner),
+                    settings,
+                    device_id=f"browser-{next(_serial_numbers)}",
+                    give_back=self._take_back,
+                )
+                await context.route(settings.blocked_urls, page.block)
+        host.pages.add(page)
+        return page
+
+    async def _find_host(self) -> _Host:
+        """The first browser with room; one that has died is forgotten, with all its pages."""
+        async with self._starting:
+            for host in [host for host in self._hosts if not host.browser.is_running]:
+                logger.warning("a browser with %d pages has ended; a new one takes its place", len(host.pages))
+                self._hosts.remove(host)
+                await host.browser.close()
+            roomy = [host for host in self._hosts if len(host.pages) < PAGES_PER_BROWSER]
+            return roomy[0] if roomy else await self._start_browser()
+
+    async def _start_browser(self) -> _Host:
+        if self._playwright is None:
+            raise RuntimeError("the pages were never entered")
+        browser = OwnedBrowser(self._playwright, self._program, self.settings.allowed_urls)
+        await browser.__aenter__()
+        self.num_browsers_started += 1
+        host = _Host(browser)
+        self._hosts.append(host)
+        return host
+
+    async def _take_back(self, page: BrowserPage) -> None:
+        key = self._keys.pop(page, "")
+        host = self._host_of(page)
+        if page.num_blocked_requests:
+            logger.info("device_id=%s blocked %d requests", page.device_id, page.num_blocked_requests)
+            page.num_blocked_requests = 0
+        if host is None:
+            return
+        is_kept = len(self._idle) < self._max_idle and not page.is_broken and page.num_uses < MAX_USES
+        if is_kept:
+            self._idle.append((key, page))
+            return
+        await page.end()
+        host.pages.discard(page)
+        if page.is_broken and host.browser.is_running and not host.pages:
+            await host.browser.close()  # a page that cannot even be closed may have stuck its browser
+
+    def _host_of(self, page: BrowserPage) -> _Host | None:
+        return next((host for host in self._hosts if page in host.pages and host.browser.is_running), None)
+
+
+def require_playwright() -> None:
+    """Raise `ConfigError` unless Playwright is installed."""
+    if find_spec("playwright") is None:
+        raise ConfigError("expected Playwright for browser devices, it is not installed; pip install 'cua_rl[browser]'")

@@ -1,0 +1,94 @@
+"""Mouse and keyboard of a page: one action, in pixels of the screenshot, as Playwright's input."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cua_rl.actions import (
+    Action,
+    Button,
+    Click,
+    DoubleClick,
+    Drag,
+    LongPress,
+    MoveMouse,
+    OpenApp,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from cua_rl.devices.browser.keys import key_chord
+from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.devices.device import ActionRejected
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+_DRAG_STEPS = 8
+
+
+def require_possible(action: Action) -> None:
+    """Raise `ActionRejected` for what no browser can do."""
+    match action:
+        case PressKey(keys=keys):
+            key_chord(keys)
+        case PressButton(button=button) if button is not Button.BACK:
+            raise ActionRejected(f"A browser has no button {button.value!r}.")
+        case OpenApp():
+            raise ActionRejected("A browser opens no apps.")
+        case _:
+            pass
+
+
+async def perform(page: "Page", action: Action, settings: PageSettings) -> None:
+    """Do one possible action."""
+    match action:
+        case Click() | DoubleClick() | RightClick() | LongPress() | MoveMouse():
+            await _point(page, action, settings)
+        case Drag() | Scroll():
+            await _move(page, action, settings)
+        case TypeText(text=text):
+            await page.keyboard.type(text)
+        case PressKey(keys=keys):
+            await page.keyboard.press(key_chord(keys))
+        case Wait(duration_s=duration_s):
+            await asyncio.sleep(duration_s)
+        case PressButton():
+            await page.go_back(wait_until="commit")
+        case OpenApp():
+            require_possible(action)
+
+
+async def _point(
+    page: "Page", action: Click | DoubleClick | RightClick | LongPress | MoveMouse, settings: PageSettings
+) -> None:
+    x, y = _css(action.x, action.y, settings)
+    match action:
+        case Click():
+            await page.mouse.click(x, y)
+        case DoubleClick():
+            await page.mouse.dblclick(x, y)
+        case RightClick():
+            await page.mouse.click(x, y, button="right")
+        case LongPress(duration_s=duration_s):
+            await page.mouse.click(x, y, delay=duration_s * 1000)
+        case MoveMouse():
+            await page.mouse.move(x, y)
+
+
+async def _move(page: "Page", action: Drag | Scroll, settings: PageSettings) -> None:
+    await page.mouse.move(*_css(action.x, action.y, settings))
+    match action:
+        case Drag(to_x=to_x, to_y=to_y):
+            await page.mouse.down()
+            await page.mouse.move(*_css(to_x, to_y, settings), steps=_DRAG_STEPS)  # pages follow the mouse on its way
+            await page.mouse.up()
+        case Scroll(right_px=right_px, down_px=down_px):
+            await page.mouse.wheel(right_px / settings.scale, down_px / settings.scale)
+
+
+def _css(x: int, y: int, settings: PageSettings) -> tuple[float, float]:
+    """The middle of a pixel of the screenshot, in CSS pixels of the viewport."""
+    return settings.seen.x + (x + 0.5) / settings.scale, settings.seen.y + (y + 0.5) / settings.scale

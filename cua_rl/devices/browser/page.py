@@ -1,0 +1,213 @@
+"""A page of a browser as a device: actions in pixels of the screenshot, state read from the page itself."""
+
+import asyncio
+import time
+from base64 import b64decode
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+from cua_rl.actions import Action
+from cua_rl.devices.browser.hands import perform, require_possible
+from cua_rl.devices.browser.page_scripts import SETTLED
+from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.errors import DeviceError, TaskError, boundary
+from cua_rl.types import Observation
+
+if TYPE_CHECKING:
+    from playwright.async_api import CDPSession, Page, Request, Route
+
+
+class PageQuery(Protocol):
+    """Answers a query that no page could, such as one about a server's database; raises `TaskError`."""
+
+    async def __call__(self, name: str) -> str: ...
+
+
+_Send = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class BrowserPage:
+    """One page in a context of its own: cookies and storage are shared with no other page.
+
+    Queries: "url", "title", "text" (what the page shows), and for a CSS selector "text:<selector>", "value:<selector>",
+    "checked:<selector>", "count:<selector>"; anything else goes to `answer_query`.
+    """
+
+    def __init__(
+        self,
+        page: "Page",
+        screen: "CDPSession",
+        settings: PageSettings,
+        *,
+        device_id: str,
+        give_back: Callable[["BrowserPage"], Awaitable[None]],
+    ) -> None:
+        self.settings = settings
+        self.num_blocked_requests = 0
+        self.num_uses = 0
+        self.is_broken = False
+        self.answer_query: PageQuery | None = None
+        self._page = page
+        self._send = cast(_Send, screen.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
+        self._device_id = device_id
+        self._give_back = give_back
+        self._is_open = True
+        self._arrival: asyncio.Event | None = None
+        page.on("request", self._note_request)
+        page.on("requestfailed", self._note_end)
+        page.on("load", self._note_arrival)
+
+    @property
+    def device_id(self) -> str:
+        return self._device_id
+
+    @property
+    def kind(self) -> Literal["browser"]:
+        return "browser"
+
+    @property
+    def url(self) -> str:
+        """The address it shows."""
+        return self._page.url
+
+    def lend(self) -> None:
+        """Open it for its next user."""
+        self._is_open = True
+        self.num_uses += 1
+
+    async def open_page(self, url: str) -> None:
+        """Go to an address and wait until it has loaded; raises `DeviceError`."""
+        async with self._operation(f"open {url}"):
+            await self._page.goto(url, wait_until="load")
+            self._arrival = None
+            await self._settle()
+
+    async def evaluate(self, script: str, argument: object = None) -> object:
+        """The value of a JavaScript function in the page, for set-up, validation and experts; raises `DeviceError`."""
+        async with self._operation("evaluate a script"):
+            return cast(object, await self._page.evaluate(script, argument))
+
+    async def observe(self) -> Observation:
+        """Take a screenshot of the part that the agent sees."""
+        seen, scale = self.settings.seen, self.settings.scale
+        clip = {"x": seen.x, "y": seen.y, "width": seen.width, "height": seen.height, "scale": scale}
+        arguments = {"format": "png", "optimizeForSpeed": True, "clip": clip}
+        async with self._operation("take a screenshot"):
+            png = b64decode((await self._send("Page.captureScreenshot", arguments))["data"])
+        width_px, height_px = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))  # its IHDR
+        return Observation(png=png, width_px=width_px, height_px=height_px)
+
+    async def execute(self, action: Action) -> None:
+        """Do one action and wait until the page has settled; raises `ActionRejected` for what a browser cannot do."""
+        require_possible(action)
+        async with self._operation(type(action).__name__):
+            await perform(self._page, action, self.settings)
+            await self._settle()
+
+    async def query(self, name: str) -> str:
+        """Read one piece of state; raises `TaskError` for an unknown name."""
+        match name.partition(":"):
+            case ("url", "", ""):
+                return self._page.url
+            case ("title", "", ""):
+                return str(await self.evaluate("() => document.title"))
+            case ("text", _, selector):
+                return str(await self._of_element("element => element.innerText", selector or "body"))
+            case ("value", ":", selector):
+                return str(await self._of_element("element => element.value", selector))
+            case ("checked", ":", selector):
+                return "true" if await self._of_element("element => element.checked", selector) else "false"
+            case ("count", ":", selector):
+                return str(await self.evaluate("selector => document.querySelectorAll(selector).length", selector))
+            case _ if self.answer_query is not None:
+                return await self.answer_query(name)
+            case _:
+                raise TaskError(
+                    f"expected a query that a page answers (url, title, text, text:<selector>, value:<selector>, "
+                    f"checked:<selector>, count:<selector>), got {name!r}; correct the task"
+                )
+
+    async def close(self) -> None:
+        """Give the page back; safe to call twice."""
+        if self._is_open:
+            self._is_open = False
+            await self._give_back(self)
+
+    async def end(self) -> None:
+        """Close its context for good."""
+        try:
+            async with asyncio.timeout(5.0):
+                await self._page.context.close()
+        except Exception:  # noqa: BLE001 - whatever goes wrong with a page that nobody needs any more
+            self.is_broken = True
+
+    async def block(self, route: "Route") -> None:
+        """Refuse a request that leaves the site; a page that would leave stays where it is."""
+        self.num_blocked_requests += 1
+        if route.request.is_navigation_request():
+            await route.fulfill(status=204)
+            self._note_arrival()
+        else:
+            await route.abort("blockedbyclient")
+
+    async def _of_element(self, read: str, selector: str) -> object:
+        script = f"selector => {{ const found = document.querySelector(selector); return found && ({read})(found); }}"
+        value = await self.evaluate(script, selector)
+        if value is None:
+            raise TaskError(f"expected an element {selector!r} with such a property on {self._page.url}, got none")
+        return value
+
+    async def _settle(self) -> None:
+        """Wait for a page that is on its way, then until nothing changes any more; not for ever."""
+        deadline = time.monotonic() + self.settings.settle_timeout_s
+        while self.settings.quiet_ms:
+            limit_s = max(0.0, deadline - time.monotonic())
+            timing = {"quietMs": self.settings.quiet_ms, "timeoutMs": limit_s * 1000}
+            is_settled = await self._watch_document(timing)
+            arrival = self._arrival
+            if arrival is not None:
+                try:
+                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                        await arrival.wait()
+                except TimeoutError:
+                    return
+            elif is_settled or time.monotonic() >= deadline:
+                return
+
+    async def _watch_document(self, timing: dict[str, float]) -> bool:
+        """False if the document went away meanwhile, or never came to rest."""
+        from playwright.async_api import Error
+
+        try:
+            return bool(await self._page.evaluate(SETTLED, timing))
+        except Error as error:
+            if "context was destroyed" in error.message or "navigat" in error.message:
+                return False
+            raise
+
+    def _note_request(self, request: "Request") -> None:
+        if request.is_navigation_request() and request.frame == self._page.main_frame:
+            self._arrival = asyncio.Event()
+
+    def _note_end(self, request: "Request") -> None:
+        if request.is_navigation_request() and request.frame == self._page.main_frame:
+            self._note_arrival()
+
+    def _note_arrival(self, *_: object) -> None:
+        if self._arrival is not None:
+            self._arrival.set()
+            self._arrival = None
+
+    @asynccontextmanager
+    async def _operation(self, doing: str) -> AsyncGenerator[None]:
+        """Whatever goes wrong with page or browser, time included, is the device's fault."""
+        if not self._is_open:
+            raise DeviceError(f"expected an open page to {doing}, got {self._device_id!r}, which was given back")
+        try:
+            with boundary(DeviceError, f"{doing} on {self._device_id}"):
+                async with asyncio.timeout(self.settings.operation_timeout_s):
+                    yield
+        except DeviceError:
+            self.is_broken = True
+            raise

@@ -1,0 +1,55 @@
+"""How pages are shown to an agent, and where they may go."""
+
+import re
+from dataclasses import dataclass
+
+from cua_rl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """The part of the viewport that the agent sees, CSS pixels."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageSettings:
+    """A screenshot has the clip's size (the viewport's if there is none) times `scale`."""
+
+    allowed_urls: tuple[str, ...]
+    """Beginnings of addresses that pages may request; what begins otherwise is blocked and counted."""
+    viewport_width: int = 1024
+    viewport_height: int = 768
+    clip: Clip | None = None
+    scale: float = 1.0
+    """Text is drawn at this size, not blown up."""
+    quiet_ms: int = 50
+    """The screen has settled once the page has not changed for so long; 0 for pages that change at once or never."""
+    settle_timeout_s: float = 5.0
+    """Pages that never come to rest are looked at after so long."""
+    operation_timeout_s: float = 30.0
+    """A page that takes longer to act, show or answer is broken."""
+
+    def __post_init__(self) -> None:
+        if not self.allowed_urls:
+            raise ConfigError("allowed_urls: expected at least one beginning of an address, got none; name the site's")
+        if not 0 < self.scale <= 4:
+            raise ConfigError(f"scale: expected a number above 0 and at most 4, got {self.scale!r}; change it")
+        seen = self.seen
+        if seen.x + seen.width > self.viewport_width or seen.y + seen.height > self.viewport_height:
+            raise ConfigError(f"clip: expected a part of the viewport, got {seen!r}; enlarge the viewport")
+
+    @property
+    def seen(self) -> Clip:
+        """The clip, or the whole viewport."""
+        return self.clip or Clip(x=0, y=0, width=self.viewport_width, height=self.viewport_height)
+
+    @property
+    def blocked_urls(self) -> re.Pattern[str]:
+        """What every other address matches; in the dialect that Python and JavaScript share."""
+        allowed = "|".join(re.escape(beginning) for beginning in (*self.allowed_urls, "data:", "blob:", "about:"))
+        return re.compile(f"^(?!{allowed})")
