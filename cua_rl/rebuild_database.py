@@ -9,7 +9,7 @@ import sys
 from sqlalchemy import Connection, Engine, func, inspect, select, text
 
 from cua_rl.database.migrations import migrate_blocking
-from cua_rl.database.models import Base
+from cua_rl.database.monitor_models import Base
 from cua_rl.database.session import (
     check_connection,
     command_line_environ,

@@ -9,7 +9,7 @@ from alembic.util import CommandError
 from sqlalchemy import text
 
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
-from cua_rl.database.models import Base
+from cua_rl.database.monitor_models import Base  # with its tables and those of models
 from cua_rl.database.session import command_line_environ, database_url, make_writer_engine
 from cua_rl.errors import ConfigError
 

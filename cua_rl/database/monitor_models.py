@@ -1,0 +1,72 @@
+"""Tables that only the monitor writes: projects and what they sent, verdicts of people."""
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, Identity, Index, LargeBinary, Text, UniqueConstraint, func
+from sqlalchemy.orm import Mapped, mapped_column
+
+from cua_rl.database.models import Base, Json, RolloutRow, TurnRow
+
+
+class Project(Base):
+    """Who may send runs over HTTP, known by a token of which only the hash is kept."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    name: Mapped[str] = mapped_column(Text, unique=True)
+    token_sha256: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class ProjectRun(Base):
+    """The project that sent a run."""
+
+    __tablename__ = "project_runs"
+
+    training_id: Mapped[int] = mapped_column(
+        BigInteger, ForeignKey("trainings.id", ondelete="CASCADE"), primary_key=True
+    )
+    project_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("projects.id", ondelete="CASCADE"), index=True)
+
+
+class IngestItem(Base):
+    """One thing that a project sent, as it was sent, and the row that was made of it."""
+
+    __tablename__ = "ingest_items"
+    __table_args__ = (UniqueConstraint("project_id", "kind", "client_id"),)
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    project_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("projects.id", ondelete="CASCADE"))
+    kind: Mapped[str]
+    client_id: Mapped[str]
+    """Chosen by the sender; a hash of the payload where it chose none."""
+    payload: Mapped[Json]
+    """All updates of the item together, large images left out."""
+    row_id: Mapped[int | None] = mapped_column(BigInteger)
+    """Key in the table that the kind belongs to; None if it has none of its own."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
+
+
+class RolloutOverride(Base):
+    """What a person says about a rollout; the newest row counts, and training data never change."""
+
+    __tablename__ = "rollout_overrides"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
+    rollout_pk: Mapped[int] = mapped_column(BigInteger, ForeignKey("rollouts.id", ondelete="CASCADE"), index=True)
+    success: Mapped[bool | None]
+    reward: Mapped[float | None]
+    reason: Mapped[str]
+    actor: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+Index("ix_rollouts_training_id_id", RolloutRow.training_id, RolloutRow.id)
+Index(
+    "ix_turns_failed",
+    TurnRow.rollout_pk,
+    TurnRow.failure_kind,
+    postgresql_where=TurnRow.failure_kind.is_not(None),
+)
