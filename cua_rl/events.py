@@ -27,6 +27,8 @@ class TrainingStarted:
     config: Mapping[str, object]
     first_step: int
     total_steps: int
+    kept_group_ids: tuple[str, ...] = ()
+    """Ended groups of an earlier attempt that no completed step has trained, and that this attempt will train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class SourceStarted:
     tasks: tuple[Task, ...]
     group_size: int
     policy_version: int
+    num_groups: int | None = None
+    """Groups that the step will train, where `tasks` are not known yet (asynchronous training); None is one a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +85,20 @@ class GroupEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTaken:
+    """An asynchronous run has chosen the groups that `step` trains.
+
+    Until then a group belongs to the last step that may train it; from here on, to the one that does.
+    """
+
+    step: int
+    group_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrained:
-    """The optimizer step is done and its adapter is served. `datums_sha256` identifies what was trained, bit for
-    bit.
+    """The optimizer step is done; its adapter is served, or about to be. `datums_sha256` identifies what was trained,
+    bit for bit.
     """
 
     step: int
@@ -119,6 +134,7 @@ Event = (
     | RolloutStarted
     | TurnTaken
     | GroupEnded
+    | BatchTaken
     | StepTrained
     | EvaluationEnded
     | CheckpointSaved

@@ -1,6 +1,7 @@
 """Stand-ins for device, gateway, agent, trainer and recorder behind the same protocols."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import CuaError
 from cua_rl.events import Event
+from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import AdapterRef, Datum, ModelTurn, Observation, StopReason, Validation
@@ -126,6 +128,8 @@ class FakeTrainer:
     def __init__(self, gap: float = 0.0) -> None:
         self.gap = gap
         self.calls: list[str] = []
+        self.beside: list[dict[str, Sequence[Any] | None]] = []
+        """What came beside the datums, call by call."""
         self.policy_version = 0
 
     def _rows(self, datums: Sequence[Datum]) -> tuple[tuple[float, ...], ...]:
@@ -145,8 +149,11 @@ class FakeTrainer:
         self.calls.append("base_logprobs")
         return list(self._rows(datums))
 
-    async def forward_backward(self, datums: Sequence[Datum], loss: LossConfig) -> ForwardBackwardOutput:
+    async def forward_backward(
+        self, datums: Sequence[Datum], loss: LossConfig, **beside: Sequence[Any] | None
+    ) -> ForwardBackwardOutput:
         self.calls.append(f"forward_backward {len(datums)}")
+        self.beside.append(beside)
         return ForwardBackwardOutput(training_logprobs=self._rows(datums), metrics={"loss/policy": 0.0})
 
     async def optim_step(self, optim: OptimConfig) -> OptimStepOutput:
@@ -165,8 +172,19 @@ class FakePolicy:
         self.saved: list[int] = []
 
     async def publish(self, step: int) -> AdapterRef:
-        self.published.append(step)
-        return AdapterRef(path=Path(f"/adapters/{step}"), policy_version=step)
+        return await self.serve(await self.save(step))
+
+    async def save(self, step: int) -> SavedPolicy:
+        adapter = AdapterRef(path=Path(f"/adapters/{step}"), policy_version=step)
+        return SavedPolicy(step=step, adapter=adapter, canary=None)
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef:
+        self.published.append(saved.step)
+        return saved.adapter
+
+    @contextmanager
+    def hold(self, adapter: AdapterRef) -> Generator[None]:
+        yield
 
     async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
         self.saved.append(step)

@@ -109,6 +109,35 @@ class LogDirectory:
             logger.warning("skipping checkpoint step=%s: %s", checkpoint.step, damage)
         return None
 
+    def prune_checkpoints(self, keep_newest: int, keep_every: int = 0) -> list[int]:
+        """Keep the newest checkpoints and those whose step is a multiple of `keep_every`; returns the kept steps.
+
+        With `keep_newest` 0 all are kept. Of a pruned checkpoint the training state goes here and now; its adapter
+        stays until the model server can do without it.
+        """
+        checkpoints = self.checkpoints()
+        newest = checkpoints[-keep_newest:] if keep_newest else checkpoints
+        steps = {checkpoint.step for checkpoint in newest}
+        steps |= {each.step for each in checkpoints if keep_every and each.step % keep_every == 0}
+        pruned = [checkpoint for checkpoint in checkpoints if checkpoint.step not in steps]
+        if pruned:
+            records = [record for record in read_records(self.checkpoints_path) if _step(record) in steps]
+            write_records(
+                self.checkpoints_path, records
+            )  # first: a crash leaves a stray folder, never a broken promise
+        for checkpoint in pruned:
+            shutil.rmtree(checkpoint.state_path, ignore_errors=True)
+        return sorted(steps)
+
+    def remove_strays(self, num_steps: int) -> None:
+        """Delete adapters and states of steps that a killed attempt left behind and no checkpoint refers to, and
+        everything after `num_steps` steps, which will be made again.
+        """
+        steps = {checkpoint.step for checkpoint in self.checkpoints()}
+        for path in [*self.path.glob("weights/*"), *self.path.glob("sampler_weights/*")]:
+            if path.name.isdigit() and (int(path.name) not in steps or int(path.name) > num_steps):
+                shutil.rmtree(path)
+
     def truncate_after(self, step: int) -> None:
         """Forget metrics and checkpoints of later steps, which a run that resumes after `step` will write again."""
         for path in (self.metrics_path, self.checkpoints_path):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import AdapterRef, SamplingParams
+from cua_rl.types import SamplingParams
 
 if TYPE_CHECKING:
     from cua_rl.database.recorder import DatabaseRecorder
@@ -268,15 +269,14 @@ def _make_runner(plan: RunPlan, engine: Engine, recorder: Recorder, max_devices:
 def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> ServedPolicy:
     tokens = canary_tokens(plan.renderer)
 
-    async def prove_and_serve(adapter: AdapterRef) -> None:
-        await engine.sampler.publish(adapter, await make_canary(engine.trainer, tokens))
-
-    def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> None:
+    def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> list[int]:
         folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
+        return folder.prune_checkpoints(plan.config.keep_checkpoints, plan.config.keep_every)
 
     return ServedPolicy(
         trainer=engine.trainer,
-        prove_and_serve=prove_and_serve,
+        make_canary=partial(make_canary, engine.trainer, tokens),
+        load_and_prove=engine.sampler.publish,
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,
         record_checkpoint=record_checkpoint,

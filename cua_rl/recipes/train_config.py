@@ -132,6 +132,10 @@ class CLIConfig:
     wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
     eval_every: int = chz.field(default=10, doc="evaluate every so many steps, 0 only before and after")
     save_every: int = chz.field(default=10, doc="save a checkpoint every so many steps, 0 only at the end")
+    keep_checkpoints: int = chz.field(default=3, doc="newest checkpoints that stay on disk, 0 for all")
+    keep_every: int = chz.field(
+        default=0, doc="checkpoints whose step is a multiple of this stay on disk too, 0 for none"
+    )
     num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are written to the log")
     compute_post_kl: bool = chz.field(
         default=False, doc="measure how far each step moved the policy (one more forward pass)"
@@ -199,6 +203,8 @@ _SMALLEST = {
     "micro_batch_tokens": 64,
     "eval_every": 0,
     "save_every": 0,
+    "keep_checkpoints": 0,
+    "keep_every": 0,
     "num_groups_to_log": 0,
 }
 _RANGES = {

@@ -3,7 +3,8 @@ learned.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from cua_rl.errors import ParityError
 from cua_rl.types import Datum, ImageChunk
@@ -66,6 +67,21 @@ def _first_image_position(datum: Datum) -> float:
             return position
         position += chunk.length
     return float("inf")
+
+
+def of_version(datum: Datum, policy_version: int | None) -> Datum:
+    """The datum with only the turns that this version sampled on its mask; None leaves it as it is.
+
+    Every run of trained tokens is one turn.
+    """
+    if policy_version is None or set(datum.policy_versions) <= {policy_version}:
+        return datum
+    mask: list[bool] = []
+    versions = iter(datum.policy_versions)
+    for is_trained, run in groupby(datum.loss_mask):
+        is_kept = is_trained and next(versions) == policy_version
+        mask += [is_kept for _ in run]
+    return replace(datum, loss_mask=tuple(mask))
 
 
 def require_parity(parity: Parity, limit: float, *, step: int) -> None:

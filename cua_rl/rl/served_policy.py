@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -22,28 +24,59 @@ class WeightSource(Protocol):
     async def save_weights_for_sampler(self, path: Path) -> AdapterRef: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPolicy:
+    """An adapter on disk, and what the server must say about the canary once it has loaded it."""
+
+    step: int
+    adapter: AdapterRef
+    canary: Canary | None
+
+
 @dataclass
 class ServedPolicy:
     """Publishes the trainer's weights under `folder`/sampler_weights and checkpoints under `folder`/weights.
 
-    `prove_and_serve` loads an adapter into the model server and returns when it is announced.
+    `make_canary` asks the trainer about the weights that it holds; `load_and_prove` loads an adapter into the model
+    server and returns when it is announced. `record_checkpoint` notes a checkpoint and says which are kept.
     """
 
     trainer: WeightSource
-    prove_and_serve: Callable[[AdapterRef], Awaitable[None]]
+    make_canary: Callable[[], Awaitable[Canary | None]]
+    load_and_prove: Callable[[AdapterRef, Canary | None], Awaitable[None]]
     state_path: Callable[[int], Path]
     sampler_path: Callable[[int], Path]
-    record_checkpoint: Callable[[int, Path, Path], None]
-    _published: list[tuple[int, Path]] = field(default_factory=list[tuple[int, Path]])
+    record_checkpoint: Callable[[int, Path, Path], Collection[int]]
+    _steps: dict[Path, int] = field(default_factory=dict[Path, int])
+    """Adapter folders with their steps, the one served last at the end."""
     _checkpointed: set[int] = field(default_factory=set[int])
+    _held: Counter[Path] = field(default_factory=Counter[Path])
 
     async def publish(self, step: int) -> AdapterRef:
         """Save the weights after `step` training steps and serve them."""
+        return await self.serve(await self.save(step))
+
+    async def save(self, step: int) -> SavedPolicy:
+        """Save the weights after `step` steps; the trainer may go on when this returns."""
         adapter = await self.trainer.save_weights_for_sampler(self.sampler_path(step))
-        await self.prove_and_serve(adapter)
-        self._published.append((step, adapter.path))
+        return SavedPolicy(step=step, adapter=adapter, canary=await self.make_canary())
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef:
+        """Load saved weights into the model server, prove and announce them."""
+        await self.load_and_prove(saved.adapter, saved.canary)
+        self._steps.pop(saved.adapter.path, None)
+        self._steps[saved.adapter.path] = saved.step
         await asyncio.to_thread(self._prune)
-        return adapter
+        return saved.adapter
+
+    @contextmanager
+    def hold(self, adapter: AdapterRef) -> Generator[None]:
+        """Keep an adapter's folder: the server may have to load it again."""
+        self._held[adapter.path] += 1
+        try:
+            yield
+        finally:
+            self._held[adapter.path] -= 1
 
     async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
         """Save everything a resume needs after `step` steps; durable when this returns."""
@@ -52,14 +85,15 @@ class ServedPolicy:
             await self.trainer.save_weights_for_sampler(sampler_path)
         await self.trainer.save_state(state_path)
         self._checkpointed.add(step)
-        await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path)
+        self._steps.setdefault(sampler_path, step)
+        self._checkpointed = set(await asyncio.to_thread(self.record_checkpoint, step, state_path, sampler_path))
         return state_path, sampler_path
 
     def _prune(self) -> None:
-        """Delete adapters that are neither recent nor part of a checkpoint."""
-        old, self._published = self._published[:-NUM_KEPT_ADAPTERS], self._published[-NUM_KEPT_ADAPTERS:]
-        for step, path in old:
-            if step not in self._checkpointed:
+        """Delete adapters that are neither recent nor held nor part of a checkpoint."""
+        for path, step in list(self._steps.items())[:-NUM_KEPT_ADAPTERS]:
+            if step not in self._checkpointed and not self._held[path]:
+                del self._steps[path]
                 shutil.rmtree(path)
 
 

@@ -4,10 +4,11 @@ Everything waits for everything: rollouts of step k+1 begin when the adapter of 
 on-policy are replayed successes (`cua_rl/rl/replay.py`), which are off by default.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,15 +16,15 @@ from typing import Protocol
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, Source, SourceStarted, StepTrained
 from cua_rl.rl.advantages import AdvantageKind, group_advantages
-from cua_rl.rl.batch import build_batch, logprobs_by_turn
+from cua_rl.rl.batch import Batch, build_batch, logprobs_by_turn
 from cua_rl.rl.curriculum import collect_groups, curriculum_metrics
 from cua_rl.rl.datums import datums_sha256
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.replay import replay_metrics
+from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rl.train_step import Trainer, TrainStepSettings, scheduled_learning_rate, train_step
-from cua_rl.rollout.group import GroupPlan, run_group
-from cua_rl.rollout.run import RolloutRunner
+from cua_rl.rollout.group import GroupPlan, Runner, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 
@@ -45,6 +46,18 @@ class Policy(Protocol):
         """Serve the trainer's weights after `step` training steps."""
         ...
 
+    async def save(self, step: int) -> SavedPolicy:
+        """The first half of `publish`: what must happen before the trainer's weights change again."""
+        ...
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef:
+        """The second half: returns when new requests get the adapter."""
+        ...
+
+    def hold(self, adapter: AdapterRef) -> AbstractContextManager[None]:
+        """Keep an adapter's folder, whatever is published meanwhile."""
+        ...
+
     async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
         """Save everything a resume needs; returns the folders of state and of sampler weights."""
         ...
@@ -64,6 +77,24 @@ class StepLog(Protocol):
     def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
 
 
+@dataclass
+class Clock:
+    """Seconds per named phase of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def time(self, phase: str) -> Generator[None]:
+        """Measure the block as `phase`."""
+        start = time.monotonic()
+        yield
+        self.seconds[phase] = time.monotonic() - start
+
+    def metrics(self) -> dict[str, float]:
+        """`time/<phase>_s` for every phase measured."""
+        return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
     """What the loop needs to know. Steps count from 0; an evaluation or checkpoint "at k" is after k steps."""
@@ -81,6 +112,8 @@ class LoopSettings:
     num_groups_to_log: int = 0
     max_refill_factor: int = 1
     """Groups that teach nothing are replaced until this many times `groups_per_batch` groups have run; 1 is never."""
+    owes_evaluation: bool = False
+    """Whether an earlier attempt died before it had evaluated the policy of `first_step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +121,7 @@ class Parts:
     """Who does the work."""
 
     tasks: TaskStream
-    runner: RolloutRunner
+    runner: Runner
     trainer: Trainer
     policy: Policy
     evaluator: Evaluation | None
@@ -100,52 +133,27 @@ class Parts:
 async def train(settings: LoopSettings, parts: Parts) -> None:
     """Train from `first_step` to `max_steps`, with a baseline evaluation before and a last one after."""
     adapter = await parts.policy.publish(settings.first_step)
-    if settings.first_step == 0:
-        await _evaluate(parts, "baseline", 0, adapter)
+    for phase, step in first_evaluations(settings):
+        await evaluate(parts, phase, step, adapter)
     for step in range(settings.first_step, settings.max_steps):
         clock = Clock()
         with clock.time("step"):
-            tasks = parts.tasks.batch(step, settings.groups_per_batch * settings.max_refill_factor)
             with clock.time("rollouts"):
-                groups = await _run_step_groups(settings, parts, step, tasks, adapter)
-            batch = build_batch(groups, settings.advantages, settings.image_token_id)
-            metrics = rollout_metrics(groups) | curriculum_metrics(groups, settings.groups_per_batch) | batch.metrics
-            metrics |= replay_metrics(groups, adapter.policy_version)
-            logprobs: tuple[tuple[float, ...], ...] = ()
-            if batch.datums:
-                rate = scheduled_learning_rate(settings.train, step, settings.max_steps)
-                with clock.time("train"):
-                    result = await train_step(
-                        parts.trainer,
-                        batch.datums,
-                        settings.train,
-                        step=step,
-                        learning_rate=rate,
-                        replayed_ids=batch.replayed_ids,
-                    )
-                metrics, logprobs = metrics | result.metrics, result.training_logprobs
+                groups = await _run_step_groups(settings, parts, step, adapter)
+            trained = await train_groups(settings, parts, step, groups, adapter.policy_version, clock)
+            if trained.has_moved:
                 with clock.time("publish"):
                     adapter = await parts.policy.publish(step + 1)
-        metrics |= await parts.memory.remember(step + 1, groups)
-        metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
-        await parts.recorder.record(
-            StepTrained(
-                step=step,
-                policy_version=adapter.policy_version,
-                datums_sha256=datums_sha256(batch.datums),
-                num_datums=len(batch.datums),
-                training_logprobs=logprobs_by_turn(batch.datums, logprobs, leave_out=batch.replayed_ids),
-                metrics=metrics,
-            )
-        )
-        parts.log.log_step(step, metrics)
-        await _after_step(settings, parts, step + 1, adapter)
+        await finish_step(settings, parts, trained, adapter.policy_version, clock)
+        if is_checkpoint_due(settings, step + 1):
+            await save_checkpoint(parts, step + 1)
+        if is_evaluation_due(settings, step + 1):
+            await evaluate(parts, "eval", step + 1, adapter)
 
 
-async def _run_step_groups(
-    settings: LoopSettings, parts: Parts, step: int, tasks: list[Task], adapter: AdapterRef
-) -> list[RolloutGroup]:
+async def _run_step_groups(settings: LoopSettings, parts: Parts, step: int, adapter: AdapterRef) -> list[RolloutGroup]:
     """One group per place in the batch; `tasks` beyond those stand by to replace groups that teach nothing."""
+    tasks = parts.tasks.batch(step, settings.groups_per_batch * settings.max_refill_factor)
     source = Source(phase="step", step=step)
     first_tasks = tuple(tasks[: settings.groups_per_batch])
     await parts.recorder.record(
@@ -159,47 +167,118 @@ async def _run_step_groups(
         return parts.memory.replay.join(await run_group(parts.runner, task, index, plan))
 
     async def on_end(group: RolloutGroup, replaced_by: Task | None) -> None:
-        advantages = group_advantages(group.compared_rewards, settings.advantages)
-        if group.index < settings.num_groups_to_log:
-            logger.info("step=%d group=%d task=%s rewards=%s", step, group.index, group.task_id, group.rewards)
-        await parts.recorder.record(
-            GroupEnded(source=source, group=group, advantages=advantages, replaced_by=replaced_by)
-        )
+        await record_group_end(settings, parts, source, group, replaced_by)
 
     return await collect_groups(tasks, settings.groups_per_batch, run, on_end)
 
 
-async def _after_step(settings: LoopSettings, parts: Parts, num_steps: int, adapter: AdapterRef) -> None:
-    """Checkpoint and evaluate after `num_steps` steps; the last step always gets both."""
-    is_last = num_steps == settings.max_steps
-    if is_last or (settings.save_every and num_steps % settings.save_every == 0):
-        await parts.recorder.flush()  # a resumed run finds in the database whatever this checkpoint builds on
-        state_path, sampler_path = await parts.policy.save_checkpoint(num_steps)
-        await parts.recorder.record(
-            CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))
+async def record_group_end(
+    settings: LoopSettings, parts: Parts, source: Source, group: RolloutGroup, replaced_by: Task | None = None
+) -> None:
+    """Record a group of a training step with its advantages."""
+    advantages = group_advantages(group.compared_rewards, settings.advantages)
+    if group.index % settings.groups_per_batch < settings.num_groups_to_log:
+        logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, group.rewards)
+    await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages, replaced_by=replaced_by))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """What a step trained on and what was measured."""
+
+    step: int
+    groups: list[RolloutGroup]
+    batch: Batch
+    training_logprobs: tuple[tuple[float, ...], ...]
+    metrics: dict[str, float]
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the weights changed: a step whose groups are all constant leaves them as they were."""
+        return bool(self.batch.datums)
+
+
+async def train_groups(
+    settings: LoopSettings,
+    parts: Parts,
+    step: int,
+    groups: list[RolloutGroup],
+    policy_version: int,
+    clock: Clock,
+    parity_version: int | None = None,
+) -> TrainedStep:
+    """Advantages, datums, forward_backward, optim_step; `policy_version` is what the trainer holds before the step.
+
+    With `parity_version`, the parity gate looks only at turns of that version.
+    """
+    with clock.time("datums"):
+        batch = await asyncio.to_thread(build_batch, groups, settings.advantages, settings.image_token_id)
+    metrics = rollout_metrics(groups) | curriculum_metrics(groups, settings.groups_per_batch) | batch.metrics
+    metrics |= replay_metrics(groups, policy_version)
+    logprobs: tuple[tuple[float, ...], ...] = ()
+    if batch.datums:
+        rate = scheduled_learning_rate(settings.train, step, settings.max_steps)
+        with clock.time("train"):
+            result = await train_step(
+                parts.trainer,
+                batch.datums,
+                settings.train,
+                step=step,
+                learning_rate=rate,
+                replayed_ids=batch.replayed_ids,
+                policy_version=parity_version,
+            )
+        metrics, logprobs = metrics | result.metrics, result.training_logprobs
+    return TrainedStep(step=step, groups=groups, batch=batch, training_logprobs=logprobs, metrics=metrics)
+
+
+async def finish_step(
+    settings: LoopSettings, parts: Parts, trained: TrainedStep, policy_version: int, clock: Clock
+) -> None:
+    """Remember, record and report a step; `policy_version` is what it made."""
+    batch = trained.batch
+    metrics = trained.metrics | await parts.memory.remember(trained.step + 1, trained.groups)
+    metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
+    await parts.recorder.record(
+        StepTrained(
+            step=trained.step,
+            policy_version=policy_version,
+            datums_sha256=await asyncio.to_thread(datums_sha256, batch.datums),
+            num_datums=len(batch.datums),
+            training_logprobs=logprobs_by_turn(batch.datums, trained.training_logprobs, leave_out=batch.replayed_ids),
+            metrics=metrics,
         )
-    if is_last or (settings.eval_every and num_steps % settings.eval_every == 0):
-        await _evaluate(parts, "eval", num_steps, adapter)
+    )
+    parts.log.log_step(trained.step, metrics)
 
 
-async def _evaluate(parts: Parts, phase: Phase, step: int, adapter: AdapterRef) -> None:
+def is_checkpoint_due(settings: LoopSettings, num_steps: int) -> bool:
+    """Whether a checkpoint is saved after `num_steps` steps; the last step always gets one."""
+    return num_steps == settings.max_steps or bool(settings.save_every and num_steps % settings.save_every == 0)
+
+
+def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
+    """Whether the policy is evaluated after `num_steps` steps; the last step always is."""
+    return num_steps == settings.max_steps or bool(settings.eval_every and num_steps % settings.eval_every == 0)
+
+
+def first_evaluations(settings: LoopSettings) -> list[tuple[Phase, int]]:
+    """Evaluations of the policy that the run begins with: the baseline, or what a killed attempt did not finish."""
+    if settings.first_step == 0:
+        return [("baseline", 0)]
+    return [("eval", settings.first_step)] if settings.owes_evaluation else []
+
+
+async def save_checkpoint(parts: Parts, num_steps: int) -> None:
+    """Everything that a resume needs, in the order in which a crash may cut it short."""
+    await parts.recorder.flush()  # a resumed run finds in the database whatever this checkpoint builds on
+    state_path, sampler_path = await parts.policy.save_checkpoint(num_steps)
+    await parts.recorder.record(
+        CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))
+    )
+
+
+async def evaluate(parts: Parts, phase: Phase, step: int, adapter: AdapterRef) -> None:
+    """Measure an adapter on the held-out tasks, if there are any."""
     if parts.evaluator is not None:
         parts.log.log_evaluation(phase, step, await parts.evaluator.run(Source(phase=phase, step=step), adapter))
-
-
-@dataclass
-class Clock:
-    """Seconds per named phase of a step."""
-
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-
-    @contextmanager
-    def time(self, phase: str) -> Generator[None]:
-        """Measure the block as `phase`."""
-        start = time.monotonic()
-        yield
-        self.seconds[phase] = time.monotonic() - start
-
-    def metrics(self) -> dict[str, float]:
-        """`time/<phase>_s` for every phase measured."""
-        return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}

@@ -9,7 +9,7 @@ import chz
 
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.rl.kl_penalty import penalise_divergence
-from cua_rl.rl.parity import measure_parity, require_parity
+from cua_rl.rl.parity import measure_parity, of_version, require_parity
 from cua_rl.rl.replay import ratio_metrics
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import Datum
@@ -69,11 +69,13 @@ async def train_step(
     step: int,
     learning_rate: float,
     replayed_ids: Collection[str] = (),
+    policy_version: int | None = None,
 ) -> TrainStepResult:
     """Train on `datums` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
     The parity gate looks at the first sub-step only: later ones compare the sampler with weights that have moved. For
-    the same reason it leaves out the rollouts in `replayed_ids`, which an older policy sampled.
+    the same reason it leaves out the rollouts in `replayed_ids`, and turns that another version than `policy_version`
+    sampled (None: there are none): older policies did.
     """
     metrics: dict[str, float] = {}
     if settings.kl_penalty_coef:
@@ -84,7 +86,8 @@ async def train_step(
         output = await trainer.forward_backward(part, settings.loss)
         training_logprobs += output.training_logprobs
         if substep == 0:
-            metrics |= _check_parity(part, output.training_logprobs, replayed_ids, settings.parity_limit, step=step)
+            compared = [of_version(datum, policy_version) for datum in part]
+            metrics |= _check_parity(compared, output.training_logprobs, replayed_ids, settings.parity_limit, step=step)
         optim = chz.replace(settings.optim, learning_rate=learning_rate)  # pyright: ignore[reportUnknownMemberType]
         taken = await trainer.optim_step(optim)
         metrics |= {**output.metrics} | {"optim/grad_norm": taken.grad_norm, "optim/learning_rate": taken.learning_rate}

@@ -3,14 +3,21 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import uuid4
 
 from cua_rl.events import Source
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, Rollout, RolloutGroup, SamplingParams
 
 MAX_ATTEMPTS = 3  # a fault is retried on a fresh device; three faults in a row are no accident
+
+
+class Runner(Protocol):
+    """Runs one rollout to its end."""
+
+    async def run(self, plan: RolloutPlan) -> Rollout: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +34,7 @@ OnGroup = Callable[[RolloutGroup], Awaitable[None]]
 
 
 async def run_groups(
-    runner: RolloutRunner, tasks: Sequence[Task], plan: GroupPlan, on_group: OnGroup
+    runner: Runner, tasks: Sequence[Task], plan: GroupPlan, on_group: OnGroup
 ) -> list[RolloutGroup]:
     """Run one group per task, all at once; the device pool sets how many rollouts really run side by side.
 
@@ -44,7 +51,7 @@ async def run_groups(
     return [group.result() for group in groups]
 
 
-async def run_group(runner: RolloutRunner, task: Task, index: int, plan: GroupPlan) -> RolloutGroup:
+async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> RolloutGroup:
     """Run all members of one group side by side; `index` is the group's place in its step or evaluation."""
     group_id = uuid4().hex
     async with asyncio.TaskGroup() as running:
@@ -77,7 +84,7 @@ async def run_group(runner: RolloutRunner, task: Task, index: int, plan: GroupPl
     )
 
 
-async def _run_member(runner: RolloutRunner, plan: RolloutPlan) -> list[Rollout]:
+async def _run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
     """All attempts at one place in the group: faulty ones, then the one that counts (if any)."""
     attempts: list[Rollout] = []
     while len(attempts) < MAX_ATTEMPTS:

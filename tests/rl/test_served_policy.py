@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from cua_rl.rl.served_policy import ServedPolicy
+from cua_rl.sampling.canary import Canary
 from cua_rl.types import AdapterRef
 
 
@@ -18,16 +19,24 @@ class FolderTrainer:
         return AdapterRef(path=path, policy_version=self.version)
 
 
-def make_policy(folder: Path, served: list[AdapterRef], recorded: list[int]) -> ServedPolicy:
-    async def serve(adapter: AdapterRef) -> None:
+def make_policy(folder: Path, served: list[AdapterRef], recorded: list[int], num_checkpoints: int = 3) -> ServedPolicy:
+    async def no_canary() -> None:
+        return
+
+    async def serve(adapter: AdapterRef, canary: Canary | None) -> None:
         served.append(adapter)
+
+    def record(step: int, state_path: Path, sampler_path: Path) -> list[int]:
+        recorded.append(step)
+        return recorded[-num_checkpoints:]
 
     return ServedPolicy(
         trainer=FolderTrainer(),
-        prove_and_serve=serve,
+        make_canary=no_canary,
+        load_and_prove=serve,
         state_path=lambda step: folder / "weights" / f"{step:06d}",
         sampler_path=lambda step: folder / "sampler_weights" / f"{step:06d}",
-        record_checkpoint=lambda step, _state, _sampler: recorded.append(step),
+        record_checkpoint=record,
     )
 
 
@@ -58,3 +67,20 @@ async def test_a_checkpoint_of_a_step_that_published_nothing_has_its_adapter(tmp
     _, sampler_path = await policy.save_checkpoint(4)
 
     assert sampler_path.is_dir()
+
+
+async def test_the_adapter_of_a_checkpoint_that_was_given_up_is_deleted_unless_somebody_holds_it(
+    tmp_path: Path,
+) -> None:
+    policy = make_policy(tmp_path, [], [], num_checkpoints=1)
+    held = await policy.publish(0)
+
+    with policy.hold(held):
+        for step in range(7):
+            await policy.publish(step)
+            await policy.save_checkpoint(step)
+        kept_while_held = sorted(path.name for path in (tmp_path / "sampler_weights").iterdir())
+    await policy.publish(7)
+
+    assert kept_while_held == ["000000", "000004", "000005", "000006"]
+    assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == ["000005", "000006", "000007"]

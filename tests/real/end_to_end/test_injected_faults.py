@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -24,7 +25,7 @@ from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts, train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.sampling.canary import canary_tokens
+from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
@@ -57,8 +58,10 @@ class LocalTrainer:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list(self.trainer.forward(request).training_logprobs)
 
-    async def forward_backward(self, datums: Sequence[Datum], loss: LossConfig) -> wire.ForwardBackwardOutput:
-        return self.trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=loss))
+    async def forward_backward(
+        self, datums: Sequence[Datum], loss: LossConfig, **beside: Any
+    ) -> wire.ForwardBackwardOutput:
+        return self.trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=loss, **beside))
 
     async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
         return self.trainer.optim_step(wire.OptimStep(optim=optim))
@@ -94,16 +97,19 @@ async def run_steps(
     renderer, local, log = make_renderer(TINY_QWEN3_VL), LocalTrainer(trainer), Log()
     async with SamplingClient(server, namespace=folder.name) as sampler:
 
-        async def serve(adapter: AdapterRef) -> None:
-            canary = await make_canary(local, canary_tokens(renderer)) if has_canary else None
+        async def canary() -> Canary | None:
+            return await make_canary(local, canary_tokens(renderer)) if has_canary else None
+
+        async def serve(adapter: AdapterRef, canary: Canary | None) -> None:
             await sampler.publish(change_adapter(adapter), canary)
 
         policy = ServedPolicy(
             trainer=local,
-            prove_and_serve=serve,
+            make_canary=canary,
+            load_and_prove=serve,
             state_path=lambda step: folder / "weights" / f"{step:06d}",
             sampler_path=lambda step: folder / "sampler_weights" / f"{step:06d}",
-            record_checkpoint=lambda step, state, sampler: None,
+            record_checkpoint=lambda step, state, sampler: [step],
         )
         parts = Parts(
             tasks=load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train"),

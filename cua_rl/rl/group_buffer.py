@@ -1,0 +1,172 @@
+"""Which groups may start, and which make the next batch: staleness by arithmetic, without discarding anything.
+
+Words. B is `groups_per_batch`, K is `max_lag`. Steps count from 0; "policy s" is the policy after s steps, and step s
+takes it to policy s + 1. A group that starts while policy v is announced samples every turn with policy v or a later
+one, so if step s trains it, its turns are at most s - v steps old. Its last step is therefore v + K.
+
+Admission. A group may start while policy v is announced only if, with it, at most (v + K + 1) * B groups were
+started. Every batch takes exactly B groups. So before step s, with s * B groups taken, at most (v + K + 1 - s) * B are
+waiting or running: as many as the steps s ... v + K can take.
+
+Choice. The batch of step s is the first B groups that finished, except that it must leave the others room: for every
+t >= s, the groups left whose last step is t or earlier must fit into the steps s + 1 ... t, (t - s) * B of them. Where
+a finished group would take the place of an older one that still runs, it waits for a later batch; if need be the batch
+waits for the older one.
+
+Proof that no turn is older than K. Call the state before step s good if for every t >= s at most (t - s + 1) * B groups
+have their last step at t or earlier, and none has it before s. It is good at first: nothing has started. A start under
+policy v adds a group with last step v + K; by admission all groups together are at most (v + K - s + 1) * B, so t = v +
+K stays good, later t allow more, earlier t do not count it. The rule of choice says that the state after a batch is
+good before step s + 1. And once everything has finished a batch by that rule exists: the B groups with the earliest
+last steps. So the loop never waits for ever, and no group outlives its last step.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from cua_rl.types import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A group's place in the run."""
+
+    ordinal: int
+    """Which task instance of the run it is, 0-based: groups start in this order."""
+    policy_step: int
+    """Steps behind the policy that was announced when it began: its oldest turn is no older."""
+    last_step: int
+    """The last step that may train it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedGroup:
+    """A group that waits to be trained."""
+
+    place: Place
+    group: RolloutGroup
+
+
+@dataclass
+class GroupBuffer:
+    """The groups between their start and their batch; `next_step` is the step whose batch is chosen next."""
+
+    groups_per_batch: int
+    max_lag: int
+    max_steps: int
+    next_step: int = 0
+    announced_step: int = 0
+    """Steps behind the newest policy that new turns are sampled with."""
+    max_drops_per_batch: int = 0
+    """Constant groups that may be replaced, per batch."""
+    _ordinals: deque[int] = field(default_factory=deque[int])
+    """To be started again: they ran when an earlier attempt of the run died."""
+    _next_ordinal: int = 0
+    _running: dict[int, Place] = field(default_factory=dict[int, Place])
+    _finished: dict[int, FinishedGroup] = field(default_factory=dict[int, FinishedGroup])
+    _dropped: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
+
+    def restore(self, done: Collection[int], kept: Iterable[tuple[RolloutGroup, int]]) -> None:
+        """Go on where an earlier attempt was: ordinals that are trained, and groups to train with their policy step.
+
+        Every other ordinal below the largest of these is started again.
+        """
+        for group, policy_step in kept:
+            place = self._place(group.index, policy_step)
+            self._finished[place.ordinal] = FinishedGroup(place=place, group=group)
+        known = {*done, *self._finished}
+        self._next_ordinal = max(known, default=-1) + 1
+        self._ordinals.extend(ordinal for ordinal in range(self._next_ordinal) if ordinal not in known)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Finished groups that no batch has taken."""
+        return len(self._finished)
+
+    @property
+    def waiting(self) -> tuple[RolloutGroup, ...]:
+        """Finished groups that no batch has taken, the first to finish first."""
+        return tuple(finished.group for finished in self._finished.values())
+
+    @property
+    def may_start(self) -> bool:
+        """Whether one more group can still be trained in time."""
+        num_started = self.next_step * self.groups_per_batch + len(self._running) + len(self._finished)
+        return num_started < min(self.announced_step + self.max_lag + 1, self.max_steps) * self.groups_per_batch
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every batch of the run is taken."""
+        return self.next_step >= self.max_steps
+
+    def start(self) -> Place:
+        """Begin the next group."""
+        if not self.may_start:
+            raise ValueError("expected a start that admission allows, got one too many")
+        if self._ordinals:
+            ordinal = self._ordinals.popleft()
+        else:
+            ordinal, self._next_ordinal = self._next_ordinal, self._next_ordinal + 1
+        place = self._running[ordinal] = self._place(ordinal, self.announced_step)
+        return place
+
+    def finish(self, place: Place, group: RolloutGroup) -> bool:
+        """Take a group that has ended; True if it teaches nothing and another one starts in its place."""
+        del self._running[place.ordinal]
+        if group.is_constant and len(self._dropped) < self.max_drops_per_batch:
+            self._dropped.append(group)
+            return True
+        self._finished[place.ordinal] = FinishedGroup(place=place, group=group)
+        return False
+
+    def announce(self, num_steps: int) -> None:
+        """New turns are sampled with policy `num_steps` from now on."""
+        self.announced_step = num_steps
+
+    def take_batch(self) -> list[FinishedGroup] | None:
+        """The groups of the next step in the order of their ordinals, or None if they have not all finished."""
+        chosen = self._choose()
+        if chosen is None:
+            return None
+        for finished in chosen:
+            del self._finished[finished.place.ordinal]
+        self.next_step += 1
+        return sorted(chosen, key=lambda finished: finished.place.ordinal)
+
+    def take_dropped(self) -> list[RolloutGroup]:
+        """The constant groups that were replaced since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def _choose(self) -> list[FinishedGroup] | None:
+        if len(self._finished) < self.groups_per_batch:
+            return None
+        needed = self._needed()
+        chosen: list[FinishedGroup] = []
+        for finished in self._finished.values():
+            left = self.groups_per_batch - len(chosen) - 1
+            after = [(step, number - (finished.place.last_step <= step)) for step, number in needed]
+            if all(number <= left for _, number in after):
+                chosen.append(finished)
+                needed = after
+            if len(chosen) == self.groups_per_batch:
+                return chosen
+        return None
+
+    def _needed(self) -> list[tuple[int, int]]:
+        """How many groups with their last step at t or earlier the next batch must take, for every t that counts."""
+        last_steps = [place.last_step for place in self._running.values()]
+        last_steps += [finished.place.last_step for finished in self._finished.values()]
+        return [
+            (t, sum(last <= t for last in last_steps) - (t - self.next_step) * self.groups_per_batch)
+            for t in sorted(set(last_steps))
+        ]
+
+    def _place(self, ordinal: int, policy_step: int) -> Place:
+        last_step = min(policy_step + self.max_lag, self.max_steps - 1)
+        return Place(ordinal=ordinal, policy_step=policy_step, last_step=last_step)
