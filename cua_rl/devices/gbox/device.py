@@ -1,0 +1,204 @@
+"""A GBox box as a device: an Android phone or a Linux desktop, screenshots and actions over HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gbox_sdk
+import httpx
+from gbox_sdk import AsyncGboxClient, omit
+from gbox_sdk.types.v1.boxes import ActionResult
+from gbox_sdk.types.v1.boxes.action_common_options_param import ActionCommonOptionsParam
+
+from cua_rl.actions import Action, OpenApp, Wait
+from cua_rl.devices.android.queries import read_android_query
+from cua_rl.devices.android.shell import DeviceShell
+from cua_rl.devices.app_names import find_package
+from cua_rl.devices.device import ActionRejected, DeviceKind
+from cua_rl.devices.gbox.actions import duration, perform
+from cua_rl.devices.gbox.linux_queries import read_linux_query
+from cua_rl.devices.gbox.screenshots import fetch_observation, fetch_stored
+from cua_rl.devices.gbox.service import ask, gbox_errors
+from cua_rl.errors import DeviceError, DeviceTimeoutError
+from cua_rl.types import Observation
+
+_TIMED_OUT = 124  # exit status of a command that ran past the API's own limit
+_COMMAND_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """How screenshots are taken."""
+
+    settle_s: float = 0.5
+    """Pause between an action and its screenshot, for animations to end."""
+    is_stored: bool = False
+    """Through GBox's storage, by addresses that expire, instead of inside the answer."""
+
+    def options(self) -> ActionCommonOptionsParam:
+        """Ask for the screenshot after an action together with the action."""
+        output = "storageKey" if self.is_stored else "base64"
+        return {"screenshot": {"phases": ["after"], "delay": duration(self.settle_s), "output_format": output}}
+
+
+class GboxDevice:
+    """One box. `end` terminates it; it is called once, by `close`."""
+
+    def __init__(
+        self,
+        client: AsyncGboxClient,
+        http: httpx.AsyncClient,
+        box_id: str,
+        *,
+        kind: DeviceKind,
+        end: Callable[[str], Awaitable[None]],
+        capture: Capture | None = None,
+        recording_path: Path | None = None,
+    ) -> None:
+        self._client = client
+        self._http = http
+        self._box_id = box_id
+        self._kind: DeviceKind = kind
+        self._end = end
+        self._capture = capture or Capture()
+        self._recording_path = recording_path
+        self._is_recording = False
+        self._is_closed = False
+        self._shown: Observation | None = None
+        """The screenshot that came with the last action, until somebody looks or the box may have changed."""
+
+    @property
+    def device_id(self) -> str:
+        return self._box_id
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self._kind
+
+    async def observe(self) -> Observation:
+        """The screen: as the last action's answer showed it, else a new screenshot; raises `DeviceError`."""
+        self._check_open("take a screenshot")
+        shown, self._shown = self._shown, None
+        return shown or await self._take_screenshot()
+
+    async def check(self) -> None:
+        """See that the box shows a screen; raises `DeviceError`. The next `observe` gives this screenshot."""
+        self._shown = await self._take_screenshot()
+
+    async def execute(self, action: Action) -> None:
+        """Do one action; its screenshot comes in the same answer. Raises `ActionRejected` and `DeviceError`."""
+        self._check_open("act")
+        self._shown = None
+        match action:
+            case Wait(duration_s=duration_s):
+                await asyncio.sleep(duration_s)
+            case OpenApp(name=name) if self._kind == "android":
+                await self.open_app(find_package(name, await self.list_apps()))
+                await asyncio.sleep(self._capture.settle_s)
+            case _:
+                self._shown = await self._show(await self._perform(action))
+
+    async def query(self, name: str) -> str:
+        """Read one piece of state through the shell; raises `TaskError` for an unknown name."""
+        if self._kind == "android":
+            return await read_android_query(DeviceShell(self), name)
+        return await read_linux_query(self, name)
+
+    async def shell(self, command: str) -> str:
+        """Run a command and return what it printed; raises `DeviceError`, also if it takes more than a minute."""
+        self._check_open("run a command")
+        self._shown = None
+        result = await ask(
+            lambda: self._client.v1.boxes.execute_commands(
+                self._box_id, command=command, api_timeout=duration(_COMMAND_S), timeout=_COMMAND_S + 30
+            ),
+            f"run {command!r} in {self._box_id!r}",
+            is_repeatable=False,
+        )
+        if result.exit_code == _TIMED_OUT:
+            raise DeviceTimeoutError(f"expected {command!r} to end within {_COMMAND_S:g} s in {self._box_id!r}")
+        return result.stdout if result.exit_code == 0 else result.stdout + result.stderr
+
+    async def list_apps(self) -> list[str]:
+        """Packages of the apps that can be opened (Android)."""
+        apps = await ask(
+            lambda: self._client.v1.boxes.android.list_app(self._box_id), "list the apps", is_repeatable=True
+        )
+        return [app.package_name for app in apps.data]
+
+    async def install_app(self, source: str) -> None:
+        """Install an app from an address, or from an APK file of this machine (Android); raises `DeviceError`."""
+        self._check_open("install an app")
+        self._shown = None
+        apk = source if source.startswith(("http://", "https://")) else Path(source)
+        with gbox_errors(f"install {source!r}"):
+            await self._client.v1.boxes.android.install(self._box_id, apk=apk, timeout=300.0)
+
+    async def open_app(self, package: str, activity: str = "") -> None:
+        """Open an app (Android), at its main activity unless one is named; raises `DeviceError`."""
+        self._check_open("open an app")
+        self._shown = None
+        with gbox_errors(f"open {package!r}"):
+            await self._client.v1.boxes.android.open(package, box_id=self._box_id, activity_name=activity or omit)
+
+    async def start_recording(self) -> None:
+        """Begin to film the screen; raises `DeviceError`."""
+        with gbox_errors("start a recording"):
+            await self._client.v1.boxes.actions.recording_start(self._box_id)
+        self._is_recording = True
+
+    async def stop_recording(self) -> bytes:
+        """End the film and download it; raises `DeviceError`."""
+        self._is_recording = False
+        with gbox_errors("stop the recording"):
+            film = await self._client.v1.boxes.actions.recording_stop(self._box_id)
+        return await fetch_stored(
+            self._client, self._http, self._box_id, storage_key=film.storage_key, presigned_url=film.presigned_url
+        )
+
+    async def close(self) -> None:
+        """Keep the recording, if there is one, and terminate the box; safe to call twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._is_recording and self._recording_path is not None:
+                film = await self.stop_recording()
+                await asyncio.to_thread(_write, self._recording_path, film)
+        finally:
+            await self._end(self._box_id)
+
+    async def _perform(self, action: Action) -> ActionResult:
+        async def act() -> ActionResult:
+            try:
+                return await perform(self._client, self._box_id, self._kind, action, self._capture.options())
+            except (gbox_sdk.BadRequestError, gbox_sdk.UnprocessableEntityError) as error:
+                raise ActionRejected(f"this device refused: {error.message[:200]}") from error
+
+        return await ask(act, f"do {action!r} in {self._box_id!r}", is_repeatable=False)
+
+    async def _show(self, result: ActionResult) -> Observation | None:
+        """The screenshot of an answer; None if it has none, and `observe` will take one."""
+        after = result.screenshot.after if result.screenshot else None
+        if after is None or not after.uri:
+            return None
+        return await fetch_observation(self._client, self._http, self._box_id, after.uri, after.presigned_url)
+
+    async def _take_screenshot(self) -> Observation:
+        output = "storageKey" if self._capture.is_stored else "base64"
+        shot = await ask(
+            lambda: self._client.v1.boxes.actions.screenshot(self._box_id, output_format=output),
+            f"take a screenshot of {self._box_id!r}",
+            is_repeatable=True,
+        )
+        return await fetch_observation(self._client, self._http, self._box_id, shot.uri, shot.presigned_url)
+
+    def _check_open(self, doing: str) -> None:
+        if self._is_closed:
+            raise DeviceError(f"expected an open box to {doing}, got {self._box_id!r}, which is closed")
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
