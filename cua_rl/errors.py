@@ -9,6 +9,7 @@
         DeviceQuotaError    there are no more devices to be had for now (429)
       SamplingError     the model server did not answer: an infrastructure fault, never a reward
       TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
+        AgentError      an agent outside this process failed before it asked the model: the same
       TrainingError     an optimizer step cannot be trusted; stops the run
         ParityError     sampler and trainer disagree about log-probabilities
         AdapterError    a published adapter did not prove itself
@@ -71,6 +72,10 @@ class SamplingError(CuaError):
 
 class TaskError(CuaError):
     """A task's set-up or validator failed; the rollout is dropped or retried, never rewarded."""
+
+
+class AgentError(TaskError):
+    """An agent outside this process failed before it asked the model; dropped or retried, never rewarded."""
 
 
 class TrainingError(CuaError):

@@ -49,6 +49,8 @@ class AgentOutcome:
     num_turns: int
     answer: str | None = None
     success_claimed: bool | None = None
+    error: str | None = None
+    """What went wrong with an agent that ended its rollout by failing."""
 
 
 OnTurn = Callable[[AgentTurn], Awaitable[None]]
@@ -163,7 +165,7 @@ async def _execute(work: _Work, action: Action) -> _Done:
         return _Done(action=action, error=str(error) or "The device cannot do this.")
     finally:
         work.durations_s["execute"] = time.monotonic() - clock
-    work.cursor = _cursor_after(action) or work.cursor
+    work.cursor = cursor_after(action) or work.cursor
     clock = time.monotonic()
     work.seen = await work.device.observe()
     work.durations_s["observe"] = time.monotonic() - clock
@@ -183,7 +185,7 @@ def _turn(index: int, response: "Response", before: Observation, done: _Done | F
     )
 
 
-def _cursor_after(action: Action) -> tuple[int, int] | None:
+def cursor_after(action: Action) -> tuple[int, int] | None:
     match action:
         case Click() | DoubleClick() | RightClick() | MoveMouse():
             return (action.x, action.y)

@@ -308,3 +308,6 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
         "answer": _answer,
     },
 }
+
+ACTION_NAMES: Mapping[str, frozenset[str]] = {name: frozenset(makers) for name, makers in _MAKERS.items()}
+"""The actions that each tool knows, by its name."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
+from cua_rl.agent.external import ExternalAgent
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
@@ -98,7 +99,7 @@ class RolloutRunner:
         *,
         devices: DevicePool,
         gateway: ModelAccess,
-        agent: Agent,
+        agent: Agent | ExternalAgent,
         reward: RewardFunction,
         recorder: Recorder,
         max_turns: int,
@@ -171,13 +172,7 @@ class RolloutRunner:
                 await prepare(plan.task, device)
                 instruction = await instruct(plan.task, device)
             async with asyncio.timeout(self._limits.agent_s):
-                done = await self._agent.run(
-                    instruction,
-                    device,
-                    self._gateway.openai_client(rollout_id),
-                    max_turns=max_turns,
-                    on_turn=on_turn,
-                )
+                done = await self._act(instruction, device, rollout_id, max_turns, on_turn)
             async with asyncio.timeout(self._limits.validate_s):
                 validation = await validate(plan.task, device, done.answer)
             return Outcome(
@@ -187,7 +182,19 @@ class RolloutRunner:
                 validation=validation,
                 max_turns=max_turns,
                 first_success_turn=first_success_turn,
+                error=done.error,
             )
+
+    async def _act(
+        self, instruction: str, device: Device, rollout_id: str, max_turns: int, on_turn: OnTurn
+    ) -> AgentOutcome:
+        """Let the agent work: inside this process over a client, outside it over the rollout's address."""
+        match self._agent:
+            case ExternalAgent() as outside:
+                return await outside.run(instruction, device, rollout_id, max_turns=max_turns, on_turn=on_turn)
+            case inside:
+                client = self._gateway.openai_client(rollout_id)
+                return await inside.run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
 
     def _score(self, outcome: Outcome, turns: list[Turn]) -> Reward | None:
         if outcome.validation is None:

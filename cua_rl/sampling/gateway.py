@@ -11,8 +11,8 @@ log-probability, keeps the turn, and gives the agent the plain OpenAI answer.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -20,13 +20,17 @@ from uuid import uuid4
 
 import httpx
 
+from cua_rl.agent.offered_device import DeviceDesk
+from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import Item, ParsedAnswer, Tool
-from cua_rl.errors import SamplingError
+from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import make_gateway_app
+from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
+from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.openai_answers import Answer
@@ -59,6 +63,8 @@ class _OpenRollout:
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
     num_requests: int = 0
+    num_under_way: int = 0
+    watch: RolloutWatch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +72,31 @@ class _Prompt:
     rendered: ModelInput
     payload: Mapping[str, object]
     request: Mapping[str, object]
+    has_tools: bool
 
 
 class Gateway:
     """One OpenAI address per open rollout, over one sampling client."""
 
-    def __init__(self, client: SamplingClient, renderer: Renderer, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        client: SamplingClient,
+        renderer: Renderer,
+        params: SamplingParams,
+        *,
+        public_url: str | None = None,
+        images: ImageFetcher | None = None,
+    ) -> None:
         self._client = client
         self._renderer = renderer
         self._params = params
+        self._public_url = public_url
+        self._images = images or ImageFetcher()
+        self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
-        self.app = make_gateway_app(self, MODEL_NAME)
+        self.devices = DeviceDesk()
+        """Devices offered to agents in other processes."""
+        self.app = make_gateway_app(self, MODEL_NAME, device_routes(self.devices))
         self.num_requests = 0
         """Answers given so far."""
         self.prompt_mismatches = 0
@@ -123,26 +143,76 @@ class Gateway:
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
         """Serve agents in other processes; gives the root address, to which `/rollouts/<rollout_id>/v1` is added."""
         async with serve_app(self.app, host, port) as url:
-            yield url
+            self._url = self._public_url or url
+            try:
+                yield url
+            finally:
+                self._url = None
+
+    def address(self, rollout_id: str) -> str:
+        """Where agents in other processes reach a rollout, without `/v1`; raises `ConfigError` unless served."""
+        if self._url is None:
+            raise ConfigError("expected a gateway that agents can reach, got one that is not served; serve it")
+        return f"{self._url.rstrip('/')}/rollouts/{rollout_id}"
+
+    @contextmanager
+    def watched(self, rollout_id: str, watch: RolloutWatch) -> Generator[None]:
+        """Let `watch` admit a rollout's requests and hear of its answers."""
+        rollout = self._open(rollout_id)
+        rollout.watch = watch
+        try:
+            yield
+        finally:
+            rollout.watch = None
+            watch.close()
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
         """Answer one request of an agent and keep the turn.
 
         Raises:
             UnknownRollout: no such rollout is open.
+            RolloutOver: it takes no more answers.
             RequestError: the request cannot be given to the model.
             ContextOverflow: prompt and answer would not fit into the model's context.
             SamplingError: the model server failed.
         """
         rollout = self._open(rollout_id)
+        watch = rollout.watch
+        if watch is not None:
+            watch.admit(len(rollout.turns) + rollout.num_under_way)
+        rollout.num_under_way += 1
+        try:
+            turn, parsed, num_prompt_tokens = await self._answer(rollout_id, rollout, request, api)
+        except ContextOverflow:
+            if watch is not None:
+                watch.overflowed()
+            raise
+        except SamplingError as error:
+            if watch is not None and not isinstance(error, RequestRejected):
+                watch.fail(error)
+            raise
+        finally:
+            rollout.num_under_way -= 1
+        self.num_requests += 1
+        rollout.turns.append(turn)
+        rollout.answers.append(EarlierAnswer(text=turn.text, parsed=parsed))
+        if watch is not None:
+            await watch.answered(turn)
+        return _answer(turn, parsed, num_prompt_tokens)
+
+    async def _answer(
+        self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
+    ) -> tuple[ModelTurn, ParsedAnswer, int]:
+        """One answer of the model, what it says, and the length of its prompt."""
         rollout.num_requests += 1
         seed = _request_seed(rollout.params.seed, rollout_id, rollout.num_requests)
         started_at, clock = time.time(), time.monotonic()
+        request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
         self._check_length(prompt.rendered, rollout.params)
         reply = await self._sample(rollout_id, rollout, prompt)
         sampled = parse_sampled(reply.body)
-        text, parsed = self._read(sampled)
+        text, parsed = self._read(sampled, has_tools=prompt.has_tools)
         matches, model_input = self._compare(rollout_id, prompt.rendered, sampled)
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
@@ -159,10 +229,7 @@ class Gateway:
             duration_s=time.monotonic() - clock,
             cached_tokens=sampled.cached_tokens,
         )
-        self.num_requests += 1
-        rollout.turns.append(turn)
-        rollout.answers.append(EarlierAnswer(text=text, parsed=parsed))
-        return _answer(turn, parsed, len(sampled.prompt_ids))
+        return turn, parsed, len(sampled.prompt_ids)
 
     def _open(self, rollout_id: str) -> _OpenRollout:
         if rollout_id not in self._rollouts:
@@ -178,6 +245,7 @@ class Gateway:
             rendered=self._renderer.render(items, conversation.tools),
             payload=self._payload(items, conversation.tools, rollout.params, seed),
             request=without_images(request),
+            has_tools=bool(conversation.tools),
         )
 
     def _payload(
@@ -202,13 +270,18 @@ class Gateway:
                 raise ContextOverflow(rejected.message) from rejected
             raise
 
-    def _read(self, sampled: Sampled) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end of turn, and what it says, each tool call with an id of its own."""
+    def _read(self, sampled: Sampled, *, has_tools: bool) -> tuple[str, ParsedAnswer]:
+        """The sampled text without its end of turn, and what it says, each tool call with an id of its own.
+
+        Whoever named no tools, but described them in words, reads calls out of the text: it stays as it was sampled.
+        """
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids
         text = self._renderer.decode(sampled.tokens[:-1] if ended else sampled.tokens)
         parsed = self._renderer.parse(text)
+        if not has_tools and (parsed.tool_calls or parsed.failure):
+            return text, ParsedAnswer(reasoning=None, text=text, tool_calls=())
         calls = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
         return text, replace(parsed, tool_calls=calls)
 

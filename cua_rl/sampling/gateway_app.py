@@ -1,8 +1,10 @@
-"""The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models."""
+"""The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models; beside it, for
+agents in other processes, `/rollouts/<rollout_id>/device`.
+"""
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, cast
 
 from starlette.applications import Starlette
@@ -10,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.errors import SamplingError
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected
@@ -31,7 +34,7 @@ class Answerer(Protocol):
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
 
 
-def make_gateway_app(gateway: Answerer, model_name: str) -> Starlette:
+def make_gateway_app(gateway: Answerer, model_name: str, more_routes: Sequence[Route] = ()) -> Starlette:
     """The ASGI app in front of a gateway."""
 
     async def responses(request: Request) -> Response:
@@ -51,15 +54,21 @@ def make_gateway_app(gateway: Answerer, model_name: str) -> Starlette:
 
     async def models(request: Request) -> Response:
         gateway.turns(request.path_params["rollout_id"])
-        card = {"id": model_name, "object": "model", "created": 0, "owned_by": "cua_rl"}
         return JSONResponse({"object": "list", "data": [card]})
 
+    async def model(request: Request) -> Response:
+        gateway.turns(request.path_params["rollout_id"])
+        return JSONResponse(card)
+
+    card = {"id": model_name, "object": "model", "created": 0, "owned_by": "cua_rl"}
     base = "/rollouts/{rollout_id}/v1"
     return Starlette(
         routes=[
             Route(f"{base}/responses", _guarded(responses), methods=["POST"]),
             Route(f"{base}/chat/completions", _guarded(chat), methods=["POST"]),
             Route(f"{base}/models", _guarded(models), methods=["GET"]),
+            Route(f"{base}/models/{{name}}", _guarded(model), methods=["GET"]),
+            *more_routes,
         ]
     )
 
@@ -75,6 +84,8 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
             return await endpoint(request)
         except UnknownRollout as error:
             return _error(404, str(error), "invalid_request_error", "rollout_not_found")
+        except RolloutOver as error:
+            return _error(403, str(error), "invalid_request_error", error.code)
         except ContextOverflow as error:
             return _error(400, str(error), "invalid_request_error", "context_length_exceeded")
         except RequestError as error:

@@ -1,0 +1,73 @@
+"""What the gateway tells about a rollout while an agent outside this process works on it: answers, refusals, faults."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from cua_rl.errors import CuaError
+from cua_rl.types import ModelTurn
+
+
+class RolloutOver(Exception):
+    """The rollout takes no more answers and no more actions; `code` says why, for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RolloutWatch:
+    """Admits requests up to the turn limit and remembers what ended the rollout.
+
+    `on_answer` is called with every recorded answer, one at a time and in order, before the agent gets it.
+    """
+
+    def __init__(self, *, max_turns: int, on_answer: Callable[[ModelTurn], Awaitable[None]]) -> None:
+        self._max_turns = max_turns
+        self._on_answer = on_answer
+        self._in_order = asyncio.Lock()
+        self.num_turns = 0
+        self.fault: CuaError | None = None
+        """The infrastructure fault that ended the rollout."""
+        self.is_out_of_turns = False
+        """A request was refused because the turns are used up."""
+        self.is_out_of_context = False
+        """The last request did not fit into the model's context."""
+        self.is_closed = False
+        self.over = asyncio.Event()
+        """Set once the agent cannot go on: finished, out of turns, or a fault."""
+
+    def admit(self, num_turns: int) -> None:
+        """Let one more request through, beside `num_turns` answered or under way; raises `RolloutOver`."""
+        if self.over.is_set() or self.is_closed:
+            raise RolloutOver("rollout_over", "expected a rollout that goes on, got one that has ended; stop")
+        if num_turns >= self._max_turns:
+            self.is_out_of_turns = True
+            self.over.set()
+            raise RolloutOver(
+                "max_turns_reached", f"expected at most {self._max_turns} answers in this rollout, got one more; stop"
+            )
+
+    async def answered(self, turn: ModelTurn) -> None:
+        """Take note of a recorded answer."""
+        async with self._in_order:
+            if self.is_closed:
+                return
+            self.num_turns += 1
+            self.is_out_of_context = False
+            try:
+                await self._on_answer(turn)
+            except CuaError as error:
+                self.fail(error)
+
+    def overflowed(self) -> None:
+        """Take note of a request that did not fit into the model's context."""
+        self.is_out_of_context = True
+
+    def fail(self, error: CuaError) -> None:
+        """Take note of an infrastructure fault: the first one counts."""
+        self.fault = self.fault or error
+        self.over.set()
+
+    def close(self) -> None:
+        """Nothing counts from here on."""
+        self.is_closed = True
