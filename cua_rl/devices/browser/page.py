@@ -83,6 +83,11 @@ class BrowserPage:
             self._arrival = None
             await self._settle()
 
+    async def leave(self) -> None:
+        """Move the mouse to the far corner, where it hovers over nothing."""
+        async with self._operation("move the mouse away"):
+            await self._page.mouse.move(self.settings.viewport_width - 1, self.settings.viewport_height - 1)
+
     async def evaluate(self, script: str, argument: object = None) -> object:
         """The value of a JavaScript function in the page, for set-up, validation and experts; raises `DeviceError`."""
         async with self._operation("evaluate a script"):

@@ -1,0 +1,1 @@
+"""MiniWoB++: small web pages with tasks and rewards of their own, from the PyPI package `miniwob`."""
