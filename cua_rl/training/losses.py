@@ -1,19 +1,41 @@
 # pyright: reportUnknownMemberType=false
-"""Policy losses: pure functions on flat vectors over trained tokens.
+"""Policy losses: pure functions on flat vectors over trained tokens. Formulas and sources: `docs/losses.md`.
 
-`n` is the number of trained tokens; every vector is float32 of shape [n]. `training_logprobs` carry the gradient;
-`sampling_logprobs` come from the server that drew the tokens. Losses are per token and the trainer sums them: it
-divides the summed gradient by the number of trained tokens when it steps. So how tokens fall into micro-batches changes
-nothing.
+`n` is the number of trained tokens; every vector has shape [n], those of numbers are float32. `training_logprobs` carry
+the gradient; `sampling_logprobs` come from the server that drew the tokens. Losses are per token and the trainer sums
+them under weights that belong to the whole step (`cua_rl/rl/normalisation.py`). So how tokens fall into sequences and
+micro-batches changes nothing.
+
+By default a loss has one ratio, training over sampling probability. With `decoupled_ppo`, `tis_cap` or `icepop_*` it
+has two (`LossConfig.has_behaviour_weight`): training over proximal probability, clipped and differentiated, and
+proximal over sampling probability, a constant weight that may be truncated or masked. The proximal policy is the
+trainer's own at the start of the step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig
-from cua_rl.errors import ConfigError
+from cua_rl.config import KlKind, LossConfig
+
+KL_WEIGHT_CAP = 5.0
+"""Most that a token weighs in the KL term: stale tokens must not outweigh all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTokens:
+    """What losses know about the trained tokens."""
+
+    training_logprobs: Tensor
+    sampling_logprobs: Tensor
+    advantages: Tensor
+    turn_ids: Tensor
+    """int64, counted from 0: which tokens were sampled in one answer; a turn lies in one micro-batch as a whole."""
+    proximal_logprobs: Tensor | None = None
+    """Of the policy at the start of the step; None if that is the policy that is being differentiated."""
+    base_logprobs: Tensor | None = None
+    """Of the base model; needed for the KL term only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,41 +43,100 @@ class TokenLoss:
     """A loss per token, and what to report of it."""
 
     losses: Tensor  # [n], differentiable
-    ratio: Tensor | None = None  # [n], training over sampling probability; None for cross_entropy
-    clipped: Tensor | None = None  # [n] bool: the clip took the token's gradient away; None if nothing clips
+    clipped: Tensor | None = None  # [n] bool: the clip took hold of the token's ratio; None if nothing clips
+    masked: Tensor | None = None  # [n] bool: sampler and trainer differ too much, the token is left out
+    kl: Tensor | None = None  # [n], divergence from the base model, before its coefficient
 
     def detach(self) -> "TokenLoss":
         """The same without the graph behind it."""
-        return TokenLoss(losses=self.losses.detach(), ratio=self.ratio, clipped=self.clipped)
+        return replace(self, losses=self.losses.detach())
 
 
-def token_losses(
-    config: LossConfig, training_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor
-) -> TokenLoss:
+def token_losses(config: LossConfig, tokens: LossTokens) -> TokenLoss:
     """The configured loss of every trained token."""
+    if config.name == "cross_entropy":
+        return cross_entropy(tokens.training_logprobs)
+    old_logprobs, weight, masked = tokens.sampling_logprobs, None, None
+    if config.has_behaviour_weight:
+        old_logprobs = tokens.training_logprobs.detach()
+        if tokens.proximal_logprobs is not None:
+            old_logprobs = tokens.proximal_logprobs
+        weight, masked = behaviour_weight(config, tokens, old_logprobs)
+    loss = _policy_loss(config, tokens, old_logprobs)
+    if weight is not None:
+        loss = replace(loss, losses=weight * loss.losses, masked=masked)
+    if config.kl_loss_coef:
+        loss = _add_kl(config, loss, tokens)
+    return loss
+
+
+def _policy_loss(config: LossConfig, tokens: LossTokens, old_logprobs: Tensor) -> TokenLoss:
+    training_logprobs, advantages = tokens.training_logprobs, tokens.advantages
+    clip = config.clip_low, config.clip_high
     match config.name:
         case "importance_sampling":
-            return importance_sampling(training_logprobs, sampling_logprobs, advantages)
-        case "ppo":
-            return ppo(training_logprobs, sampling_logprobs, advantages, config.clip_low, config.clip_high)
+            return importance_sampling(training_logprobs, old_logprobs, advantages)
+        case "ppo" | "decoupled_ppo":
+            return ppo(training_logprobs, old_logprobs, advantages, *clip, config.dual_clip)
+        case "cispo":
+            return cispo(training_logprobs, old_logprobs, advantages, *clip)
+        case "gspo":
+            return gspo(training_logprobs, old_logprobs, advantages, tokens.turn_ids, *clip)
         case "cross_entropy":
             return cross_entropy(training_logprobs)
 
 
-def importance_sampling(training_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
+def importance_sampling(training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLoss:
     """- ratio * advantage; on policy (ratio 1) its gradient is the policy gradient - advantage * grad log p."""
-    ratio = torch.exp(training_logprobs - sampling_logprobs)
-    return TokenLoss(losses=-ratio * advantages, ratio=ratio.detach())
+    return TokenLoss(losses=-torch.exp(training_logprobs - old_logprobs) * advantages)
 
 
 def ppo(
-    training_logprobs: Tensor, sampling_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+    training_logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> TokenLoss:
-    """- min(ratio * advantage, clip(ratio, 1 - clip_low, 1 + clip_high) * advantage), as in arXiv 1707.06347."""
-    ratio = torch.exp(training_logprobs - sampling_logprobs)
-    free = ratio * advantages
-    held = torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantages
-    return TokenLoss(losses=-torch.minimum(free, held), ratio=ratio.detach(), clipped=(held < free).detach())
+    """- min(ratio * advantage, clip(ratio, 1 - clip_low, 1 + clip_high) * advantage), as in arXiv 1707.06347.
+
+    With `dual_clip` (arXiv 1912.09729) the loss of a token of negative advantage is at most dual_clip * |advantage|,
+    and has no gradient there.
+    """
+    ratio = torch.exp(training_logprobs - old_logprobs)
+    return _clipped_surrogate(ratio, advantages, clip_low, clip_high, dual_clip)
+
+
+def cispo(
+    training_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> TokenLoss:
+    """- clip(ratio, 1 - clip_low, 1 + clip_high) * advantage * log p, the clipped ratio a constant (arXiv 2506.13585).
+
+    Every token keeps a gradient; only its weight is bounded.
+    """
+    ratio = torch.exp(training_logprobs.detach() - old_logprobs)
+    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return TokenLoss(losses=-weight * advantages * training_logprobs, clipped=weight != ratio)
+
+
+def gspo(
+    training_logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    turn_ids: Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """The clipped surrogate with one ratio per turn, the geometric mean of its tokens' (arXiv 2507.18071).
+
+    The paper's sequence is one sampled answer, here a turn: so the split of a rollout into datums changes nothing. This
+    is the token form (its section 4.3), in which every token hands its gradient to the turn's ratio: with one advantage
+    per turn it equals the sequence form, summed over tokens instead of averaged (`normalisation` decides on that).
+    """
+    turn_ratio = torch.exp(turn_means(training_logprobs.detach() - old_logprobs, turn_ids))
+    ratio = turn_ratio * torch.exp(training_logprobs - training_logprobs.detach())
+    return _clipped_surrogate(ratio, advantages, clip_low, clip_high, None)
 
 
 def cross_entropy(training_logprobs: Tensor) -> TokenLoss:
@@ -63,35 +144,78 @@ def cross_entropy(training_logprobs: Tensor) -> TokenLoss:
     return TokenLoss(losses=-training_logprobs)
 
 
-def check_loss_config(config: LossConfig) -> None:
-    """Raises `ConfigError` for constants that no loss can work with."""
-    if not config.temperature > 0.0:
-        raise ConfigError(f"expected loss.temperature > 0, got {config.temperature!r}: give the sampler's temperature")
-    if config.clip_low < 0.0 or config.clip_high < 0.0:
-        raise ConfigError(f"expected clip_low, clip_high >= 0, got {config.clip_low!r}, {config.clip_high!r}")
+def behaviour_weight(config: LossConfig, tokens: LossTokens, proximal_logprobs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """min(proximal / sampling probability, tis_cap), zero where IcePop masks; and the mask, None if there is none.
+
+    Whole, it is decoupled PPO's behaviour weight (arXiv 2505.24298); truncated, truncated importance sampling of the
+    gap between sampler and trainer; masked outside [icepop_low, icepop_high], IcePop. Under gspo it is the turn's too.
+    """
+    log_weight = (proximal_logprobs - tokens.sampling_logprobs).detach()
+    if config.name == "gspo":
+        log_weight = turn_means(log_weight, tokens.turn_ids)
+    ratio = torch.exp(log_weight)
+    weight = ratio if config.tis_cap is None else ratio.clamp(max=config.tis_cap)
+    if config.icepop_low is None and config.icepop_high is None:
+        return weight, None
+    masked = torch.zeros_like(ratio, dtype=torch.bool)
+    if config.icepop_low is not None:
+        masked |= ratio < config.icepop_low
+    if config.icepop_high is not None:
+        masked |= ratio > config.icepop_high
+    return weight.masked_fill(masked, 0.0), masked
 
 
-def loss_metrics(
-    config: LossConfig, loss: TokenLoss, training_logprobs: Tensor, sampling_logprobs: Tensor
-) -> dict[str, float]:
-    """Means and extremes over all trained tokens of a request; names as in `cua_rl/metrics.py`."""
-    total = _mean(loss.losses)
-    metrics = {"loss/total": total, "policy/entropy_estimate": _mean(-training_logprobs)}
-    metrics["loss/cross_entropy" if config.name == "cross_entropy" else "loss/policy"] = total
-    if loss.clipped is not None:
-        metrics["policy/clip_frac"] = _mean(loss.clipped)
-    if loss.ratio is None:
-        return metrics
-    drop = sampling_logprobs - training_logprobs
-    return metrics | {
-        "policy/ratio_mean": _mean(loss.ratio),
-        "policy/ratio_max": float(loss.ratio.max()),
-        "policy/ratio_min": float(loss.ratio.min()),
-        "policy/kl_sampling_training/mean": _mean(drop),
-        "policy/kl_sampling_training/max": float(drop.max()),
-        "policy/kl_sampling_training_k3/mean": _mean(torch.expm1(-drop) + drop),
-    }
+def kl_to_base(
+    kind: KlKind, training_logprobs: Tensor, sampling_logprobs: Tensor, base_logprobs: Tensor
+) -> tuple[Tensor, Tensor]:
+    """KL(policy || base) as a loss per token, and the estimate itself; x is log policy - log base.
+
+    `kind` is the estimate that is reported: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x. The gradient is that of the
+    divergence in all three cases, ratio * x * grad log p. Differentiating the estimates would not do: k1's gradient is
+    zero in the mean, k3's is that of another divergence (arXiv 2506.09477). The ratio of training over sampling
+    probability makes it right for tokens of an older policy too; it is truncated at KL_WEIGHT_CAP.
+    """
+    x = (training_logprobs - base_logprobs).detach()
+    weight = torch.exp(training_logprobs.detach() - sampling_logprobs).clamp(max=KL_WEIGHT_CAP)
+    match kind:
+        case "k1":
+            estimate = weight * x
+        case "k2":
+            estimate = weight * x.square() / 2
+        case "k3":
+            estimate = weight * (torch.expm1(-x) + x)
+    return estimate + weight * x * (training_logprobs - training_logprobs.detach()), estimate
 
 
-def _mean(values: Tensor) -> float:
-    return float(values.detach().double().mean())
+def turn_means(values: Tensor, turn_ids: Tensor) -> Tensor:
+    """[n]: for every token the mean of `values` over its turn."""
+    if not len(values):
+        return values
+    sums = torch.zeros(int(turn_ids.max()) + 1, dtype=values.dtype, device=values.device)
+    counts = torch.zeros_like(sums)
+    sums.index_add_(0, turn_ids, values)
+    counts.index_add_(0, turn_ids, torch.ones_like(values))
+    return (sums / counts.clamp(min=1.0))[turn_ids]
+
+
+def _clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> TokenLoss:
+    free = ratio * advantages
+    held = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    surrogate, clipped = torch.minimum(free, held), (held < free).detach()
+    if dual_clip is not None:
+        floor = dual_clip * advantages
+        too_low = (advantages < 0) & (surrogate.detach() < floor)
+        surrogate, clipped = torch.where(too_low, floor, surrogate), clipped | too_low
+    return TokenLoss(losses=-surrogate, clipped=clipped)
+
+
+def _add_kl(config: LossConfig, loss: TokenLoss, tokens: LossTokens) -> TokenLoss:
+    """Masked tokens are left out of the KL term too: their probabilities are not to be trusted."""
+    if tokens.base_logprobs is None:
+        raise ValueError("expected base_logprobs with kl_loss_coef, got none; ask the trainer for base_logprobs first")
+    term, kl = kl_to_base(config.kl_loss_kind, tokens.training_logprobs, tokens.sampling_logprobs, tokens.base_logprobs)
+    if loss.masked is not None:
+        term, kl = term.masked_fill(loss.masked, 0.0), kl.masked_fill(loss.masked, 0.0)
+    return replace(loss, losses=loss.losses + config.kl_loss_coef * term, kl=kl)

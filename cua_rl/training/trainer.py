@@ -16,7 +16,10 @@ from cua_rl.training import checkpoint, wire
 from cua_rl.training.account import Account, measure_shape
 from cua_rl.training.batching import MicroBatch, align_with_tokens, check_datums, make_micro_batches
 from cua_rl.training.feature_cache import FeatureCache
-from cua_rl.training.losses import TokenLoss, check_loss_config, loss_metrics, token_losses
+from cua_rl.training.loss_checks import check_loss_config
+from cua_rl.training.loss_inputs import check_rows, make_loss_tokens, token_weights
+from cua_rl.training.loss_metrics import loss_metrics
+from cua_rl.training.losses import TokenLoss, token_losses
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.vision import ImagePreprocessor, encode_images
 from cua_rl.types import Datum, ImageChunk
@@ -49,6 +52,7 @@ class Trainer:
         )
         self._optimizer = self._make_optimizer()
         self._num_trained_tokens = 0
+        self._is_weighted = False
         self.policy_version = 0
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
@@ -67,28 +71,39 @@ class Trainer:
     def forward_backward(self, request: wire.ForwardBackward) -> wire.ForwardBackwardOutput:
         """Add the gradient of the summed loss; a loss that is not finite throws all gradients away and raises."""
         check_loss_config(request.loss)
+        check_rows(request)
+        self._check_weighting(request)
         batch = self._prepare(request.datums)
         logprobs, losses = [], []
         encoded_before = self.account.num_encoded_images
         with ExitStack() as if_it_fails:
             if_it_fails.callback(self._drop_gradients)
             for micro_batch in batch.micro_batches:
-                part_logprobs, part_loss = self._backward(batch, micro_batch, request.loss)
+                part_logprobs, part_loss = self._backward(batch, micro_batch, request)
                 logprobs.append(part_logprobs)
                 losses.append(part_loss)
             if_it_fails.pop_all()
         self._num_trained_tokens += sum(len(part) for part in logprobs)
+        self._is_weighted = request.token_weights is not None
         return wire.ForwardBackwardOutput(
             training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs),
             metrics=_metrics(request.loss, batch, logprobs, losses)
             | {"optim/encoded_images": float(self.account.num_encoded_images - encoded_before)},
         )
 
-    def _backward(self, batch: _Batch, micro_batch: MicroBatch, config: LossConfig) -> tuple[Tensor, TokenLoss]:
-        logprobs = self._logprobs(batch, micro_batch, config.temperature)
-        sampling_logprobs = micro_batch.sampling_logprobs.to(logprobs.device)
-        loss = token_losses(config, logprobs, sampling_logprobs, micro_batch.advantages.to(logprobs.device))
-        total = loss.losses.sum()
+    def _check_weighting(self, request: wire.ForwardBackward) -> None:
+        if self._num_trained_tokens and self._is_weighted != (request.token_weights is not None):
+            raise TrainingError(
+                "expected token_weights with all forward_backward requests of an optimizer step or with none, got both "
+                "kinds: their gradients cannot be added up"
+            )
+
+    def _backward(
+        self, batch: _Batch, micro_batch: MicroBatch, request: wire.ForwardBackward
+    ) -> tuple[Tensor, TokenLoss]:
+        logprobs = self._logprobs(batch, micro_batch, request.loss.temperature)
+        loss = token_losses(request.loss, make_loss_tokens(request, micro_batch.datum_indices, logprobs))
+        total = (loss.losses * token_weights(request, micro_batch.datum_indices, logprobs)).sum()
         if not math.isfinite(total.item()):
             rollouts = sorted({batch.datums[index].rollout_id for index in micro_batch.datum_indices})
             raise TrainingError(
@@ -100,13 +115,17 @@ class Trainer:
         return logprobs.detach(), loss.detach()
 
     def optim_step(self, request: wire.OptimStep) -> wire.OptimStepOutput:
-        """AdamW along the mean gradient per trained token; a norm that is not finite drops the gradients and raises."""
+        """AdamW along the summed gradient, which is divided by its trained tokens if it came without weights.
+
+        A norm that is not finite drops the gradients and raises.
+        """
         if not self._num_trained_tokens:
             raise TrainingError("expected forward_backward before optim_step, got no gradient to step along")
         optim, num_trained_tokens = request.optim, self._num_trained_tokens
         gradients = [p.grad for p in self.model.trainable_parameters if p.grad is not None]
-        for gradient in gradients:
-            gradient.div_(num_trained_tokens)
+        if not self._is_weighted:
+            for gradient in gradients:
+                gradient.div_(num_trained_tokens)
         norm = torch.nn.utils.get_total_norm(gradients)
         if not math.isfinite(norm.item()):
             self._drop_gradients()
@@ -207,14 +226,9 @@ class Trainer:
 def _metrics(
     config: LossConfig, batch: _Batch, logprobs: Sequence[Tensor], losses: Sequence[TokenLoss]
 ) -> dict[str, float]:
-    together = TokenLoss(
-        losses=torch.cat([loss.losses for loss in losses]),
-        ratio=None if losses[0].ratio is None else torch.cat([x.ratio for x in losses if x.ratio is not None]),
-        clipped=None if losses[0].clipped is None else torch.cat([x.clipped for x in losses if x.clipped is not None]),
-    )
     training_logprobs = torch.cat(list(logprobs))
     sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
-    return loss_metrics(config, together, training_logprobs, sampling_logprobs.to(training_logprobs.device)) | {
+    return loss_metrics(config, losses, training_logprobs, sampling_logprobs.to(training_logprobs.device)) | {
         "optim/num_datums": float(len(batch.datums)),
         "optim/num_micro_batches": float(len(batch.micro_batches)),
         "optim/trained_tokens": float(len(training_logprobs)),

@@ -1,26 +1,57 @@
-"""Policy losses against cases worked by hand."""
+"""Policy losses against cases worked by hand, and against each other where they must agree."""
 
 import math
+from dataclasses import replace
 
+import chz
 import pytest
 import torch
+from torch import Tensor
 
-from cua_rl.config import LossConfig
+from cua_rl.config import KlKind, LossConfig, LossName
 from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
-from cua_rl.training.losses import check_loss_config, importance_sampling, loss_metrics, ppo, token_losses
+from cua_rl.training.loss_checks import check_loss_config
+from cua_rl.training.loss_metrics import effective_share, loss_metrics, ratio_metrics
+from cua_rl.training.losses import (
+    KL_WEIGHT_CAP,
+    LossTokens,
+    TokenLoss,
+    cispo,
+    gspo,
+    importance_sampling,
+    kl_to_base,
+    ppo,
+    token_losses,
+)
 
-# Three tokens with ratios 1, 1.5 and 0.5.
+# Three tokens with ratios 1, 1.5 and 0.5, in two turns.
 SAMPLING = torch.tensor([-1.0, -2.0, -0.5])
-TRAINING = SAMPLING + torch.tensor([1.0, 1.5, 0.5]).log()
+RATIO = torch.tensor([1.0, 1.5, 0.5])
+TRAINING = SAMPLING + RATIO.log()
 ADVANTAGES = torch.tensor([2.0, 1.0, -1.0])
+TURNS = torch.tensor([0, 0, 1])
+POLICY_LOSSES: tuple[LossName, ...] = ("importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo")
+INFINITE = LossConfig(clip_low=math.inf, clip_high=math.inf)
+
+
+def tokens(training: Tensor = TRAINING, sampling: Tensor = SAMPLING, **fields: Tensor) -> LossTokens:
+    given = LossTokens(training_logprobs=training, sampling_logprobs=sampling, advantages=ADVANTAGES, turn_ids=TURNS)
+    return replace(given, **fields)
+
+
+def gradient(config: LossConfig, given: LossTokens) -> Tensor:
+    """d(summed loss) / d(training log-probability of each token)."""
+    logprobs = given.training_logprobs.clone().requires_grad_()
+    loss = token_losses(config, replace(given, training_logprobs=logprobs)).losses.sum()
+    return torch.autograd.grad(loss, logprobs)[0]
 
 
 def test_importance_sampling_weighs_advantages_by_the_ratio() -> None:
-    loss = importance_sampling(TRAINING, SAMPLING, ADVANTAGES)
-
     # -1 * 2, -1.5 * 1, -0.5 * -1
-    torch.testing.assert_close(loss.losses, torch.tensor([-2.0, -1.5, 0.5]))
+    torch.testing.assert_close(
+        importance_sampling(TRAINING, SAMPLING, ADVANTAGES).losses, torch.tensor([-2.0, -1.5, 0.5])
+    )
 
 
 def test_ppo_clips_what_would_gain_and_keeps_what_would_lose() -> None:
@@ -41,43 +72,246 @@ def test_ppo_does_not_clip_a_ratio_that_went_the_wrong_way() -> None:
     assert not loss.clipped.any()
 
 
-def test_ppo_with_infinite_clip_is_importance_sampling() -> None:
-    free = ppo(TRAINING, SAMPLING, ADVANTAGES, clip_low=math.inf, clip_high=math.inf)
+def test_a_dual_clip_bounds_the_loss_of_bad_tokens_and_takes_their_gradient() -> None:
+    far = tokens(training=SAMPLING + torch.tensor([4.0, 4.0, 2.0]).log(), advantages=torch.tensor([1.0, -1.0, -1.0]))
+    config = LossConfig(name="ppo", dual_clip=3.0)
 
-    assert free.losses.equal(importance_sampling(TRAINING, SAMPLING, ADVANTAGES).losses)
+    loss = token_losses(config, far)
+
+    # advantage 1: 4 held at 1.2; advantage -1: ratio 4 counts as 3, ratio 2 stays
+    torch.testing.assert_close(loss.losses, torch.tensor([-1.2, 3.0, 2.0]))
+    torch.testing.assert_close(gradient(config, far), torch.tensor([0.0, 0.0, 2.0]))
+    assert loss.clipped is not None
+    assert loss.clipped.tolist() == [True, True, False]
 
 
-def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
-    logprobs = SAMPLING.clone().requires_grad_()
+def test_an_infinite_dual_clip_is_ppo() -> None:
+    plain, dual = LossConfig(name="ppo"), LossConfig(name="ppo", dual_clip=math.inf)
 
-    for name in ("importance_sampling", "ppo"):
-        loss = token_losses(LossConfig(name=name), logprobs, SAMPLING, ADVANTAGES).losses.sum()
+    assert token_losses(dual, tokens()).losses.equal(token_losses(plain, tokens()).losses)
+    assert gradient(dual, tokens()).equal(gradient(plain, tokens()))
 
-        # d(-A log p)/d log p = -A
-        assert torch.autograd.grad(loss, logprobs)[0].tolist() == [-2.0, -1.0, 1.0]
+
+def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
+    loss = cispo(TRAINING, SAMPLING, ADVANTAGES, clip_low=0.2, clip_high=0.3)
+
+    # weights 1, 1.3, 0.8 times advantages 2, 1, -1 times -log p
+    torch.testing.assert_close(loss.losses, torch.tensor([-2.0, -1.3, 0.8]) * TRAINING)
+    torch.testing.assert_close(
+        gradient(LossConfig(name="cispo", clip_high=0.3), tokens()), torch.tensor([-2.0, -1.3, 0.8])
+    )
+    assert loss.clipped is not None
+    assert loss.clipped.tolist() == [False, True, True]
+
+
+def test_gspo_gives_all_tokens_of_a_turn_the_geometric_mean_of_their_ratios() -> None:
+    # turn 0: sqrt(1 * 1.5) = 1.2247 times advantages 2, 1; turn 1: 0.5 times -1
+    turn = math.sqrt(1.5)
+    free = chz.replace(INFINITE, name="gspo")
+    torch.testing.assert_close(token_losses(free, tokens()).losses, torch.tensor([-2 * turn, -turn, 0.5]))
+    torch.testing.assert_close(gradient(free, tokens()), torch.tensor([-2 * turn, -turn, 0.5]))
+
+    # clipped at 1.2 and 0.8: turn 0 gains too much as a whole, turn 1 has lost enough
+    loss = gspo(TRAINING, SAMPLING, ADVANTAGES, TURNS, 0.2, 0.2)
+    torch.testing.assert_close(loss.losses, torch.tensor([-2.4, -1.2, 0.8]))
+    assert loss.clipped is not None
+    assert loss.clipped.all()
+
+
+def test_gspo_in_the_token_form_has_the_gradient_of_the_sequence_form() -> None:
+    logprobs = TRAINING.clone().requires_grad_()
+    one_advantage = tokens(advantages=torch.tensor([2.0, 2.0, -1.0]))
+    turn_ratio = torch.exp((logprobs - SAMPLING)[:2].mean())
+
+    # two tokens times - turn ratio * advantage, the ratio differentiated as a whole
+    by_sequence = torch.autograd.grad(-2 * turn_ratio * 2.0, logprobs)[0]
+
+    torch.testing.assert_close(gradient(chz.replace(INFINITE, name="gspo"), one_advantage)[:2], by_sequence[:2])
+
+
+def test_gspo_with_turns_of_one_token_is_ppo_and_importance_sampling() -> None:
+    single = tokens(turn_ids=torch.arange(3))
+
+    for clip in (0.2, math.inf):
+        config = LossConfig(name="gspo", clip_low=clip, clip_high=clip)
+        torch.testing.assert_close(
+            token_losses(config, single).losses, token_losses(chz.replace(config, name="ppo"), single).losses
+        )
+    torch.testing.assert_close(
+        gradient(chz.replace(INFINITE, name="gspo"), single), gradient(LossConfig(name="importance_sampling"), single)
+    )
+
+
+@pytest.mark.parametrize("name", ["ppo", "cispo"])
+def test_with_an_infinite_clip_gradients_are_those_of_importance_sampling(name: LossName) -> None:
+    expected = gradient(LossConfig(name="importance_sampling"), tokens())
+
+    torch.testing.assert_close(gradient(chz.replace(INFINITE, name=name), tokens()), expected)
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES)
+def test_on_policy_the_gradient_is_the_policy_gradient(name: LossName) -> None:
+    # d(-A log p)/d log p = -A
+    assert gradient(LossConfig(name=name), tokens(training=SAMPLING)).tolist() == [-2.0, -1.0, 1.0]
+
+
+def test_decoupled_ppo_clips_against_the_proximal_policy_and_weighs_by_the_behaviour_ratio() -> None:
+    # proximal/sampling 1.25, 1, 0.5; training/proximal 0.8, 1.5, 1
+    behaviour = torch.tensor([1.25, 1.0, 0.5])
+    given = tokens(proximal_logprobs=SAMPLING + behaviour.log())
+
+    loss = token_losses(LossConfig(name="decoupled_ppo"), given)
+
+    # -1.25 * 0.8 * 2, -1 * 1.2 * 1 (clipped), 0.5 * 1 * 1
+    torch.testing.assert_close(loss.losses, torch.tensor([-2.0, -1.2, 0.5]))
+    assert loss.clipped is not None
+    assert loss.clipped.tolist() == [False, True, False]
+
+
+def test_where_the_policy_is_the_proximal_one_only_the_behaviour_weight_is_left() -> None:
+    config = LossConfig(name="decoupled_ppo", clip_low=0.0, clip_high=0.0)
+
+    # - ratio * A, although the clip would allow nothing
+    torch.testing.assert_close(gradient(config, tokens()), -RATIO * ADVANTAGES)
+    torch.testing.assert_close(gradient(config, tokens(proximal_logprobs=TRAINING)), -RATIO * ADVANTAGES)
+
+
+@pytest.mark.parametrize("name", ["importance_sampling", "ppo", "cispo", "decoupled_ppo"])
+def test_truncation_caps_the_weight_of_trainer_over_sampler(name: LossName) -> None:
+    # weights 1, 1.5 -> 1.2, 0.5
+    expected = -torch.tensor([1.0, 1.2, 0.5]) * ADVANTAGES
+
+    torch.testing.assert_close(gradient(LossConfig(name=name, tis_cap=1.2), tokens()), expected)
+
+
+def test_icepop_masks_tokens_outside_its_band_and_weighs_those_inside() -> None:
+    config = LossConfig(name="ppo", icepop_low=0.6, icepop_high=1.5 + 1e-6)
+    low_only, high_only = LossConfig(icepop_low=0.6), LossConfig(icepop_high=1.4)
+
+    assert mask(token_losses(config, tokens())) == [False, False, True]
+    torch.testing.assert_close(gradient(config, tokens()), torch.tensor([-2.0, -1.5, 0.0]))
+    assert mask(token_losses(low_only, tokens())) == [False, False, True]
+    assert mask(token_losses(high_only, tokens())) == [False, True, False]
+
+
+def test_under_gspo_weights_and_masks_are_the_turns() -> None:
+    turn = math.sqrt(1.5)
+    config = LossConfig(name="gspo", icepop_low=0.6)
+
+    assert mask(token_losses(config, tokens())) == [False, False, True]
+    torch.testing.assert_close(gradient(config, tokens()), torch.tensor([-2 * turn, -turn, 0.0]))
+    torch.testing.assert_close(gradient(LossConfig(name="gspo", tis_cap=1.1), tokens())[:2], torch.tensor([-2.2, -1.1]))
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_the_mean_gradient_of_the_kl_term_is_that_of_the_divergence(kind: KlKind, is_stale: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, base, drift = torch.randn(3, 5, generator=generator)
+    base, sampling = base.log_softmax(0), (logits + 0.5 * is_stale * drift).log_softmax(0)  # ratios below the cap
+    logits = logits.requires_grad_()
+    policy = logits.log_softmax(0)
+    divergence = (policy.exp() * (policy - base)).sum()
+
+    # every token once, weighted by how often the sampler draws it: the exact mean
+    losses, estimates = kl_to_base(kind, policy, sampling, base)
+    mean = (sampling.exp() * losses).sum()
+
+    expected = torch.autograd.grad(divergence, logits, retain_graph=True)[0]
+    torch.testing.assert_close(torch.autograd.grad(mean, logits)[0], expected)
+    if kind != "k2":  # k2 is biased as an estimate
+        torch.testing.assert_close((sampling.exp() * estimates).sum(), divergence)
+
+
+def test_kl_estimates_of_one_token_and_the_cap_on_its_weight() -> None:
+    training, base = torch.tensor([-1.0]), torch.tensor([-3.0])
+
+    values = {kind: kl_to_base(kind, training, training, base)[1].item() for kind in ("k1", "k2", "k3")}
+    stale = kl_to_base("k1", training, torch.tensor([-9.0]), base)[1].item()
+
+    # x = 2: 2, 4 / 2, exp(-2) - 1 + 2
+    assert values == pytest.approx({"k1": 2.0, "k2": 2.0, "k3": math.exp(-2) + 1})
+    assert stale == pytest.approx(KL_WEIGHT_CAP * 2.0)
+
+
+def test_the_kl_term_is_added_with_its_coefficient_and_spares_masked_tokens() -> None:
+    base = TRAINING - torch.tensor([1.0, 0.0, 5.0])
+    given = tokens(training=SAMPLING, base_logprobs=SAMPLING - torch.tensor([1.0, 0.0, 5.0]))
+
+    # on policy: -A + 0.1 * x
+    torch.testing.assert_close(gradient(LossConfig(kl_loss_coef=0.1), given), torch.tensor([-1.9, -1.0, 1.5]))
+    config = LossConfig(kl_loss_coef=0.1, icepop_low=0.6)
+    assert gradient(config, tokens(base_logprobs=base))[2] == 0.0
+    with pytest.raises(ValueError, match="base_logprobs"):
+        token_losses(config, tokens())
 
 
 def test_cross_entropy_gives_every_token_weight_one_and_looks_at_nothing_else() -> None:
-    loss = token_losses(LossConfig(name="cross_entropy"), TRAINING, SAMPLING * math.nan, ADVANTAGES * math.nan)
+    nothing = torch.full((3,), math.nan)
+    loss = token_losses(LossConfig(name="cross_entropy"), tokens(sampling=nothing, advantages=nothing))
 
     assert loss.losses.equal(-TRAINING)
-    assert loss.ratio is None
 
 
 def test_metrics_are_means_over_tokens_under_known_names() -> None:
-    config = LossConfig(name="ppo")
-    metrics = loss_metrics(config, token_losses(config, TRAINING, SAMPLING, ADVANTAGES), TRAINING, SAMPLING)
+    config = LossConfig(name="ppo", kl_loss_coef=0.5, kl_loss_kind="k1", icepop_low=0.6, icepop_high=2.0)
+    given = tokens(base_logprobs=SAMPLING - 1.0)
+    first, rest = slice(0, 1), slice(1, 3)
+    losses = [
+        token_losses(config, replace(given, **{name: getattr(given, name)[part] for name in VECTORS})).detach()
+        for part in (first, rest)
+    ]
+
+    metrics = loss_metrics(config, losses, TRAINING, SAMPLING)
 
     check_names(metrics)
-    assert metrics["loss/policy"] == pytest.approx((-2.0 - 1.2 + 0.8) / 3)
+    # -1 * 2, -1.5 * 1, masked; x = 1 + log ratio, weighted by the ratio
+    kl = (1.0 + 1.5 * (1 + math.log(1.5))) / 3
+    assert metrics["loss/policy"] == pytest.approx(-3.5 / 3)
+    assert metrics["loss/kl_base"] == pytest.approx(kl)
+    assert metrics["loss/total"] == pytest.approx(-3.5 / 3 + 0.5 * kl)
+    assert metrics["policy/mask_frac"] == pytest.approx(1 / 3)
+    assert metrics["policy/clip_frac"] == 0.0
+
+
+def test_ratio_metrics_say_how_far_from_on_policy_the_tokens_are() -> None:
+    metrics = ratio_metrics(TRAINING - SAMPLING)
+
     assert metrics["policy/ratio_mean"] == pytest.approx(1.0)
-    assert metrics["policy/clip_frac"] == pytest.approx(2 / 3)
+    assert metrics["policy/ratio_p50"] == pytest.approx(1.0)
+    assert metrics["policy/ratio_p99"] == pytest.approx(1.0 + 0.98 * 0.5)
+    assert metrics["policy/ratio_max"] == pytest.approx(1.5)
+    # (1 + 1.5 + 0.5)^2 / (3 * (1 + 2.25 + 0.25))
+    assert metrics["policy/ess_frac"] == pytest.approx(9 / 10.5)
     # k1 = -mean(log ratio), k3 = mean(ratio - 1 - log ratio) = k1, because the mean ratio is 1
     assert metrics["policy/kl_sampling_training/mean"] == pytest.approx(-math.log(0.75) / 3, rel=1e-5)
     assert metrics["policy/kl_sampling_training_k3/mean"] == pytest.approx(-math.log(0.75) / 3, rel=1e-5)
+    assert effective_share(torch.tensor([0.0, 5.0])) == 0.5
 
 
-@pytest.mark.parametrize("config", [LossConfig(temperature=0.0), LossConfig(clip_low=-0.1)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        LossConfig(temperature=0.0),
+        LossConfig(clip_low=-0.1),
+        LossConfig(dual_clip=3.0),
+        LossConfig(name="ppo", dual_clip=1.0),
+        LossConfig(tis_cap=0.0),
+        LossConfig(icepop_low=1.1),
+        LossConfig(icepop_high=0.9),
+        LossConfig(kl_loss_coef=-1.0),
+        LossConfig(normalisation_tokens=0),
+        LossConfig(name="cross_entropy", tis_cap=2.0),
+    ],
+)
 def test_impossible_constants_are_refused(config: LossConfig) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="expected"):
         check_loss_config(config)
+
+
+VECTORS = ("training_logprobs", "sampling_logprobs", "advantages", "turn_ids", "base_logprobs")
+
+
+def mask(loss: TokenLoss) -> list[bool]:
+    assert loss.masked is not None
+    return loss.masked.tolist()

@@ -1,0 +1,44 @@
+"""Which loss settings can work: refused before a model loads. No torch here."""
+
+from cua_rl.config import LossConfig
+from cua_rl.errors import ConfigError
+
+
+def check_loss_config(config: LossConfig) -> None:
+    """Raises `ConfigError` for constants that no loss can work with."""
+    if not config.temperature > 0.0:
+        raise ConfigError(f"expected loss.temperature > 0, got {config.temperature!r}: give the sampler's temperature")
+    if config.clip_low < 0.0 or config.clip_high < 0.0:
+        raise ConfigError(
+            f"clip_low, clip_high: expected at least 0, got {config.clip_low!r}, {config.clip_high!r}; they are "
+            "distances from 1"
+        )
+    if config.kl_loss_coef < 0.0:
+        raise ConfigError(f"kl_loss_coef: expected at least 0, got {config.kl_loss_coef!r}; 0 is no KL term")
+    if config.normalisation_tokens < 1:
+        raise ConfigError(f"normalisation_tokens: expected at least 1, got {config.normalisation_tokens!r}; raise it")
+    _check_dual_clip(config)
+    _check_mismatch_correction(config)
+
+
+def _check_dual_clip(config: LossConfig) -> None:
+    if config.dual_clip is None:
+        return
+    if config.name not in ("ppo", "decoupled_ppo"):
+        raise ConfigError(
+            f"dual_clip: expected loss=ppo or loss=decoupled_ppo with it, got loss={config.name}; leave dual_clip out"
+        )
+    if not config.dual_clip > 1.0:
+        raise ConfigError(f"dual_clip: expected more than 1, got {config.dual_clip!r}; 3 is usual")
+
+
+def _check_mismatch_correction(config: LossConfig) -> None:
+    """Truncation and masks of the weight of trainer over sampler."""
+    if config.name == "cross_entropy" and config.has_behaviour_weight:
+        raise ConfigError("tis_cap, icepop_low, icepop_high: expected a policy loss with them, got loss=cross_entropy")
+    if config.tis_cap is not None and not config.tis_cap > 0.0:
+        raise ConfigError(f"tis_cap: expected more than 0, got {config.tis_cap!r}; 2 is usual")
+    if config.icepop_low is not None and not 0.0 <= config.icepop_low <= 1.0:
+        raise ConfigError(f"icepop_low: expected 0 to 1, got {config.icepop_low!r}; 0.5 is usual")
+    if config.icepop_high is not None and not config.icepop_high >= 1.0:
+        raise ConfigError(f"icepop_high: expected at least 1, got {config.icepop_high!r}; 5 is usual")
