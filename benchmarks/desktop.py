@@ -1,0 +1,112 @@
+"""How fast are Linux desktops? Clicks with a screenshot per second, 1, 4 and 8 desktops side by side: a JSON line each.
+
+    python benchmarks/desktop.py [--desktops 1,4,8] [--steps 100]
+
+A step clicks into a real editor, waits until the picture is still, and encodes it as a PNG; waiting for still pictures
+(30 ms at least) and PNG encoding are the limit: the first bounds one desktop, the second bounds the machine.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cua_rl.actions import Click
+from cua_rl.devices.desktop.device import LinuxDesktop, encode_png
+from cua_rl.devices.desktop.x_screen import XScreen
+from cua_rl.tasks.desktop.desktops import LinuxDesktops
+from cua_rl.tasks.desktop.templates import DESKTOP_TASKS
+
+SIZE_PX = (1024, 768)
+TARGET = {4: 50.0}  # steps/s on two cores
+
+
+async def measure(num_desktops: int, num_steps: int) -> dict[str, object]:
+    """Start desktops with an editor each, step all of them at once, reset them, stop them."""
+    task = DESKTOP_TASKS[0].make_task(0)
+    assert task.prepare is not None
+    async with LinuxDesktops(width_px=SIZE_PX[0], height_px=SIZE_PX[1]) as backend:
+        began = time.perf_counter()
+        desktops = await asyncio.gather(*(backend.make(task) for _ in range(num_desktops)))
+        start_s = time.perf_counter() - began
+        try:
+            await asyncio.gather(*(task.prepare(desktop) for desktop in desktops))
+            began = time.perf_counter()
+            times = await asyncio.gather(*(steps(desktop, num_steps) for desktop in desktops))
+            seconds = time.perf_counter() - began
+            memory_mib = sum(process_tree_mib(desktop.device_id) for desktop in desktops) / num_desktops
+            png_ms = await asyncio.to_thread(encoding_ms, desktops[0])
+            began = time.perf_counter()
+            await asyncio.gather(*(backend.reset(desktop, task) for desktop in desktops))
+            reset_s = time.perf_counter() - began
+        finally:
+            await asyncio.gather(*(desktop.close() for desktop in desktops))
+    all_times = sorted(duration for one in times for duration in one)
+    return {
+        "figure": "desktop_steps_per_s",
+        "num_desktops": num_desktops,
+        "value": round(num_desktops * num_steps / seconds, 1),
+        "target": TARGET.get(num_desktops),
+        "limit_steps_per_s": round((os.cpu_count() or 1) * 1000 / png_ms, 1),
+        "limit": f"PNG encoding, {png_ms:.1f} ms of one core",
+        "step_p50_ms": round(1000 * statistics.median(all_times), 1),
+        "step_p95_ms": round(1000 * all_times[int(0.95 * len(all_times))], 1),
+        "start_s": round(start_s, 2),
+        "reset_s": round(reset_s, 2),
+        "memory_mib_per_desktop": round(memory_mib, 1),
+        "screen": "{}x{}".format(*SIZE_PX),
+        "num_cores": os.cpu_count(),
+    }
+
+
+async def steps(desktop: LinuxDesktop, num_steps: int) -> list[float]:
+    """Seconds of every step; clicks alternate between two places."""
+    durations: list[float] = []
+    for number in range(num_steps):
+        began = time.perf_counter()
+        await desktop.execute(Click(x=300 + 200 * (number % 2), y=400))
+        await desktop.observe()
+        durations.append(time.perf_counter() - began)
+    return durations
+
+
+def encoding_ms(desktop: LinuxDesktop) -> float:
+    """What encoding one picture of this desktop costs alone."""
+    screen = XScreen(desktop.display)
+    frame = screen.grab()
+    screen.close()
+    began = time.perf_counter()
+    for _ in range(20):
+        encode_png(frame)
+    return 1000 * (time.perf_counter() - began) / 20
+
+
+def process_tree_mib(device_id: str) -> float:
+    """Proportional set size of all processes whose home is this desktop's."""
+    total_kib = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"/{device_id}\0".encode() in (process / "environ").read_bytes():
+                rollup = (process / "smaps_rollup").read_text()
+                total_kib += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return total_kib / 1024
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure each number of desktops in turn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--desktops", default="1,4,8")
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args(argv)
+    for number in options.desktops.split(","):
+        print(json.dumps(asyncio.run(measure(int(number), options.steps))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Linux desktops: an X server of their own each, a window manager, and real Debian programs."""

@@ -1,0 +1,242 @@
+"""A Linux desktop as a device: pictures of its X display, XTEST input, files and windows to validate by."""
+
+import asyncio
+import io
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, ParamSpec, TypeVar
+
+from PIL import Image
+
+from cua_rl.actions import (
+    Action,
+    Click,
+    DoubleClick,
+    Drag,
+    LongPress,
+    MoveMouse,
+    OpenApp,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from cua_rl.devices.desktop.session import DesktopSession
+from cua_rl.devices.desktop.x_screen import RIGHT, Frame, XScreen
+from cua_rl.devices.device import ActionRejected, DeviceAbilities
+from cua_rl.errors import DeviceError, TaskError
+from cua_rl.types import Observation
+
+DESKTOP_ABILITIES = DeviceAbilities(
+    name="a Linux desktop", has_shell=True, is_seeded=False, queries=frozenset({"file", "files", "window_titles"})
+)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_SETTLE_GAP_S = 0.015
+_SETTLE_LIMIT_S = 0.3
+_DRAWN_GAP_S = 0.25
+_DRAWN_LIMIT_S = 5.0
+"""A program draws its window a while after it has opened it, and only then takes keys."""
+_WINDOW_TIMEOUT_S = 20.0
+_POLL_S = 0.05
+
+
+class LinuxDesktop:
+    """One desktop. Its X connection lives in a thread of its own, so nothing here blocks the event loop."""
+
+    def __init__(self, session: DesktopSession, *, device_id: str) -> None:
+        self._session = session
+        self._device_id = device_id
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=device_id)
+        self._screen: XScreen | None = None
+
+    @property
+    def device_id(self) -> str:
+        return self._device_id
+
+    @property
+    def kind(self) -> Literal["linux"]:
+        return "linux"
+
+    @property
+    def home(self) -> Path:
+        """The home folder of the desktop's user: what tasks put there and validators read."""
+        return self._session.home
+
+    @property
+    def display(self) -> str:
+        """The X display, such as ":91"; "" before it has started."""
+        return self._session.display
+
+    async def start(self) -> None:
+        """Start the desktop and wait for its window manager; raises `DeviceError`."""
+        await self._session.start()
+        deadline = time.monotonic() + _WINDOW_TIMEOUT_S
+        self._screen = await self._in_thread(XScreen, self._session.display)
+        while not await self._in_thread(self._screen.has_window_manager):
+            if time.monotonic() > deadline:
+                raise DeviceError(f"expected a window manager on {self._device_id!r}, got none")
+            await asyncio.sleep(_POLL_S)
+        await self._in_thread(self._screen.move, 0, 0)  # out of the way of what is going to be read
+
+    async def observe(self) -> Observation:
+        """Take a screenshot; raises `DeviceError`."""
+        return await self._in_thread(_observe, self._open_screen())
+
+    async def execute(self, action: Action) -> None:
+        """Do one action and wait until two pictures in a row are equal, at most a third of a second."""
+        if isinstance(action, Wait):
+            await asyncio.sleep(action.duration_s)
+            return
+        await self._in_thread(_do, self._open_screen(), action)
+        await self._settle()
+
+    async def query(self, name: str) -> str:
+        """`file:<path in the home folder>` (its text, "" if none), `files` (one path a line) or `window_titles`."""
+        what, _, argument = name.partition(":")
+        match what:
+            case "file":
+                return await asyncio.to_thread(_read_text, self.home, argument)
+            case "files":
+                return await asyncio.to_thread(_list_files, self.home)
+            case "window_titles":
+                return "\n".join(await self._in_thread(self._open_screen().window_titles))
+            case _:
+                raise TaskError(f"expected a query file:<path>, files or window_titles, got {name!r}")
+
+    async def shell(self, command: str) -> str:
+        """Run a command as the desktop's user, in its home folder, and return what it printed."""
+        return await self._session.shell(command)
+
+    async def write_file(self, name: str, text: str) -> None:
+        """Put a file into the home folder, as its user's own."""
+        await asyncio.to_thread(self._session.write_file, _inside(self.home, name), text)
+
+    async def run_program(self, command: Sequence[str], *, window: str) -> None:
+        """Start a program and wait for a window whose title has `window` in it; raises `DeviceError`."""
+        await self._session.run_program(command)
+        await self._wait_for_windows(lambda titles: any(window in title for title in titles), f"a window {window!r}")
+        await self._settle(gap_s=_DRAWN_GAP_S, limit_s=_DRAWN_LIMIT_S)
+
+    async def reset(self) -> None:
+        """End all programs and empty the home folder; the desktop itself stays."""
+        await self._session.end_programs()
+        await self._wait_for_windows(lambda titles: not titles, "no window")
+
+    async def close(self) -> None:
+        """End everything; safe to call twice."""
+        if self._screen is not None:
+            screen, self._screen = self._screen, None
+            await asyncio.get_running_loop().run_in_executor(self._thread, screen.close)
+        self._thread.shutdown(wait=False)
+        await self._session.stop()
+
+    async def _wait_for_windows(self, is_right: Callable[[list[str]], bool], expected: str) -> None:
+        deadline = time.monotonic() + _WINDOW_TIMEOUT_S
+        titles = await self._in_thread(self._open_screen().window_titles)
+        while not is_right(titles):
+            if time.monotonic() > deadline:
+                raise DeviceError(f"expected {expected} on {self._device_id!r}, got {titles!r}")
+            await asyncio.sleep(_POLL_S)
+            titles = await self._in_thread(self._open_screen().window_titles)
+
+    async def _settle(self, gap_s: float = _SETTLE_GAP_S, limit_s: float = _SETTLE_LIMIT_S) -> None:
+        """Wait until two pictures, `gap_s` apart, are equal."""
+        deadline = time.monotonic() + limit_s
+        screen = self._open_screen()
+        await asyncio.sleep(gap_s)
+        before = await self._in_thread(screen.grab)
+        while time.monotonic() < deadline:
+            await asyncio.sleep(gap_s)
+            now = await self._in_thread(screen.grab)
+            if now.bgra == before.bgra:
+                return
+            before = now
+
+    def _open_screen(self) -> XScreen:
+        if self._screen is None:
+            raise DeviceError(f"expected an open desktop, got {self._device_id!r}, which is closed")
+        return self._screen
+
+    async def _in_thread(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """X calls raise errors of many kinds when the server has gone; all of them mean that the desktop is lost."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+        except (ActionRejected, DeviceError):
+            raise
+        except Exception as error:
+            raise DeviceError(f"the desktop {self._device_id!r} was lost: {type(error).__name__}: {error}") from error
+
+
+def _observe(screen: XScreen) -> Observation:
+    frame = screen.grab()
+    return Observation(png=encode_png(frame), width_px=frame.width_px, height_px=frame.height_px)
+
+
+def encode_png(frame: Frame) -> bytes:
+    """The frame as a PNG, packed lightly: this is most of a step's cost."""
+    image = Image.frombuffer("RGB", (frame.width_px, frame.height_px), frame.bgra, "raw", "BGRX", 0, 1)
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=1)
+    return file.getvalue()
+
+
+def _do(screen: XScreen, action: Action) -> None:
+    match action:
+        case Click() | DoubleClick() | RightClick() | LongPress():
+            _click(screen, action)
+        case MoveMouse(x=x, y=y):
+            screen.move(x, y)
+        case Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
+            screen.drag(x, y, to_x, to_y, duration_s)
+        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+            screen.scroll(x, y, down_px=down_px, right_px=right_px)
+        case TypeText(text=text):
+            screen.type_text(text)
+        case PressKey(keys=keys):
+            screen.press_keys(keys)
+        case PressButton() | OpenApp() | Wait():
+            raise ActionRejected("A desktop has no such button: use mouse and keyboard.")
+
+
+def _click(screen: XScreen, action: Click | DoubleClick | RightClick | LongPress) -> None:
+    match action:
+        case DoubleClick(x=x, y=y):
+            screen.click(x, y, times=2)
+        case RightClick(x=x, y=y):
+            screen.click(x, y, button=RIGHT)
+        case LongPress(x=x, y=y, duration_s=duration_s):
+            screen.click(x, y, hold_s=duration_s)
+        case Click(x=x, y=y):
+            screen.click(x, y)
+
+
+def _read_text(home: Path, name: str) -> str:
+    path = _inside(home, name)
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return ""
+
+
+def _inside(home: Path, name: str) -> Path:
+    path = (home / name).resolve()
+    if not name or not path.is_relative_to(home.resolve()):
+        raise TaskError(f"expected a path in the home folder of the desktop, got {name!r}")
+    return path
+
+
+def _list_files(home: Path) -> str:
+    """Files and folders (with a slash) that do not begin with a dot."""
+    found = [
+        path
+        for path in sorted(home.rglob("*"))
+        if not any(part.startswith(".") for part in path.relative_to(home).parts)
+    ]
+    return "\n".join(f"{path.relative_to(home)}{'/' if path.is_dir() else ''}" for path in found)

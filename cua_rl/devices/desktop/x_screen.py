@@ -1,0 +1,167 @@
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+"""The mouse, the keyboard and the picture of one X display, without a process per action.
+
+Everything here blocks for a moment (a screenshot 1 ms, a click 0.1 ms) and belongs to one thread.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import mss
+from mss.base import MSSBase
+from Xlib import X
+from Xlib.display import Display
+from Xlib.error import BadWindow
+from Xlib.ext import xtest
+
+from cua_rl.devices.desktop.keys import keysym_of_character, keysym_of_key
+
+LEFT, RIGHT = 1, 3
+_WHEEL_UP, _WHEEL_DOWN, _WHEEL_LEFT, _WHEEL_RIGHT = 4, 5, 6, 7
+PX_PER_NOTCH = 50
+"""How far one notch of the wheel is taken to scroll; programs differ."""
+_DOUBLE_CLICK_GAP_S = 0.05
+_DRAG_STEPS = 12
+_REMAP_S = 0.03
+"""How long programs get to learn that a key has a new meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One picture of the screen."""
+
+    width_px: int
+    height_px: int
+    bgra: bytes
+
+
+@dataclass(slots=True)
+class XScreen:
+    """A connection to a display such as ":91"; raises `Xlib.error.DisplayError` if there is none."""
+
+    name: str
+    _display: Display = field(init=False)
+    _camera: MSSBase = field(init=False)
+    _spare_keycodes: list[int] = field(init=False)
+    """Keys without a meaning; characters that the keyboard does not have borrow them, oldest loan first."""
+    _borrowed: dict[int, int] = field(default_factory=dict[int, int])
+    """Keycode by keysym."""
+
+    def __post_init__(self) -> None:
+        self._display = Display(self.name)
+        self._camera = mss.MSS(display=self.name)
+        first, last = self._display.display.info.min_keycode, self._display.display.info.max_keycode
+        mapping = self._display.get_keyboard_mapping(first, last - first + 1)
+        self._spare_keycodes = [first + i for i, keysyms in enumerate(mapping) if i and not any(keysyms)]
+
+    def grab(self) -> Frame:
+        """What the screen shows now."""
+        shot = self._camera.grab(self._camera.monitors[0])
+        return Frame(width_px=shot.width, height_px=shot.height, bgra=bytes(shot.bgra))
+
+    def move(self, x: int, y: int) -> None:
+        """Put the mouse on a pixel."""
+        xtest.fake_input(self._display, X.MotionNotify, x=x, y=y)
+        self._display.sync()
+
+    def click(self, x: int, y: int, *, button: int = LEFT, times: int = 1, hold_s: float = 0.0) -> None:
+        """Press and release a button at a pixel, `times` times."""
+        self.move(x, y)
+        for number in range(times):
+            if number:
+                time.sleep(_DOUBLE_CLICK_GAP_S)
+            self._button(button, hold_s)
+
+    def drag(self, x: int, y: int, to_x: int, to_y: int, duration_s: float) -> None:
+        """Press at one pixel, move to another, release."""
+        self.move(x, y)
+        xtest.fake_input(self._display, X.ButtonPress, LEFT)
+        try:
+            for step in range(1, _DRAG_STEPS + 1):
+                self.move(x + (to_x - x) * step // _DRAG_STEPS, y + (to_y - y) * step // _DRAG_STEPS)
+                time.sleep(duration_s / _DRAG_STEPS)
+        finally:
+            xtest.fake_input(self._display, X.ButtonRelease, LEFT)
+            self._display.sync()
+
+    def scroll(self, x: int, y: int, *, down_px: int, right_px: int) -> None:
+        """Turn the wheel at a pixel, at least one notch in each direction that is asked for."""
+        self.move(x, y)
+        for distance_px, forward, backward in (
+            (down_px, _WHEEL_DOWN, _WHEEL_UP),
+            (right_px, _WHEEL_RIGHT, _WHEEL_LEFT),
+        ):
+            if distance_px:
+                for _ in range(max(1, round(abs(distance_px) / PX_PER_NOTCH))):
+                    self._button(forward if distance_px > 0 else backward)
+
+    def type_text(self, text: str) -> None:
+        """Type characters, also those that the keyboard does not have; raises `ActionRejected` for what has no key."""
+        for keysym in [keysym_of_character(character) for character in text]:
+            keycode, is_shifted = self._key_for(keysym)
+            shift = self._display.keysym_to_keycode(keysym_of_key("shift"))
+            self._press([shift, keycode] if is_shifted else [keycode])
+
+    def press_keys(self, names: tuple[str, ...]) -> None:
+        """Press keys together and release them; raises `ActionRejected` for a name that is no key."""
+        self._press([self._key_for(keysym)[0] for keysym in [keysym_of_key(name) for name in names]])
+
+    def window_titles(self) -> list[str]:
+        """Titles of the windows that the window manager shows, oldest first."""
+        root = self._display.screen().root
+        listed = root.get_full_property(self._display.intern_atom("_NET_CLIENT_LIST"), X.AnyPropertyType)
+        utf8_name = self._display.intern_atom("_NET_WM_NAME")
+        titles: list[str] = []
+        for window_id in listed.value if listed is not None else ():
+            window = self._display.create_resource_object("window", window_id)
+            with suppress(BadWindow):  # it closed in between
+                title = window.get_full_property(utf8_name, X.AnyPropertyType)
+                titles.append(title.value.decode(errors="replace") if title is not None else window.get_wm_name() or "")
+        return titles
+
+    def has_window_manager(self) -> bool:
+        """True once a window manager has taken the display."""
+        check = self._display.intern_atom("_NET_SUPPORTING_WM_CHECK")
+        return self._display.screen().root.get_full_property(check, X.AnyPropertyType) is not None
+
+    def close(self) -> None:
+        """Leave the display; what it shows stays."""
+        self._camera.close()
+        self._display.close()
+
+    def _button(self, button: int, hold_s: float = 0.0) -> None:
+        xtest.fake_input(self._display, X.ButtonPress, button)
+        self._display.sync()
+        try:
+            time.sleep(hold_s)
+        finally:
+            xtest.fake_input(self._display, X.ButtonRelease, button)
+            self._display.sync()
+
+    def _press(self, keycodes: list[int]) -> None:
+        for keycode in keycodes:
+            xtest.fake_input(self._display, X.KeyPress, keycode)
+        for keycode in reversed(keycodes):
+            xtest.fake_input(self._display, X.KeyRelease, keycode)
+        self._display.sync()
+
+    def _key_for(self, keysym: int) -> tuple[int, bool]:
+        """A keycode that gives the keysym, and whether shift must be held."""
+        borrowed = self._borrowed.get(keysym)
+        if borrowed is not None:
+            return borrowed, False
+        for keycode, level in self._display.keysym_to_keycodes(keysym):
+            if level in (0, 1):
+                return keycode, level == 1
+        return self._borrow_key(keysym), False
+
+    def _borrow_key(self, keysym: int) -> int:
+        keycode = self._spare_keycodes.pop(0)
+        self._spare_keycodes.append(keycode)
+        self._borrowed = {known: code for known, code in self._borrowed.items() if code != keycode} | {keysym: keycode}
+        self._display.change_keyboard_mapping(keycode, [(keysym, keysym)])
+        self._display.sync()
+        time.sleep(_REMAP_S)
+        return keycode

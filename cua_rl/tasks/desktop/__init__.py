@@ -1,0 +1,1 @@
+"""Tasks on a Linux desktop with real Debian programs."""

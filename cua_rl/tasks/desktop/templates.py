@@ -1,0 +1,228 @@
+"""The desktop tasks: what is asked, how the desktop begins, what must be true in the end, and a way that gets there.
+
+Names and texts are drawn from the seed; evaluation draws from words that training never uses.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from cua_rl.actions import Action, PressKey, TypeText, Wait
+from cua_rl.devices.desktop.device import LinuxDesktop
+from cua_rl.devices.device import Device
+from cua_rl.errors import TaskError
+from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.types import Validation
+
+FIRST_EVAL_SEED = 1_000_000
+_TRAIN_WORDS = (
+    "apple", "bridge", "candle", "desert", "engine", "forest", "garden", "harbor", "island", "jacket", "kitchen",
+    "lemon", "mirror", "needle", "orange", "pencil", "quartz", "river", "silver", "tunnel", "umbrella", "valley",
+)  # fmt: skip
+_EVAL_WORDS = (
+    "anchor", "butter", "canyon", "dragon", "eagle", "feather", "guitar", "hammer", "iron", "jungle", "kettle",
+    "ladder", "marble", "nickel", "oyster", "pepper", "rocket", "saddle", "timber", "velvet", "walnut", "zebra",
+)  # fmt: skip
+_MAX_TURNS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesktopStart:
+    """How the desktop begins: files in the home folder (name, text), and a program with its window."""
+
+    files: tuple[tuple[str, str], ...]
+    program: tuple[str, ...]
+    window: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesktopInstance:
+    """One instance: the words filled in, and the actions of an expert, who uses the keyboard alone."""
+
+    instruction: str
+    start: DesktopStart
+    query: str
+    """What `LinuxDesktop.query` reads, or "answer" for what the agent said."""
+    expected: str
+    route: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesktopTemplate:
+    """A desktop task for every seed."""
+
+    task_id: str
+    category: Category
+    difficulty: Difficulty
+    draw: Callable[[Random, Sequence[str]], DesktopInstance] = field(compare=False)
+    tags: tuple[str, ...] = ("desktop",)
+
+    def instance(self, seed: int) -> DesktopInstance:
+        """The instance of a seed; seeds from a million on are for evaluation."""
+        words = _TRAIN_WORDS if seed < FIRST_EVAL_SEED else _EVAL_WORDS
+        random = Random(f"{self.task_id}-{seed}")
+        return self.draw(random, random.sample(words, len(words)))
+
+    def make_task(self, seed: int) -> Task:
+        """The task of a seed."""
+        instance = self.instance(seed)
+        return Task(
+            task_id=self.task_id,
+            seed=seed,
+            instruction=instance.instruction,
+            category=self.category,
+            difficulty=self.difficulty,
+            max_turns=_MAX_TURNS,
+            validate=partial(_validate, instance),
+            tags=self.tags,
+            prepare=_prepare(instance.start),
+        )
+
+
+def _prepare(start: DesktopStart) -> Callable[[Device], Awaitable[None]]:
+    async def prepare(device: Device) -> None:
+        desktop = _desktop(device)
+        for name, text in start.files:
+            await desktop.write_file(name, text)
+        await desktop.run_program(start.program, window=start.window)
+
+    return prepare
+
+
+async def _validate(instance: DesktopInstance, device: Device, answer: str | None) -> Validation:
+    actual = (answer or "") if instance.query == "answer" else await _desktop(device).query(instance.query)
+    return Validation(
+        query=instance.query,
+        expected=instance.expected,
+        actual=actual,
+        success=actual.strip() == instance.expected.strip(),
+    )
+
+
+def _desktop(device: Device) -> LinuxDesktop:
+    if not isinstance(device, LinuxDesktop):
+        raise TaskError(f"expected a Linux desktop for a desktop task, got {device.device_id!r}; set device=linux")
+    return device
+
+
+def _editor(text: str) -> DesktopStart:
+    return DesktopStart(files=(("note.txt", text),), program=("mousepad", "note.txt"), window="note.txt")
+
+
+def _terminal(*files: tuple[str, str]) -> DesktopStart:
+    return DesktopStart(
+        files=files, program=("xterm", "-fa", "Monospace", "-fs", "12", "-T", "Terminal"), window="Terminal"
+    )
+
+
+def _file_manager(*names: str) -> DesktopStart:
+    return DesktopStart(files=tuple((name, name) for name in names), program=("pcmanfm", "."), window="desktop")
+
+
+def _keys(*names: str) -> PressKey:
+    return PressKey(keys=names)
+
+
+def _replace_text(random: Random, words: Sequence[str]) -> DesktopInstance:
+    text = f"{words[0]} {words[1]}"
+    return DesktopInstance(
+        instruction=f"Replace the text in the editor by '{text}' and save the file.",
+        start=_editor(f"{words[2]}\n"),
+        query="file:note.txt",
+        expected=text,
+        route=(_keys("ctrl", "a"), TypeText(text=text), _keys("ctrl", "s")),
+    )
+
+
+def _append_line(random: Random, words: Sequence[str]) -> DesktopInstance:
+    before = "\n".join(words[1 : 1 + random.randint(1, 4)])
+    return DesktopInstance(
+        instruction=f"Add a line with the word '{words[0]}' below the last line in the editor and save the file.",
+        start=_editor(f"{before}\n"),
+        query="file:note.txt",
+        expected=f"{before}\n{words[0]}",
+        route=(_keys("ctrl", "end"), TypeText(text=words[0]), _keys("ctrl", "s")),
+    )
+
+
+def _delete_line(random: Random, words: Sequence[str]) -> DesktopInstance:
+    lines = list(words[: random.randint(3, 5)])
+    gone = random.choice(lines)
+    rest = "\n".join(line for line in lines if line != gone)
+    return DesktopInstance(
+        instruction=f"Remove the line '{gone}' in the editor and save the file.",
+        start=_editor("\n".join(lines) + "\n"),
+        query="file:note.txt",
+        expected=rest,
+        route=(_keys("ctrl", "a"), TypeText(text=f"{rest}\n"), _keys("ctrl", "s")),
+    )
+
+
+def _save_as(random: Random, words: Sequence[str]) -> DesktopInstance:
+    return DesktopInstance(
+        instruction=f"Save the text in the editor under the new name '{words[0]}.txt', in the same folder.",
+        start=_editor(f"{words[1]}\n"),
+        query=f"file:{words[0]}.txt",
+        expected=words[1],
+        route=(
+            _keys("ctrl", "shift", "s"),
+            Wait(duration_s=1.0),
+            _keys("ctrl", "a"),
+            TypeText(text=f"{words[0]}.txt"),
+            _keys("enter"),
+        ),
+    )
+
+
+def _make_folder(random: Random, words: Sequence[str]) -> DesktopInstance:
+    return DesktopInstance(
+        instruction=f"Make a folder called '{words[0]}' in the folder that the file manager shows.",
+        start=_file_manager(f"{words[1]}.txt"),
+        query="files",
+        expected="\n".join(sorted((f"{words[0]}/", f"{words[1]}.txt"))),
+        route=(_keys("ctrl", "shift", "n"), _keys("ctrl", "a"), TypeText(text=words[0]), _keys("enter")),
+    )
+
+
+def _rename_file(random: Random, words: Sequence[str]) -> DesktopInstance:
+    return DesktopInstance(
+        instruction=f"Rename the file '{words[0]}.txt' to '{words[1]}.txt' in the file manager.",
+        start=_file_manager(f"{words[0]}.txt"),
+        query="files",
+        expected=f"{words[1]}.txt",
+        route=(_keys("ctrl", "a"), _keys("F2"), _keys("ctrl", "a"), TypeText(text=f"{words[1]}.txt"), _keys("enter")),
+    )
+
+
+def _make_file(random: Random, words: Sequence[str]) -> DesktopInstance:
+    return DesktopInstance(
+        instruction=f"Use the terminal to write the word '{words[0]}' into a file called '{words[1]}.txt'.",
+        start=_terminal(),
+        query=f"file:{words[1]}.txt",
+        expected=words[0],
+        route=(TypeText(text=f"echo {words[0]} > {words[1]}.txt\n"),),
+    )
+
+
+def _count_lines(random: Random, words: Sequence[str]) -> DesktopInstance:
+    number = random.randint(13, 99)
+    return DesktopInstance(
+        instruction="How many lines has the file list.txt? Use the terminal, and answer with the number alone.",
+        start=_terminal(("list.txt", "".join(f"{random.choice(words)}\n" for _ in range(number)))),
+        query="answer",
+        expected=str(number),
+        route=(TypeText(text="wc -l list.txt\n"),),
+    )
+
+
+DESKTOP_TASKS: tuple[DesktopTemplate, ...] = (
+    DesktopTemplate(task_id="desktop_01_replace_text", category="input", difficulty="easy", draw=_replace_text),
+    DesktopTemplate(task_id="desktop_02_append_line", category="input", difficulty="easy", draw=_append_line),
+    DesktopTemplate(task_id="desktop_03_delete_line", category="input", difficulty="medium", draw=_delete_line),
+    DesktopTemplate(task_id="desktop_04_save_as", category="app", difficulty="medium", draw=_save_as),
+    DesktopTemplate(task_id="desktop_05_make_folder", category="system", difficulty="medium", draw=_make_folder),
+    DesktopTemplate(task_id="desktop_06_rename_file", category="system", difficulty="medium", draw=_rename_file),
+    DesktopTemplate(task_id="desktop_07_make_file", category="system", difficulty="easy", draw=_make_file),
+    DesktopTemplate(task_id="desktop_08_count_lines", category="system", difficulty="hard", draw=_count_lines),
+)
