@@ -1,0 +1,302 @@
+"""The off-policy loop: rollouts, training, publication and evaluation go on side by side.
+
+                     room and admission                    a batch                  saved weights         an adapter
+    ┌─────────┐ starts ┌────────┐ finish ┌─────────────┐ takes ┌─────────┐ hands over ┌───────────┐ asks ┌───────────┐
+    │ starter │───────►│ groups │───────►│ GroupBuffer │──────►│ trainer │───────────►│ publisher │─────►│ evaluator │
+    └────▲────┘        └────────┘        └──────▲──────┘       └─────────┘  queue, 1  └─────┬─────┘ q., 2└───────────┘
+         │ frees a slot    │                    │ frees places                              │
+         └─────────────────┘                    └───────────── announces policy k ──────────┘
+
+Who waits for whom: the starter for a free slot (`RolloutLimit`: devices, memory, the server's KV cache) and until the
+buffer's admission allows one more group; groups for devices and the model; the trainer for a batch; the publisher for
+saved weights; the evaluator for an adapter. The trainer waits for the publisher only if that is a whole step behind,
+the publisher for the evaluator only if two evaluations wait: nothing is skipped. Nobody waits in a circle: slots are
+freed by groups, which wait for no coroutine of the loop; batches need groups only, as `GroupBuffer` proves.
+
+Rollouts follow the policy: their next request goes to the adapter announced last, every turn keeps the version that
+sampled it, and no turn is trained more than `max_lag` steps after that policy was the newest (`GroupBuffer` has the
+proof, every step measures it). No group is discarded. The trainer is finite, and every other coroutine ends after it;
+one that fails cancels all.
+
+The parity gate compares what sampler and trainer say of the same weights, so only turns of the version that the trainer
+holds before the step count. A batch may have none; then finished groups that wait for a later batch are asked.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from cua_rl.events import BatchTaken, Phase, Source, SourceStarted
+from cua_rl.rl.datums import build_datums
+from cua_rl.rl.group_buffer import GroupBuffer, Place
+from cua_rl.rl.parity import measure_parity, of_version, require_parity
+from cua_rl.rl.policy_lag import PolicyAges, lag_metrics, require_lag
+from cua_rl.rl.served_policy import SavedPolicy
+from cua_rl.rl.sync_loop import (
+    Clock,
+    LoopSettings,
+    Parts,
+    TrainedStep,
+    evaluate,
+    finish_step,
+    first_evaluations,
+    is_checkpoint_due,
+    is_evaluation_due,
+    record_group_end,
+    save_checkpoint,
+    train_groups,
+)
+from cua_rl.rollout.group import GroupPlan, run_group
+from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
+from cua_rl.tasks.task import Task
+from cua_rl.types import AdapterRef, Datum, RolloutGroup
+
+logger = logging.getLogger(__name__)
+
+NUM_PROBES = 4  # sequences that the parity gate asks about where the batch itself has no turn of the newest policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsyncStart:
+    """Where an earlier attempt of the run was when it ended; by default, nowhere."""
+
+    done_ordinals: frozenset[int] = frozenset()
+    """Groups that the steps before `first_step` have trained or replaced."""
+    kept_groups: tuple[RolloutGroup, ...] = ()
+    """Ended groups that no step before `first_step` has trained, of policies that `first_step` knows."""
+    newest_steps: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Per policy version the largest number of steps after which it was the newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """After `num_steps` steps, weights to publish; None if the last step moved nothing."""
+
+    num_steps: int
+    policy: SavedPolicy | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WantedEvaluation:
+    phase: Phase
+    num_steps: int
+    adapter: AdapterRef
+    held: ExitStack
+    """Keeps the adapter's folder until the evaluation is done."""
+
+
+async def train(
+    settings: LoopSettings, parts: Parts, *, max_lag: int, limit: RolloutLimit, start: AsyncStart | None = None
+) -> None:
+    """Train from `first_step` to `max_steps` with rollouts at most `max_lag` steps old."""
+    adapter = await parts.policy.publish(settings.first_step)
+    run = _AsyncRun(settings, parts, limit, _make_buffer(settings, max_lag), adapter)
+    run.restore(start or AsyncStart())
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run.start_groups(tasks), name="starter")
+        tasks.create_task(run.train_steps(), name="trainer")
+        tasks.create_task(run.publish(), name="publisher")
+        tasks.create_task(run.evaluate(), name="evaluator")
+
+
+def _make_buffer(settings: LoopSettings, max_lag: int) -> GroupBuffer:
+    return GroupBuffer(
+        groups_per_batch=settings.groups_per_batch,
+        max_lag=max_lag,
+        max_steps=settings.max_steps,
+        next_step=settings.first_step,
+        announced_step=settings.first_step,
+        max_drops_per_batch=(settings.max_refill_factor - 1) * settings.groups_per_batch,
+    )
+
+
+class _AsyncRun:
+    """What the coroutines share. `_changed` is notified when a group may start, has finished, or the run is over."""
+
+    def __init__(
+        self, settings: LoopSettings, parts: Parts, limit: RolloutLimit, buffer: GroupBuffer, adapter: AdapterRef
+    ) -> None:
+        self._settings = settings
+        self._parts = parts
+        self._limit = limit
+        self._buffer = buffer
+        self._adapter = adapter
+        """The announced one."""
+        self._trainer_version = adapter.policy_version
+        self._ages = PolicyAges()
+        self._changed = asyncio.Condition()
+        self._saved: asyncio.Queue[_Saved] = asyncio.Queue(maxsize=1)
+        self._evaluations: asyncio.Queue[_WantedEvaluation | None] = asyncio.Queue(maxsize=2)
+        self._begun_steps: set[int] = set()
+        self._task_batches: dict[int, list[Task]] = {}
+        self._publish_s: float | None = None
+
+    def restore(self, start: AsyncStart) -> None:
+        """Go on where an earlier attempt was."""
+        first_step = self._settings.first_step
+        for version, num_steps in start.newest_steps.items():
+            self._ages.announce(version, num_steps)
+        self._ages.announce(self._adapter.policy_version, first_step)
+        kept = [(group, self._ages.oldest_step(group, first_step)) for group in start.kept_groups]
+        self._buffer.restore(start.done_ordinals, kept)
+        if kept:
+            logger.info("resume first_step=%d kept_groups=%d", first_step, len(kept))
+
+    async def start_groups(self, tasks: asyncio.TaskGroup) -> None:
+        """Start groups as long as there is a slot and admission allows it."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._buffer.may_start or self._buffer.is_complete)
+            if self._buffer.is_complete:
+                return
+            await self._limit.acquire()
+            place = self._buffer.start()
+            await self._begin_step(place.last_step)
+            tasks.create_task(self._run_group(place), name=f"group-{place.ordinal}")
+
+    async def _begin_step(self, step: int) -> None:
+        """Let the record know a step before the first of its groups."""
+        if step in self._begun_steps:
+            return
+        self._begun_steps.add(step)
+        await self._parts.recorder.record(
+            SourceStarted(
+                source=Source(phase="step", step=step),
+                tasks=(),
+                num_groups=self._settings.groups_per_batch,
+                group_size=self._settings.group_size,
+                policy_version=self._adapter.policy_version,
+            )
+        )
+
+    async def _run_group(self, place: Place) -> None:
+        """Run a group, one slot being granted already, and leave it in the buffer."""
+        source = Source(phase="step", step=place.last_step)
+        plan = GroupPlan(source=source, group_size=self._settings.group_size, params=self._settings.params)
+        runner = LimitedRunner(self._parts.runner, self._limit, num_granted=1)
+        group = await run_group(runner, self._task(place.ordinal), place.ordinal, plan)
+        group = self._parts.memory.replay.join(group)
+        await record_group_end(self._settings, self._parts, source, group)
+        async with self._changed:
+            if self._buffer.finish(place, group):
+                logger.info("group=%d task=%s teaches nothing, another one starts", group.index, group.task_id)
+            self._changed.notify_all()
+
+    def _task(self, ordinal: int) -> Task:
+        """The task instance of a place: the same as in a synchronous run, which trains batch by batch."""
+        number, place = divmod(ordinal, self._settings.groups_per_batch)
+        if number not in self._task_batches:
+            while len(self._task_batches) > 2 * (self._buffer.max_lag + 1):
+                self._task_batches.pop(min(self._task_batches))
+            self._task_batches[number] = self._parts.tasks.batch(number, self._settings.groups_per_batch)
+        return self._task_batches[number][place]
+
+    async def train_steps(self) -> None:
+        """Train batch after batch, save what comes out of it, hand it to the publisher."""
+        for step in range(self._settings.first_step, self._settings.max_steps):
+            clock = Clock()
+            with clock.time("step"):
+                with clock.time("wait"):
+                    taken, dropped = await self._take_batch()
+                trained = await self._train_batch(step, taken, dropped, clock)
+                saved = None
+                if trained.has_moved:
+                    with clock.time("save"):
+                        saved = await self._parts.policy.save(step + 1)
+                    self._trainer_version = saved.adapter.policy_version
+            self._ages.announce(self._trainer_version, step + 1)
+            trained.metrics.update(self._metrics(trained, clock))
+            await finish_step(self._settings, self._parts, trained, self._trainer_version, clock)
+            if is_checkpoint_due(self._settings, step + 1):  # before anything is sampled that builds on it
+                await save_checkpoint(self._parts, step + 1)
+            await self._saved.put(_Saved(num_steps=step + 1, policy=saved))
+
+    async def _take_batch(self) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+        """The groups of the next step, and constant ones that were replaced since the last."""
+        async with self._changed:
+            while (batch := self._buffer.take_batch()) is None:
+                await self._changed.wait()
+            self._changed.notify_all()
+        return [finished.group for finished in batch], self._buffer.take_dropped()
+
+    async def _train_batch(
+        self, step: int, taken: list[RolloutGroup], dropped: list[RolloutGroup], clock: Clock
+    ) -> TrainedStep:
+        groups = sorted([*taken, *dropped], key=lambda group: group.index)
+        await self._begin_step(step)
+        await self._parts.recorder.record(BatchTaken(step=step, group_ids=tuple(group.group_id for group in groups)))
+        lags = self._ages.lags(taken, step)
+        require_lag(lags, self._buffer.max_lag, step=step)
+        probed = await self._probe_parity(step, taken)
+        version = self._trainer_version
+        trained = await train_groups(self._settings, self._parts, step, groups, version, clock, parity_version=version)
+        trained.metrics.update(lag_metrics(lags) | probed)
+        return trained
+
+    async def _probe_parity(self, step: int, taken: list[RolloutGroup]) -> dict[str, float]:
+        """Let the gate look at waiting groups if the batch has no turn of the version that the trainer holds."""
+        if self._fresh_datums(taken):
+            return {}
+        datums = self._fresh_datums(self._buffer.waiting)[:NUM_PROBES]
+        if not datums:
+            return {}
+        train = self._settings.train
+        rows = await self._parts.trainer.forward(datums, temperature=train.loss.temperature)
+        parity = measure_parity(datums, rows)
+        require_parity(parity, train.parity_limit, step=step)
+        return parity.metrics()
+
+    def _fresh_datums(self, groups: "list[RolloutGroup] | tuple[RolloutGroup, ...]") -> list[Datum]:
+        """Sequences with turns of the trainer's version, with only these on their masks; a few are enough."""
+        datums: list[Datum] = []
+        for rollout in (rollout for group in groups if not group.is_constant for rollout in group.rollouts):
+            if len(datums) >= NUM_PROBES:
+                break
+            if any(turn.model.policy_version == self._trainer_version for turn in rollout.turns):
+                built = build_datums(rollout, 0.0, self._settings.image_token_id).datums
+                datums += [datum for datum in built if self._trainer_version in datum.policy_versions]
+        return [of_version(datum, self._trainer_version) for datum in datums]
+
+    def _metrics(self, trained: TrainedStep, clock: Clock) -> dict[str, float]:
+        """How full the pipeline is, and how fast."""
+        step_s = max(1e-9, clock.seconds["step"])
+        metrics = {
+            "async/num_running_groups": float(self._buffer.num_running),
+            "async/num_waiting_groups": float(self._buffer.num_waiting),
+            "async/num_running_rollouts": float(self._limit.num_running),
+            "async/max_running_rollouts": float(self._limit.allowed),
+            "time/rollouts_per_hour": 3600 * sum(len(group.rollouts) for group in trained.groups) / step_s,
+        }
+        return metrics | ({} if self._publish_s is None else {"time/publish_s": self._publish_s})
+
+    async def publish(self) -> None:
+        """Serve what the trainer saved, announce it, have it evaluated where that is due."""
+        for phase, num_steps in first_evaluations(self._settings):
+            await self._want_evaluation(phase, num_steps)
+        for _ in range(self._settings.first_step, self._settings.max_steps):
+            saved = await self._saved.get()
+            if saved.policy is not None:
+                clock = Clock()
+                with clock.time("publish"):
+                    self._adapter = await self._parts.policy.serve(saved.policy)
+                self._publish_s = clock.seconds["publish"]
+            async with self._changed:
+                self._buffer.announce(saved.num_steps)
+                self._changed.notify_all()
+            if is_evaluation_due(self._settings, saved.num_steps):
+                await self._want_evaluation("eval", saved.num_steps)
+        await self._evaluations.put(None)
+
+    async def _want_evaluation(self, phase: Phase, num_steps: int) -> None:
+        held = ExitStack()
+        held.enter_context(self._parts.policy.hold(self._adapter))
+        wanted = _WantedEvaluation(phase=phase, num_steps=num_steps, adapter=self._adapter, held=held)
+        await self._evaluations.put(wanted)
+
+    async def evaluate(self) -> None:
+        """Evaluate adapters one after the other, each pinned to its version."""
+        while (wanted := await self._evaluations.get()) is not None:
+            with wanted.held:
+                await evaluate(self._parts, wanted.phase, wanted.num_steps, wanted.adapter)
