@@ -1,0 +1,187 @@
+"""What makes training cheap must not change it: each saving on and off gives the same loss and the same gradients."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import chz
+import pytest
+import torch
+from torch import Tensor
+
+from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.rl.datums import build_datums
+from cua_rl.training import head, wire
+from cua_rl.training.trainer import Trainer
+from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, Rollout
+from tests.builders import model_turn, rollout
+from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, VISION_END, VISION_START, draw_screenshot, image_chunk
+
+TOLERANCE = 1e-5
+NUM_TURNS = 3
+
+
+def make_rollout(rng: random.Random, name: str, first_screen: bytes) -> Rollout:
+    """Every prompt extends the prompt and the answer before it by text and one more screenshot."""
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(16, 320) for _ in range(count))
+
+    chunks: list[EncodedTextChunk | ImageChunk] = []
+    turns = []
+    for index in range(NUM_TURNS):
+        screen = draw_screenshot(rng) if index else first_screen
+        chunks.append(EncodedTextChunk(tokens=(*tokens(4), VISION_START)))
+        chunks += [image_chunk(screen), EncodedTextChunk(tokens=(VISION_END,))]
+        sampled = tokens(5)
+        logprobs = [-4 - rng.random() for _ in sampled]
+        turns.append(model_turn(ModelInput(chunks=tuple(chunks)), sampled, logprobs))
+        chunks.append(EncodedTextChunk(tokens=sampled))
+    return rollout(*turns, rollout_id=name)
+
+
+@pytest.fixture(scope="module")
+def rollouts() -> list[Rollout]:
+    """Two groups of two, whose members begin on the same screen."""
+    rng = random.Random(0)
+    screens = [draw_screenshot(rng) for _ in range(2)]
+    return [make_rollout(rng, f"r{index}", screens[index // 2]) for index in range(4)]
+
+
+def merged(rollouts: Sequence[Rollout]) -> list[Datum]:
+    advantages = (1.0, -1.0, 0.5, -0.5)
+    return [
+        datum
+        for played, advantage in zip(rollouts, advantages, strict=True)
+        for datum in build_datums(played, advantage, IMAGE_PAD).datums
+    ]
+
+
+def split(rollouts: Sequence[Rollout]) -> list[Datum]:
+    """One datum per turn, as if no prompt extended the one before."""
+    advantages = (1.0, -1.0, 0.5, -0.5)
+    return [
+        datum
+        for played, advantage in zip(rollouts, advantages, strict=True)
+        for turn in played.turns
+        for datum in build_datums(replace(played, turns=(turn,)), advantage, IMAGE_PAD).datums
+    ]
+
+
+@pytest.fixture(scope="module")
+def moved_adapter(config: TrainerConfig, rollouts: list[Rollout]) -> Callable[..., Trainer]:
+    """Makes trainers whose adapter has left its start, where half of the gradients are zero."""
+
+    def make(**changes: object) -> Trainer:
+        trainer = Trainer(chz.replace(config, **changes))
+        request = wire.ForwardBackward(datums=tuple(merged(rollouts)), loss=LossConfig())
+        trainer.forward_backward(request)
+        trainer.optim_step(wire.OptimStep(optim=OptimConfig(learning_rate=1e-2)))
+        trainer.account.take()
+        return trainer
+
+    return make
+
+
+def loss_and_gradients(trainer: Trainer, *batches: Sequence[Datum]) -> tuple[float, list[Tensor]]:
+    """Summed loss and gradient of all `batches`, one request each."""
+    total = 0.0
+    for datums in batches:
+        output = trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=LossConfig()))
+        total += output.metrics["loss/policy"] * output.metrics["optim/trained_tokens"]
+    found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trainer.model.trainable_parameters]
+    trainer.optim_step(wire.OptimStep(optim=OptimConfig(learning_rate=0.0)))
+    return total, found
+
+
+def assert_equal(one: tuple[float, list[Tensor]], other: tuple[float, list[Tensor]]) -> None:
+    assert one[0] == pytest.approx(other[0], abs=TOLERANCE)
+    assert max(gradient.abs().max() for gradient in one[1]) > 0.1  # there is something to compare
+    for mine, theirs in zip(one[1], other[1], strict=True):
+        torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_packed_equals_unpacked(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
+    trainer, datums = moved_adapter(), merged(rollouts)
+
+    assert_equal(loss_and_gradients(trainer, datums), loss_and_gradients(trainer, *[[datum] for datum in datums]))
+
+
+def test_merged_equals_split_at_a_third_of_the_tokens(
+    moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
+) -> None:
+    trainer = moved_adapter()
+
+    together = loss_and_gradients(trainer, merged(rollouts))
+    merged_tokens = trainer.account.take()["trainer/tokens"]
+    apart = loss_and_gradients(trainer, split(rollouts))
+    split_tokens = trainer.account.take()["trainer/tokens"]
+
+    assert_equal(together, apart)
+    # a turn adds 4 + 1 + 6 + 1 + 5 = 17 tokens; 4 rollouts of 3 turns: 17 * 3 against 17 * (1 + 2 + 3)
+    assert (merged_tokens, split_tokens) == (4 * 51, 4 * 102)
+
+
+def test_held_features_equal_features_made_anew(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
+    holding, forgetting, datums = moved_adapter(), moved_adapter(vision_cache_gib=0.0), merged(rollouts)
+
+    assert_equal(loss_and_gradients(holding, datums), loss_and_gradients(forgetting, datums))
+    # 4 rollouts see 3 screens each, of which 2 are shared: 10 distinct ones
+    assert holding.account.take()["trainer/encoded_images"] == 0.0
+    assert forgetting.account.take()["trainer/encoded_images"] == 10.0
+
+
+def test_a_screenshot_is_encoded_once_in_all_passes_of_a_step(config: TrainerConfig, rollouts: list[Rollout]) -> None:
+    trainer, datums = Trainer(chz.replace(config, micro_batch_tokens=60)), tuple(merged(rollouts))
+
+    trainer.forward(wire.Forward(datums=datums, temperature=1.0, weights="base"))
+    loss_and_gradients(trainer, datums[:2])
+    loss_and_gradients(trainer, datums[2:])
+    trainer.forward(wire.Forward(datums=datums, temperature=1.0, weights="policy"))
+
+    account = trainer.account.take()
+    # 4 micro-batches (one rollout each) in three passes see 3 screens each, 36 in all, 10 of them for the first time
+    assert (account["trainer/encoded_images"], account["trainer/reused_images"]) == (10.0, 26.0)
+    assert account["trainer/tokens"] == 3 * 4 * 51
+
+
+def test_checkpointed_equals_plain(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
+    datums = merged(rollouts)
+    plain, recomputing = moved_adapter(), moved_adapter(gradient_checkpointing=True)
+
+    assert_equal(loss_and_gradients(plain, datums), loss_and_gradients(recomputing, datums))
+
+
+def test_a_chunked_head_equals_a_plain_one(
+    moved_adapter: Callable[..., Trainer], rollouts: list[Rollout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, datums = moved_adapter(), merged(rollouts)
+    whole = loss_and_gradients(trainer, datums)
+    monkeypatch.setattr(head, "_MAX_LOGITS", 7 * 320)  # 7 of 60 tokens at a time
+    chunked = loss_and_gradients(trainer, datums)
+
+    def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        return (hidden @ weight.T / temperature).log_softmax(1).gather(1, targets[:, None])[:, 0]
+
+    monkeypatch.setattr("cua_rl.training.model.token_logprobs", plain)
+
+    assert_equal(whole, chunked)
+    assert_equal(chunked, loss_and_gradients(trainer, datums))
+
+
+def test_no_tensor_of_a_packed_row_has_a_value_per_pair_of_its_tokens(
+    moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]
+) -> None:
+    trainer, datums = moved_adapter(), tuple(merged(rollouts)) * 12  # 48 sequences of 51 tokens in one row
+    sizes: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        trainer.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+
+    assert trainer.account.take()["trainer/tokens"] == 48 * 51
+    # the widest is the MLP's [2448, 128]; a value per pair would be 2448 * 2448
+    assert max(sizes) <= 2448 * 128
