@@ -11,10 +11,20 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
+from cua_rl.agent.element_tools import (
+    Aim,
+    DragBetween,
+    Grounder,
+    PointAt,
+    ScrollAt,
+    element_tool_for,
+    parse_element_action,
+    resolve,
+)
 from cua_rl.agent.history import FullHistory, History
 from cua_rl.agent.responses import Json, function_tool, system_item, tool_result_item, user_item
 from cua_rl.agent.tools import Finish, parse_action, tool_for
-from cua_rl.conversation import ParseFailure, ToolCall
+from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device, DeviceKind
 from cua_rl.errors import SamplingError, boundary
 from cua_rl.types import Observation, StopReason
@@ -38,7 +48,7 @@ class AgentTurn:
     after: Observation | None
     """None if nothing was done."""
     durations_s: Mapping[str, float]
-    """Seconds per stage: respond, execute, observe."""
+    """Seconds per stage: respond, ground, execute, observe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +66,10 @@ class AgentOutcome:
 OnTurn = Callable[[AgentTurn], Awaitable[None]]
 
 
-def load_system_prompt(kind: DeviceKind) -> str:
-    """The system prompt for a kind of device."""
-    return files("cua_rl.agent").joinpath("prompts", f"{kind}.txt").read_text(encoding="utf-8").strip()
+def load_system_prompt(kind: DeviceKind, *, of_elements: bool = False) -> str:
+    """The system prompt for a kind of device; `of_elements` for the tools that take descriptions, not coordinates."""
+    name = f"{kind}_elements.txt" if of_elements else f"{kind}.txt"
+    return files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8").strip()
 
 
 @dataclass(slots=True)
@@ -68,16 +79,28 @@ class _Work:
     device: Device
     items: list[Json]
     seen: Observation
+    grounder: Grounder | None
     cursor: tuple[int, int] | None = None
     used_tokens: int = 0
     durations_s: dict[str, float] = field(default_factory=dict[str, float])
 
+    @property
+    def tool(self) -> Tool:
+        """The tool that the model may call."""
+        return tool_for(self.device.kind) if self.grounder is None else element_tool_for(self.device.kind)
+
 
 class GBoxAgent:
-    """Works on one task per call of `run`; keeps no state of its own, so one instance serves all rollouts."""
+    """Works on one task per call of `run`; keeps no state of its own, so one instance serves all rollouts.
 
-    def __init__(self, *, model: str = "policy", history: History | None = None) -> None:
+    With a `grounder` the model describes elements and the grounder finds them; without one it gives coordinates.
+    """
+
+    def __init__(
+        self, *, model: str = "policy", history: History | None = None, grounder: Grounder | None = None
+    ) -> None:
         self._model = model
+        self._grounder = grounder
         self._history = history or FullHistory()
 
     async def run(
@@ -90,7 +113,8 @@ class GBoxAgent:
             DeviceError: the device failed.
         """
         seen = await device.observe()
-        work = _Work(device, [system_item(load_system_prompt(device.kind)), user_item(instruction, seen)], seen)
+        system = load_system_prompt(device.kind, of_elements=self._grounder is not None)
+        work = _Work(device, [system_item(system), user_item(instruction, seen)], seen, self._grounder)
         for index in range(max_turns):
             response = await self._respond(work, client)
             if response is None:
@@ -119,7 +143,7 @@ class GBoxAgent:
                 response = await client.responses.create(
                     model=self._model,
                     input=cast("Any", self._history.visible(work.items)),
-                    tools=cast("Any", [function_tool(tool_for(work.device.kind))]),
+                    tools=cast("Any", [function_tool(work.tool)]),
                 )
             except BadRequestError as error:
                 if error.code != "context_length_exceeded":
@@ -144,17 +168,35 @@ async def _take_turn(work: _Work, response: "Response") -> _Done | Finish:
     """Do what the first tool call says and append what the model reads next."""
     calls = [item for item in response.output if item.type == "function_call"]
     if not calls:
-        message = _no_call_message(response, work.device.kind)
+        message = _no_call_message(response, work.tool)
         work.items.append(user_item(message))
         return _Done(error=message)
     call = ToolCall(call_id=calls[0].call_id, name=calls[0].name, arguments=calls[0].arguments)
-    parsed = parse_action(call, width_px=work.seen.width_px, height_px=work.seen.height_px, cursor=work.cursor)
+    parsed = await _understand(work, call)
     if isinstance(parsed, Finish):
         return parsed
-    done = _Done(error=parsed.message) if isinstance(parsed, ParseFailure) else await _execute(work, parsed)
+    done = _Done(error=parsed) if isinstance(parsed, str) else await _execute(work, parsed)
     work.items.append(tool_result_item(call.call_id, done.error or "", done.after))
     work.items += [tool_result_item(extra.call_id, "Ignored: one call per answer.") for extra in calls[1:]]
     return done
+
+
+async def _understand(work: _Work, call: ToolCall) -> Action | Finish | str:
+    """What the call asks for, in pixels; a message for the model if that cannot be told."""
+    parsed: Aim | Action | Finish | ParseFailure
+    if work.grounder is None:
+        parsed = parse_action(call, width_px=work.seen.width_px, height_px=work.seen.height_px, cursor=work.cursor)
+    else:
+        parsed = parse_element_action(call)
+        if isinstance(parsed, PointAt | DragBetween | ScrollAt):
+            clock = time.monotonic()
+            try:
+                parsed = await resolve(parsed, work.seen, work.grounder)
+            except ActionRejected as error:
+                return str(error)
+            finally:
+                work.durations_s["ground"] = time.monotonic() - clock
+    return parsed.message if isinstance(parsed, ParseFailure) else parsed
 
 
 async def _execute(work: _Work, action: Action) -> _Done:
@@ -195,10 +237,8 @@ def cursor_after(action: Action) -> tuple[int, int] | None:
             return None
 
 
-def _no_call_message(response: "Response", kind: DeviceKind) -> str:
-    expected = (
-        f'Answer with one call: <tool_call>\n{{"name": "{tool_for(kind).name}", "arguments": {{...}}}}\n</tool_call>'
-    )
+def _no_call_message(response: "Response", tool: Tool) -> str:
+    expected = f'Answer with one call: <tool_call>\n{{"name": "{tool.name}", "arguments": {{...}}}}\n</tool_call>'
     if response.status == "incomplete":
         return f"Your answer was cut off: it was too long. {expected}"
     return f"No tool call could be read from your answer. {expected}"
