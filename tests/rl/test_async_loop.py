@@ -1,0 +1,201 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from cua_rl.errors import ParityError, TrainingError
+from cua_rl.evaluation.evaluate import summarise
+from cua_rl.events import CheckpointSaved, GroupEnded, Source, StepTrained
+from cua_rl.rl.async_loop import AsyncStart, train
+from cua_rl.rl.policy_lag import require_lag
+from cua_rl.rollout.run import RolloutPlan
+from cua_rl.types import AdapterRef, Rollout
+from tests.fakes import FakeTrainer
+from tests.rl.async_world import World, largest_lag, times_trained
+from tests.rl.test_sync_loop import settings
+
+
+@pytest.mark.parametrize("max_lag", [1, 2, 3, 4])
+async def test_every_group_is_trained_once_and_none_is_older_than_allowed(max_lag: int) -> None:
+    lags: list[int] = []
+    for seed in range(5):
+        world = World(seed)
+
+        await world.train(max_lag, max_steps=12, groups_per_batch=3)
+
+        assert world.trained_steps == list(range(12))
+        assert times_trained(world.batches) == dict.fromkeys(range(36), 1)
+        assert world.num_ended_groups == 36
+        assert {len(groups) for groups in world.batches} == {3}
+        lags.append(largest_lag(world.batches))
+        assert max(metrics["rollout/policy_lag/max"] for _, metrics in world.log.steps) == lags[-1]
+    assert max(lags) == max_lag  # the bound is reached: rollouts, not the arithmetic, are what it waits for
+
+
+async def test_rollouts_go_on_while_a_step_trains() -> None:
+    world = World()
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    class SlowTrainer(FakeTrainer):
+        async def optim_step(self, optim: Any) -> Any:
+            entered.set()
+            await leave.wait()
+            return await super().optim_step(optim)
+
+    world.trainer = world.policy.trainer = SlowTrainer()
+    running = asyncio.create_task(world.train(2, max_steps=4, groups_per_batch=2))
+    await entered.wait()
+    while world.num_ended_groups < 6:  # (0 + 2 + 1) * 2 groups may start before policy 1 is announced
+        await asyncio.sleep(0)
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert world.num_ended_groups == 6
+    leave.set()
+    await running
+    assert world.num_ended_groups == 8
+
+
+async def test_rollouts_never_exceed_the_limit() -> None:
+    world = World(max_rollouts=5)
+
+    await world.train(4, max_steps=6, groups_per_batch=4, group_size=4)
+
+    assert world.most_rollouts == 5
+    assert world.limit.num_running == 0
+
+
+async def test_a_failing_rollout_ends_the_run_and_everything_in_it() -> None:
+    class Broken(World):
+        async def run(self, plan: RolloutPlan) -> Rollout:
+            if self.num_rollouts == 20:
+                self.num_rollouts += 1
+                raise RuntimeError("a defect")
+            return await super().run(plan)
+
+    world = Broken()
+
+    with pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+        await world.train(2, max_steps=10, groups_per_batch=2)
+
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
+    assert world.limit.num_running == 0
+
+
+async def test_constant_groups_are_replaced_as_often_as_the_refill_factor_allows() -> None:
+    class Easy(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 1.0 if plan.group_index % 2 else super().reward(plan)
+
+    world = Easy()
+
+    await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=2)
+
+    assert world.trained_steps == list(range(6))
+    assert max(times_trained(world.batches).values()) == 1
+    assert sum(metrics["curriculum/num_dropped_groups"] for _, metrics in world.log.steps) > 6
+    for _, metrics in world.log.steps:
+        assert 4 <= metrics["curriculum/num_sampled_groups"] <= 8
+
+
+async def test_steps_that_teach_nothing_keep_the_policy_and_its_turns_do_not_grow_old() -> None:
+    class Solved(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 1.0
+
+    world = Solved()
+
+    await world.train(1, max_steps=5)
+
+    assert world.policy.published == [0]
+    assert all(metrics["rollout/policy_lag/max"] == 0 for _, metrics in world.log.steps)
+
+
+async def test_checkpoints_come_before_anything_is_sampled_with_their_policy() -> None:
+    world = World()
+    saved_before_serve: list[tuple[list[int], int]] = []
+    serve = world.policy.serve
+
+    async def note(saved: Any) -> AdapterRef:
+        saved_before_serve.append((list(world.policy.saved), saved.step))
+        return await serve(saved)
+
+    world.policy.serve = note  # type: ignore[method-assign]
+
+    await world.train(2, max_steps=5, save_every=1)
+
+    assert all(step == 0 or saved[-1] >= step for saved, step in saved_before_serve)
+    kinds = [event for event in world.recorder.events if isinstance(event, StepTrained | CheckpointSaved)]
+    assert [type(event) for event in kinds] == [StepTrained, CheckpointSaved] * 5
+
+
+class Judge:
+    """An evaluation that ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, int, int]] = []
+        self.may_end = asyncio.Event()
+
+    async def run(self, source: Source, adapter: AdapterRef) -> Any:
+        self.begun.append((source.phase, source.step, adapter.policy_version))
+        await self.may_end.wait()
+        return summarise([])
+
+
+async def test_training_goes_on_beside_evaluations_and_each_has_its_own_policy() -> None:
+    world, judge = World(), Judge()
+    parts = world.parts(evaluator=judge)
+    running = asyncio.create_task(train(settings(max_steps=4, eval_every=2), parts, max_lag=1, limit=world.limit))
+    while world.trained_steps != [0, 1, 2, 3]:
+        await asyncio.sleep(0)
+
+    assert judge.begun == [("baseline", 0, 0)]
+    judge.may_end.set()
+    await running
+    assert judge.begun == [("baseline", 0, 0), ("eval", 2, 2), ("eval", 4, 4)]
+    assert world.log.evaluations == [("baseline", 0), ("eval", 2), ("eval", 4)]
+
+
+async def test_the_parity_gate_stops_an_asynchronous_run_too() -> None:
+    world = World()
+    world.trainer = world.policy.trainer = FakeTrainer(gap=0.3)
+
+    with pytest.RaisesGroup(ParityError):
+        await world.train(2, max_steps=4)
+
+    assert world.trainer.policy_version == 0
+
+
+async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again() -> None:
+    first = World(seed=3)
+    await first.train(2, max_steps=8)
+    trained = [group for groups in first.batches[:4] for group in groups]
+    kept = [
+        group
+        for groups in first.batches[4:]
+        for group in groups
+        if all(turn.model.policy_version <= 4 for rollout in group.rollouts for turn in rollout.turns)
+    ]
+    assert kept
+
+    resumed = World(seed=4)
+    resumed.trainer.policy_version = 4
+    for group in kept:
+        resumed.recorder.events.append(GroupEnded(source=Source(phase="step", step=0), group=group, advantages=None))
+    start = AsyncStart(
+        done_ordinals=frozenset(group.index for group in trained),
+        kept_groups=tuple(kept),
+        newest_steps={version: version for version in range(5)},
+    )
+    await resumed.train(2, start=start, max_steps=8, first_step=4)
+
+    ids = {group.group_id for groups in resumed.batches for group in groups}
+    assert {group.group_id for group in kept} <= ids
+    both = [*first.batches[:4], *resumed.batches]
+    assert times_trained(both) == dict.fromkeys(range(16), 1)
+    assert largest_lag(both) <= 2
+    assert resumed.num_ended_groups == 8  # four steps of two groups, the kept ones among them
+
+
+def test_turns_older_than_allowed_are_a_defect_that_stops_the_run() -> None:
+    with pytest.raises(TrainingError, match="at most 2 steps old"):
+        require_lag([0, 3], 2, step=7)
