@@ -1,0 +1,75 @@
+"""JSON answers that can always be sent, and refusals in one form."""
+
+import json
+import logging
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from cua_rl.errors import DatabaseError
+from cua_rl.monitor.databases import NotFoundError
+from cua_rl.monitor.pages import CursorError
+
+logger = logging.getLogger(__name__)
+
+
+class SafeJson(JSONResponse):
+    """JSON of anything that a model can sample: lone surrogates are replaced, numbers that are not finite are null."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return _dump(content)
+        except ValueError:
+            return _dump(_clean(content))
+
+
+def _dump(content: Any) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _clean(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case float():
+            return value if isfinite(value) else None
+        case Mapping():
+            return {_clean(key): _clean(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+        case list() | tuple():
+            return [_clean(item) for item in cast("list[Any]", value)]
+        case _:
+            return value
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Turn our errors, and a database that is away, into answers."""
+    app.add_exception_handler(NotFoundError, _answer(404))
+    app.add_exception_handler(CursorError, _answer(422))
+    app.add_exception_handler(RequestValidationError, _invalid)
+    for kind in (DatabaseError, OperationalError, InterfaceError, PoolTimeoutError):
+        app.add_exception_handler(kind, _away)
+
+
+def _answer(status: int) -> Any:
+    async def answer(request: Request, error: Exception) -> SafeJson:
+        return SafeJson({"detail": str(error)}, status)
+
+    return answer
+
+
+async def _invalid(request: Request, error: Exception) -> SafeJson:
+    problems = error.errors() if isinstance(error, RequestValidationError) else []
+    detail = [{"where": [str(part) for part in item["loc"]], "message": item["msg"]} for item in problems]
+    return SafeJson({"detail": detail}, 422)
+
+
+async def _away(request: Request, error: Exception) -> SafeJson:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    logger.warning("database away path=%s: %s", request.url.path, str(cause).strip().split("\n", 1)[0])
+    return SafeJson({"detail": "the database does not answer; it is asked again with the next request"}, 503)

@@ -1,0 +1,87 @@
+"""Which databases are shown, and how a run's address becomes its row."""
+
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+from cua_rl.database.models import Training
+from cua_rl.database.session import make_engine
+from cua_rl.errors import CuaError
+
+_RUN_ID = re.compile(r"(?:([A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})\.)?([0-9]{1,18})")
+
+
+class NotFoundError(CuaError):
+    """What was asked for is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    """One database; `key` is empty for the main one and part of its runs' addresses for others."""
+
+    key: str
+    url: str
+    engine: AsyncEngine
+    sessions: async_sessionmaker[AsyncSession]
+
+    def run_id(self, training_id: int) -> str:
+        """The address of a run of this database."""
+        return f"{self.key}.{training_id}" if self.key else str(training_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAccess:
+    """A run that exists, and an open session to its database."""
+
+    run_id: str
+    training: Training
+    session: AsyncSession
+    database: Database
+
+
+def open_database(url: str, key: str = "", *, pool_size: int = 8) -> Database:
+    """Connect lazily; dispose of `engine` when done."""
+    engine = make_engine(url, pool_size=pool_size)
+    return Database(key=key, url=url, engine=engine, sessions=async_sessionmaker(engine, expire_on_commit=False))
+
+
+class Databases:
+    """All databases that are shown, the main one first; an async context manager that closes them."""
+
+    def __init__(self, databases: Sequence[Database]) -> None:
+        self._databases = {database.key: database for database in databases}
+
+    @property
+    def all(self) -> tuple[Database, ...]:
+        return tuple(self._databases.values())
+
+    @property
+    def main(self) -> Database:
+        """Where what is sent over HTTP goes."""
+        return next(iter(self._databases.values()))
+
+    def find(self, run_id: str) -> tuple[Database, int]:
+        """The database and the `trainings.id` of an address; raises `NotFoundError`."""
+        parsed = _RUN_ID.fullmatch(run_id)
+        database = None if parsed is None else self._databases.get(parsed.group(1) or "")
+        if parsed is None or database is None:
+            raise NotFoundError(f"expected the run_id of a run, got {run_id[:120]!r}; /api/runs lists them")
+        return database, int(parsed.group(2))
+
+    @asynccontextmanager
+    async def open_run(self, run_id: str) -> AsyncGenerator[RunAccess]:
+        """A session with the run's row; raises `NotFoundError` if there is no such run."""
+        database, training_id = self.find(run_id)
+        async with database.sessions() as session:
+            training = await session.get(Training, training_id)
+            if training is None:
+                raise NotFoundError(f"expected the run_id of a run, got {run_id!r}; /api/runs lists them")
+            yield RunAccess(run_id=run_id, training=training, session=session, database=database)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for database in self._databases.values():
+            await database.engine.dispose()

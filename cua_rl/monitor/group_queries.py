@@ -1,0 +1,247 @@
+"""Questions about steps, evaluations and groups: grids of rollouts, and one group on one clock."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from sqlalchemy import Select, and_, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow
+from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.monitor import rollout_schemas as schemas
+from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.run_queries import finite, finite_values, make_rate
+from cua_rl.monitor.schemas import Phase
+
+Overrides = Mapping[int, tuple[bool | None, float | None]]
+
+
+async def find_source(run: RunAccess, phase: Phase, step: int) -> Step | Eval:
+    """The row of a step or evaluation; raises `NotFoundError`."""
+    table = Step if phase == "step" else Eval
+    query = select(table).where(table.training_id == run.training.id, table.step == step)
+    if table is Eval:
+        query = query.where(Eval.phase == phase)
+    row = await run.session.scalar(query)
+    if row is None:
+        raise NotFoundError(f"expected a {phase} {step} in run {run.training.run_name!r}, got none; see its timeline")
+    return row
+
+
+async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.SourceDetail:
+    """A step or an evaluation with its groups x rollouts grid."""
+    row = await find_source(run, phase, step)
+    mine = Group.step_id == row.id if isinstance(row, Step) else Group.eval_id == row.id
+    groups = await load_groups(run.session, mine)
+    previous_step, next_step = await _neighbours(run, row)
+    ended = [group for group in groups if group.num_rollouts is not None]
+    return schemas.SourceDetail(
+        run_id=run.run_id,
+        run_name=run.training.run_name,
+        phase=phase,
+        step=row.step,
+        status=cast("schemas.StepStatus", row.status),
+        policy_version=row.policy_version,
+        trained_policy_version=row.trained_policy_version if isinstance(row, Step) else None,
+        group_size=row.group_size,
+        num_groups=row.num_groups,
+        num_ended_groups=row.num_ended_groups,
+        num_datums=row.num_datums if isinstance(row, Step) else None,
+        datums_sha256=row.datums_sha256 if isinstance(row, Step) else None,
+        success=make_rate(
+            sum(group.num_successes or 0 for group in ended), sum(group.num_rollouts or 0 for group in ended)
+        ),
+        metrics=finite_values(row.metrics),
+        started_at=row.started_at,
+        rollouts_ended_at=row.rollouts_ended_at if isinstance(row, Step) else row.ended_at,
+        ended_at=row.ended_at,
+        previous_step=previous_step,
+        next_step=next_step,
+        groups=groups,
+    )
+
+
+async def _neighbours(run: RunAccess, row: Step | Eval) -> tuple[int | None, int | None]:
+    table = type(row)
+    mine = table.training_id == run.training.id
+    if isinstance(row, Eval):
+        mine = and_(mine, Eval.phase == row.phase)
+    before = select(func.max(table.step)).where(mine, table.step < row.step)
+    after = select(func.min(table.step)).where(mine, table.step > row.step)
+    return await run.session.scalar(before), await run.session.scalar(after)
+
+
+async def load_groups(session: AsyncSession, condition: Any) -> list[schemas.GroupSummary]:
+    """Groups with their rollouts, in order; five statements, however many groups."""
+    query = select(Group, TaskRow).outerjoin(TaskRow, Group.task_pk == TaskRow.id).where(condition)
+    found = (await session.execute(query.order_by(Group.group_index, Group.id))).all()
+    keys = [group.id for group, _ in found]
+    rollouts = await _load_rollouts(session, keys)
+    overrides = await load_overrides(session, (row.id for rows in rollouts.values() for row in rows))
+    replays = await _load_replays(session, keys)
+    return [
+        _group_summary(group, task, rollouts.get(group.id, []), overrides, replays.get(group.id, []))
+        for group, task in found
+    ]
+
+
+async def _load_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> dict[int, list[RolloutRow]]:
+    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks))
+    found: dict[int, list[RolloutRow]] = defaultdict(list)
+    for row in await session.scalars(query.order_by(RolloutRow.member_index, RolloutRow.id)):
+        found[row.group_pk].append(row)
+    return found
+
+
+async def load_overrides(session: AsyncSession, rollout_pks: Iterable[int]) -> Overrides:
+    """What people say about these rollouts: the newest verdict of each."""
+    query = (
+        select(RolloutOverride.rollout_pk, RolloutOverride.success, RolloutOverride.reward)
+        .where(RolloutOverride.rollout_pk.in_(list(rollout_pks)))
+        .order_by(RolloutOverride.id)
+    )
+    return {row.rollout_pk: (row.success, row.reward) for row in await session.execute(query)}
+
+
+async def _load_replays(session: AsyncSession, group_pks: Sequence[int]) -> dict[int, list[schemas.Replay]]:
+    query = (
+        select(Replay.group_pk, Replay.advantage, RolloutRow.rollout_id, RolloutRow.reward, Step.step)
+        .join(RolloutRow, Replay.rollout_pk == RolloutRow.id)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .outerjoin(Step, Group.step_id == Step.id)
+        .where(Replay.group_pk.in_(group_pks))
+        .order_by(Replay.position)
+    )
+    found: dict[int, list[schemas.Replay]] = defaultdict(list)
+    for row in await session.execute(query):
+        replay = schemas.Replay(
+            rollout_id=row.rollout_id, step=row.step, reward=finite(row.reward), advantage=finite(row.advantage) or 0.0
+        )
+        found[row.group_pk].append(replay)
+    return found
+
+
+def rollout_cell(row: RolloutRow, overrides: Overrides) -> dict[str, Any]:
+    """The fields of a `RolloutCell`."""
+    success, reward = overrides.get(row.id, (None, None))
+    return {
+        "rollout_id": row.rollout_id,
+        "member_index": row.member_index,
+        "status": row.status,
+        "stop_reason": row.stop_reason,
+        "success": row.success,
+        "reward": finite(row.reward),
+        "advantage": finite(row.advantage),
+        "num_turns": row.num_turns,
+        "max_turns": row.max_turns,
+        "started_at": row.started_at,
+        "duration_s": finite(row.duration_s),
+        "device_id": row.device_id,
+        "error": row.error,
+        "override_success": success,
+        "override_reward": finite(reward),
+    }
+
+
+def _group_summary(
+    group: Group,
+    task: TaskRow | None,
+    rollouts: Sequence[RolloutRow],
+    overrides: Overrides,
+    replays: list[schemas.Replay],
+) -> schemas.GroupSummary:
+    rewards = {row.reward for row in rollouts if row.reward is not None} | {replay.reward for replay in replays}
+    return schemas.GroupSummary(
+        group_id=group.group_id,
+        group_index=group.group_index,
+        task_id=group.task_id,
+        seed=group.seed,
+        instruction=None if task is None else task.instruction,
+        category=None if task is None else task.category,
+        difficulty=None if task is None else task.difficulty,
+        status=cast("schemas.RunStatus", group.status),
+        num_rollouts=group.num_rollouts,
+        num_faulty=group.num_faulty,
+        num_successes=group.num_successes,
+        reward_mean=finite(group.reward_mean),
+        reward_std=finite(group.reward_std),
+        is_constant=group.status == "completed" and len(rewards) <= 1,
+        started_at=group.started_at,
+        ended_at=group.ended_at,
+        rollouts=[schemas.RolloutCell(**rollout_cell(row, overrides)) for row in rollouts],
+        replays=replays,
+    )
+
+
+async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> schemas.GroupDetail:
+    """One group with the turns of its rollouts on one clock."""
+    source = await find_source(run, phase, step)
+    mine = Group.step_id == source.id if isinstance(source, Step) else Group.eval_id == source.id
+    groups = await load_groups(run.session, and_(mine, Group.group_id == group_id))
+    if not groups:
+        raise NotFoundError(f"expected a group {group_id!r} in {phase} {step}, got none; see that {phase}")
+    (group,) = groups
+    ids = [cell.rollout_id for cell in group.rollouts]
+    turns = await _clock_turns(run, ids)
+    began = min((cell.started_at for cell in group.rollouts), default=group.started_at).timestamp()
+    rollouts = [
+        schemas.ClockRollout(
+            **cell.model_dump(),
+            started_s=cell.started_at.timestamp() - began,
+            turns=[_clock_turn(row, began) for row in turns.get(cell.rollout_id, [])],
+        )
+        for cell in group.rollouts
+    ]
+    ends = [rollout.started_s + (rollout.duration_s or 0.0) for rollout in rollouts]
+    ends += [turn.started_s + turn.duration_s for rollout in rollouts for turn in rollout.turns]
+    return schemas.GroupDetail(
+        run_id=run.run_id,
+        run_name=run.training.run_name,
+        phase=phase,
+        step=step,
+        group=group,
+        duration_s=max(ends, default=0.0),
+        rollouts=rollouts,
+    )
+
+
+def _turns_of(run: RunAccess, rollout_ids: Sequence[str]) -> Select[Any]:
+    return (
+        select(
+            RolloutRow.rollout_id,
+            TurnRow.turn_index,
+            TurnRow.started_unix_s,
+            TurnRow.duration_s,
+            TurnRow.durations_s,
+            TurnRow.action,
+            TurnRow.failure_kind,
+            TurnRow.action_error,
+            TurnRow.before_sha256,
+            TurnRow.after_sha256,
+        )
+        .join(RolloutRow, TurnRow.rollout_pk == RolloutRow.id)
+        .where(RolloutRow.training_id == run.training.id, RolloutRow.rollout_id.in_(rollout_ids))
+        .order_by(TurnRow.turn_index)
+    )
+
+
+async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for row in await run.session.execute(_turns_of(run, rollout_ids)):
+        found[row.rollout_id].append(row)
+    return found
+
+
+def _clock_turn(row: Any, began: float) -> schemas.ClockTurn:
+    stages = [value for value in finite_values(row.durations_s).values() if value is not None]
+    return schemas.ClockTurn(
+        turn_index=row.turn_index,
+        started_s=row.started_unix_s - began,
+        duration_s=max(row.duration_s, sum(stages)),
+        action=row.action,
+        failure_kind=row.failure_kind,
+        action_error=row.action_error,
+        before_sha256=row.before_sha256,
+        after_sha256=row.after_sha256,
+    )

@@ -1,0 +1,63 @@
+"""Cursors: where the next page of a list begins, as text that means nothing to whoever carries it."""
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import datetime
+
+from cua_rl.errors import CuaError
+
+
+class CursorError(CuaError, ValueError):
+    """The text is no cursor of ours."""
+
+
+def encode_cursor(*keys: object) -> str:
+    """The sort keys of the last item shown."""
+    plain = [key.isoformat() if isinstance(key, datetime) else key for key in keys]
+    return urlsafe_b64encode(json.dumps(plain).encode()).decode().rstrip("=")
+
+
+def decode_number(cursor: str) -> int:
+    """The one key of a list that is sorted by number.
+
+    Raises:
+        CursorError: it is none of ours.
+    """
+    (key,) = _decode(cursor, 1)
+    return _number(key)
+
+
+def decode_time_and_number(cursor: str) -> tuple[datetime, int]:
+    """The keys of a list that is sorted by time, then by number.
+
+    Raises:
+        CursorError: it is none of ours.
+    """
+    time, number = _decode(cursor, 2)
+    try:
+        parsed = datetime.fromisoformat(str(time))
+    except ValueError:
+        raise _error() from None
+    if parsed.tzinfo is None or not 1900 < parsed.year < 3000:
+        raise _error()
+    return parsed, _number(number)
+
+
+def _decode(cursor: str, num_keys: int) -> list[object]:
+    try:
+        keys = json.loads(urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)))
+    except (ValueError, RecursionError):
+        raise _error() from None
+    if not isinstance(keys, list) or len(keys) != num_keys:  # pyright: ignore[reportUnknownArgumentType]
+        raise _error()
+    return keys  # pyright: ignore[reportUnknownVariableType]
+
+
+def _number(key: object) -> int:
+    if not isinstance(key, int) or not -(2**63) <= key < 2**63:
+        raise _error()
+    return key
+
+
+def _error() -> CursorError:
+    return CursorError("expected the next_cursor of an earlier page, got something else; leave it out for the start")

@@ -1,0 +1,303 @@
+"""Questions about rollouts: lists with filters, one rollout with its turns, verdicts of people."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any, cast
+
+from sqlalchemy import Select, func, literal_column, select
+from sqlalchemy.orm import defer
+
+from cua_rl.database.models import (
+    Environment,
+    Eval,
+    Group,
+    Replay,
+    RolloutRow,
+    Screenshot,
+    StatusChange,
+    Step,
+    TaskRow,
+    TurnRow,
+    ValidationRow,
+)
+from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.monitor import rollout_schemas as schemas
+from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.group_queries import load_overrides, rollout_cell
+from cua_rl.monitor.pages import decode_number, encode_cursor
+from cua_rl.monitor.run_queries import finite, finite_values
+from cua_rl.monitor.schemas import Page, Phase
+from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
+from cua_rl.renderers.answers import parse_answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutFilter:
+    """Which rollouts a list shows; None is all."""
+
+    phase: Phase | None = None
+    step: int | None = None
+    task_id: str | None = None
+    seed: int | None = None
+    status: str | None = None
+    stop_reason: str | None = None
+    success: bool | None = None
+    device_id: str | None = None
+    failure_kind: str | None = None
+    search: str = ""
+    """Start of a rollout id, or part of a task id."""
+
+
+_PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
+_STEP = func.coalesce(Step.step, Eval.step)
+
+
+def _rollouts_of(run: RunAccess) -> Select[Any]:
+    return (
+        select(RolloutRow, Group.group_id, _PHASE, _STEP)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .outerjoin(Step, Group.step_id == Step.id)
+        .outerjoin(Eval, Group.eval_id == Eval.id)
+        .where(RolloutRow.training_id == run.training.id)
+    )
+
+
+async def list_rollouts(
+    run: RunAccess, wanted: RolloutFilter, *, cursor: str | None, limit: int
+) -> Page[schemas.RolloutItem]:
+    """Rollouts of a run, newest first."""
+    query = _filtered(_rollouts_of(run), wanted).order_by(RolloutRow.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(RolloutRow.id < decode_number(cursor))
+    rows = (await run.session.execute(query)).all()
+    more = encode_cursor(rows[limit - 1][0].id) if len(rows) > limit else None
+    return Page(items=await rollout_items(run, rows[:limit]), next_cursor=more)
+
+
+def _filtered(query: Select[Any], wanted: RolloutFilter) -> Select[Any]:
+    exact = {
+        RolloutRow.task_id: wanted.task_id,
+        RolloutRow.seed: wanted.seed,
+        RolloutRow.status: wanted.status,
+        RolloutRow.stop_reason: wanted.stop_reason,
+        RolloutRow.success: wanted.success,
+        RolloutRow.device_id: wanted.device_id,
+        _PHASE: wanted.phase,
+        _STEP: wanted.step,
+    }
+    for column, value in exact.items():
+        if value is not None:
+            query = query.where(column == value)
+    if wanted.failure_kind is not None:
+        failed = select(TurnRow.rollout_pk).where(TurnRow.failure_kind == wanted.failure_kind)
+        query = query.where(RolloutRow.id.in_(failed))
+    if wanted.search:
+        query = query.where(
+            RolloutRow.rollout_id.startswith(wanted.search, autoescape=True)
+            | RolloutRow.task_id.icontains(wanted.search, autoescape=True)
+        )
+    return query
+
+
+async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.RolloutItem]:
+    """Rows of `_rollouts_of` as items."""
+    overrides = await load_overrides(run.session, (row[0].id for row in rows))
+    return [schemas.RolloutItem(**_item(run, overrides, *row)) for row in rows]
+
+
+async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> list[schemas.RolloutItem]:
+    """The latest rollouts of a task without success."""
+    query = _rollouts_of(run).where(
+        RolloutRow.task_id == task_id, RolloutRow.success.is_not(True), RolloutRow.status != "running"
+    )
+    rows = (await run.session.execute(query.order_by(RolloutRow.id.desc()).limit(limit))).all()
+    return await rollout_items(run, rows)
+
+
+def _item(run: RunAccess, overrides: Any, row: RolloutRow, group_id: str, phase: str, step: int) -> dict[str, Any]:
+    return rollout_cell(row, overrides) | {
+        "run_id": run.run_id,
+        "phase": phase,
+        "step": step,
+        "group_id": group_id,
+        "task_id": row.task_id,
+        "seed": row.seed,
+    }
+
+
+async def find_rollout(run: RunAccess, rollout_id: str) -> RolloutRow:
+    """The row of a rollout; raises `NotFoundError`."""
+    query = select(RolloutRow).where(RolloutRow.training_id == run.training.id, RolloutRow.rollout_id == rollout_id)
+    row = await run.session.scalar(query)
+    if row is None:
+        raise NotFoundError(
+            f"expected the rollout_id of a rollout of {run.training.run_name!r}, got {rollout_id[:120]!r}; "
+            "the run's steps list them"
+        )
+    return row
+
+
+async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
+    """A rollout with everything but its tokens."""
+    session = run.session
+    found = await find_rollout(run, rollout_id)
+    row, group_id, phase, step = (await session.execute(_rollouts_of(run).where(RolloutRow.id == found.id))).one()
+    overrides = await load_overrides(session, [row.id])
+    task = None if row.task_pk is None else await session.get(TaskRow, row.task_pk)
+    validation = await session.scalar(select(ValidationRow).where(ValidationRow.rollout_pk == row.id))
+    device = await session.scalar(select(Environment).where(Environment.rollout_pk == row.id))
+    return schemas.Rollout(
+        **_item(run, overrides, row, group_id, phase, step),
+        run_name=run.training.run_name,
+        instruction=None if task is None else task.instruction,
+        category=None if task is None else task.category,
+        difficulty=None if task is None else task.difficulty,
+        tags=[] if task is None else list(task.tags),
+        answer=row.answer,
+        reward_parts=None if row.reward_parts is None else finite_values(row.reward_parts),
+        ended_at=row.ended_at,
+        validation=None if validation is None else _validation(validation),
+        device=None if device is None else _device(device),
+        overrides=await list_overrides(run, row.id),
+        history=await _history(run, row.id),
+        replayed_at_steps=await _replayed_at(run, row.id),
+        siblings=await _siblings(run, row.group_pk),
+        turns=await _load_turns(run, row, phase),
+    )
+
+
+def _validation(row: ValidationRow) -> schemas.ValidationShown:
+    return schemas.ValidationShown(
+        query=row.query,
+        expected=row.expected,
+        actual=row.actual,
+        success=row.success,
+        duration_s=finite(row.duration_s) or 0.0,
+    )
+
+
+def _device(row: Environment) -> schemas.DeviceShown:
+    return schemas.DeviceShown(
+        device_id=row.device_id,
+        status=row.status,
+        error=row.error,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Override]:
+    """All verdicts on a rollout, oldest first."""
+    query = select(RolloutOverride).where(RolloutOverride.rollout_pk == rollout_pk).order_by(RolloutOverride.id)
+    return [
+        schemas.Override(
+            override_id=row.id,
+            success=row.success,
+            reward=finite(row.reward),
+            reason=row.reason,
+            actor=row.actor,
+            created_at=row.created_at,
+        )
+        for row in await run.session.scalars(query)
+    ]
+
+
+async def _history(run: RunAccess, rollout_pk: int) -> list[StatusChangeShown]:
+    query = select(StatusChange).where(StatusChange.rollout_pk == rollout_pk).order_by(StatusChange.id)
+    return [
+        StatusChangeShown(old_status=row.old_status, new_status=row.new_status, changed_at=row.changed_at)
+        for row in await run.session.scalars(query)
+    ]
+
+
+async def _replayed_at(run: RunAccess, rollout_pk: int) -> list[int]:
+    query = (
+        select(Step.step)
+        .join(Group, Group.step_id == Step.id)
+        .join(Replay, Replay.group_pk == Group.id)
+        .where(Replay.rollout_pk == rollout_pk)
+        .order_by(Step.step)
+    )
+    return list(await run.session.scalars(query))
+
+
+async def _siblings(run: RunAccess, group_pk: int) -> list[schemas.Sibling]:
+    query = (
+        select(RolloutRow.rollout_id, RolloutRow.member_index)
+        .where(RolloutRow.group_pk == group_pk)
+        .order_by(RolloutRow.member_index, RolloutRow.id)
+    )
+    return [
+        schemas.Sibling(rollout_id=row.rollout_id, member_index=row.member_index)
+        for row in await run.session.execute(query)
+    ]
+
+
+async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[schemas.TurnDetail]:
+    num_prompt_tokens = func.cardinality(TurnRow.prompt_token_ids)
+    query = (
+        select(TurnRow, num_prompt_tokens)
+        .where(TurnRow.rollout_pk == rollout.id)
+        .order_by(TurnRow.turn_index)
+        .options(defer(TurnRow.prompt_token_ids), defer(TurnRow.prompt_chunks), defer(TurnRow.sampled_tokens))
+    )
+    rows = (await run.session.execute(query)).all()
+    shots = await _screenshots(run, (sha for row, _ in rows for sha in (row.before_sha256, row.after_sha256) if sha))
+    began = rollout.started_unix_s or rollout.started_at.timestamp()
+    step = None
+    if phase == "step" and any(row.training_logprobs is not None for row, _ in rows):
+        step = await run.session.scalar(
+            select(Step.step).join(Group, Group.step_id == Step.id).where(Group.id == rollout.group_pk)
+        )
+    return [turn_detail(row, count, shots, began, step) for row, count in rows]
+
+
+async def _screenshots(run: RunAccess, hashes: Iterable[str]) -> dict[str, schemas.ScreenshotRef]:
+    query = select(Screenshot.sha256, Screenshot.width_px, Screenshot.height_px)
+    rows = await run.session.execute(query.where(Screenshot.sha256.in_(set(hashes))))
+    return {
+        row.sha256: schemas.ScreenshotRef(sha256=row.sha256, width_px=row.width_px, height_px=row.height_px)
+        for row in rows
+    }
+
+
+def turn_detail(
+    row: TurnRow,
+    num_prompt_tokens: int,
+    shots: Mapping[str, schemas.ScreenshotRef],
+    began: float,
+    step: int | None,
+) -> schemas.TurnDetail:
+    """A turn's row as it is shown; `began` is the rollout's start in Unix time."""
+    parsed = parse_answer(row.text)
+    sampled, trained = row.sampling_logprobs, row.training_logprobs
+    gaps = None if not trained else [abs(a - b) for a, b in zip(trained, sampled, strict=True)]
+    return schemas.TurnDetail(
+        turn_index=row.turn_index,
+        response_id=row.response_id,
+        policy_version=row.policy_version,
+        trained_at_step=None if trained is None else step,
+        stop=row.stop,
+        text=row.text,
+        thinking=parsed.reasoning,
+        answer=parsed.text,
+        tool_calls=[schemas.ToolCallShown(name=call.name, arguments=call.arguments) for call in parsed.tool_calls],
+        failure_kind=row.failure_kind,
+        failure_message=row.failure_message,
+        action=row.action,
+        action_error=row.action_error,
+        before=shots.get(cast("str | None", row.before_sha256) or ""),
+        after=shots.get(row.after_sha256 or ""),
+        request=row.request,
+        prompt_matches_renderer=row.prompt_matches_renderer,
+        num_prompt_tokens=num_prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        num_sampled_tokens=len(sampled),
+        logprob_mean=finite(fsum(sampled) / len(sampled)) if sampled else None,
+        gap_mean_abs=finite(fsum(gaps) / len(gaps)) if gaps else None,
+        started_at=row.started_at,
+        started_s=row.started_unix_s - began,
+        duration_s=finite(row.duration_s) or 0.0,
+        durations_s=finite_values(row.durations_s),
+    )

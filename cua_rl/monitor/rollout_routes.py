@@ -1,0 +1,124 @@
+"""Read API: rollouts, turns, tokens, tasks, screenshots; and the one thing that people may write, their verdict."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from sqlalchemy import select
+
+from cua_rl.database.models import Screenshot
+from cua_rl.database.monitor_models import RolloutOverride
+from cua_rl.monitor import rollout_queries, task_queries, token_texts
+from cua_rl.monitor import rollout_schemas as schemas
+from cua_rl.monitor.answers import SafeJson
+from cua_rl.monitor.databases import NotFoundError
+from cua_rl.monitor.rollout_queries import RolloutFilter
+from cua_rl.monitor.run_routes import LARGEST_INTEGER, REFUSALS, AllDatabases, Cursor, Id, Limit, Number, OpenRun
+from cua_rl.monitor.schemas import OverrideRequest, Page, RunStatus
+from cua_rl.monitor.security import CanRead, CanWrite
+from cua_rl.types import StopReason
+
+router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS)
+_LARGEST_KEY = 2**63 - 1
+_FOREVER = "private, max-age=31536000, immutable"
+
+
+@router.get("/runs/{run_id}/rollouts")
+async def list_rollouts(
+    run: OpenRun,
+    phase: Literal["baseline", "step", "eval"] | None = None,
+    step: Annotated[int | None, Query(ge=0, le=LARGEST_INTEGER)] = None,
+    task_id: Annotated[str | None, Query(max_length=300)] = None,
+    seed: Annotated[int | None, Query(ge=-_LARGEST_KEY, le=_LARGEST_KEY)] = None,
+    status: RunStatus | None = None,
+    stop_reason: StopReason | None = None,
+    success: bool | None = None,
+    device_id: Annotated[str | None, Query(max_length=300)] = None,
+    failure_kind: Annotated[str | None, Query(max_length=100)] = None,
+    search: Annotated[str, Query(max_length=200, description="start of a rollout id, or part of a task id")] = "",
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Page[schemas.RolloutItem]:
+    """Rollouts of a run, newest first."""
+    wanted = RolloutFilter(
+        phase=phase,
+        step=step,
+        task_id=task_id,
+        seed=seed,
+        status=status,
+        stop_reason=stop_reason,
+        success=success,
+        device_id=device_id,
+        failure_kind=failure_kind,
+        search=search,
+    )
+    return await rollout_queries.list_rollouts(run, wanted, cursor=cursor, limit=limit)
+
+
+@router.get("/runs/{run_id}/rollouts/{rollout_id}", response_model=schemas.Rollout)
+async def get_rollout(run: OpenRun, rollout_id: Id) -> SafeJson:
+    """A rollout with all its turns."""
+    return SafeJson((await rollout_queries.load_rollout(run, rollout_id)).model_dump(mode="json"))
+
+
+@router.get("/runs/{run_id}/rollouts/{rollout_id}/download")
+async def download_rollout(run: OpenRun, rollout_id: Id) -> SafeJson:
+    """A rollout with turns and tokens as a file."""
+    rollout = await rollout_queries.load_rollout(run, rollout_id)
+    tokens = [await token_texts.load_turn_tokens(run, rollout_id, turn.turn_index) for turn in rollout.turns]
+    content = {"rollout": rollout.model_dump(mode="json"), "tokens": [item.model_dump(mode="json") for item in tokens]}
+    name = "".join(letter for letter in rollout_id if letter.isascii() and letter.isalnum())[:64] or "rollout"
+    return SafeJson(content, headers={"Content-Disposition": f'attachment; filename="rollout-{name}.json"'})
+
+
+@router.get("/runs/{run_id}/rollouts/{rollout_id}/turns/{turn_index}/tokens", response_model=schemas.TurnTokens)
+async def get_tokens(run: OpenRun, rollout_id: Id, turn_index: Number) -> SafeJson:
+    """A turn's tokens with log-probabilities, and its prompt as the model read it."""
+    return SafeJson((await token_texts.load_turn_tokens(run, rollout_id, turn_index)).model_dump(mode="json"))
+
+
+@router.get("/runs/{run_id}/rollouts/{rollout_id}/overrides")
+async def list_overrides(run: OpenRun, rollout_id: Id) -> list[schemas.Override]:
+    """All verdicts of people on a rollout, oldest first."""
+    return await rollout_queries.list_overrides(run, (await rollout_queries.find_rollout(run, rollout_id)).id)
+
+
+@router.post("/runs/{run_id}/rollouts/{rollout_id}/overrides", status_code=201, dependencies=[CanWrite])
+async def add_override(run: OpenRun, rollout_id: Id, request: OverrideRequest) -> list[schemas.Override]:
+    """Add a verdict; answers all of them. What was trained on stays as it was."""
+    row = await rollout_queries.find_rollout(run, rollout_id)
+    run.session.add(RolloutOverride(rollout_pk=row.id, **request.model_dump()))
+    await run.session.commit()
+    return await rollout_queries.list_overrides(run, row.id)
+
+
+@router.get("/runs/{run_id}/tasks")
+async def list_tasks(run: OpenRun) -> list[schemas.TaskStats]:
+    """Tasks of the training steps, hardest first."""
+    return await task_queries.list_tasks(run)
+
+
+@router.get("/runs/{run_id}/tasks/{task_id:path}")
+async def get_task(run: OpenRun, task_id: Id) -> schemas.TaskDetail:
+    """One task over time, and where it fails."""
+    return await task_queries.load_task(run, task_id)
+
+
+@router.get(
+    "/screenshots/{sha256}",
+    response_class=Response,
+    responses={200: {"content": {"image/png": {}, "image/jpeg": {}}}, 304: {"description": "unchanged"}},
+)
+async def get_screenshot(
+    request: Request, databases: AllDatabases, sha256: Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
+) -> Response:
+    """An image by the hash of its bytes; it never changes."""
+    headers = {"ETag": f'"{sha256}"', "Cache-Control": _FOREVER}
+    if f'"{sha256}"' in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    for database in databases.all:
+        async with database.sessions() as session:
+            query = select(Screenshot.data, Screenshot.format).where(Screenshot.sha256 == sha256)
+            row = (await session.execute(query)).one_or_none()
+        if row is not None:
+            return Response(row.data, media_type=f"image/{row.format}", headers=headers)
+    raise NotFoundError(f"expected the sha256 of a stored screenshot, got {sha256!r}; rollouts name theirs")

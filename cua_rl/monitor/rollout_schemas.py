@@ -1,0 +1,301 @@
+"""What the read API answers about steps, groups, rollouts, turns and tasks."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from cua_rl.monitor.schemas import Json, Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
+
+
+class RolloutCell(Shown):
+    """A rollout as a grid or a list shows it."""
+
+    rollout_id: str
+    member_index: int
+    status: RunStatus
+    stop_reason: str | None
+    success: bool | None = Field(description="what the task's validator said")
+    reward: float | None
+    advantage: float | None
+    num_turns: int
+    max_turns: int | None
+    started_at: datetime
+    duration_s: float | None
+    device_id: str | None
+    error: str | None
+    override_success: bool | None = Field(description="what a person says instead, null if nobody does")
+    override_reward: float | None
+
+
+class Replay(Shown):
+    """A rollout of an earlier step that was trained on with this group."""
+
+    rollout_id: str
+    step: int | None
+    reward: float | None
+    advantage: float
+
+
+class GroupSummary(Shown):
+    """Rollouts of one task instance."""
+
+    group_id: str
+    group_index: int
+    task_id: str
+    seed: int
+    instruction: str | None
+    category: str | None
+    difficulty: str | None
+    status: RunStatus
+    num_rollouts: int | None = Field(description="members with a reward, null while the group runs")
+    num_faulty: int | None
+    num_successes: int | None
+    reward_mean: float | None
+    reward_std: float | None
+    is_constant: bool = Field(description="all rewards equal: the group teaches nothing")
+    started_at: datetime
+    ended_at: datetime | None
+    rollouts: list[RolloutCell]
+    replays: list[Replay]
+
+
+class SourceDetail(Shown):
+    """A step or an evaluation with its groups x rollouts grid."""
+
+    run_id: str
+    run_name: str
+    phase: Phase
+    step: int
+    status: StepStatus
+    policy_version: int
+    trained_policy_version: int | None
+    group_size: int
+    num_groups: int
+    num_ended_groups: int
+    num_datums: int | None
+    datums_sha256: str | None
+    success: Rate
+    metrics: dict[str, float | None]
+    started_at: datetime
+    rollouts_ended_at: datetime | None
+    ended_at: datetime | None
+    previous_step: int | None
+    next_step: int | None
+    groups: list[GroupSummary]
+
+
+class ClockTurn(Shown):
+    """A turn on a group's clock."""
+
+    turn_index: int
+    started_s: float = Field(description="since the group's first rollout began")
+    duration_s: float = Field(description="whole turn: request, action, screenshot")
+    action: Json | None
+    failure_kind: str | None
+    action_error: str | None
+    before_sha256: str | None
+    after_sha256: str | None
+
+
+class ClockRollout(RolloutCell):
+    started_s: float = Field(description="since the group's first rollout began")
+    turns: list[ClockTurn]
+
+
+class GroupDetail(Shown):
+    """The rollouts of a group side by side, on one clock."""
+
+    run_id: str
+    run_name: str
+    phase: Phase
+    step: int
+    group: GroupSummary
+    duration_s: float
+    rollouts: list[ClockRollout]
+
+
+class RolloutItem(RolloutCell):
+    """A rollout in a list that spans groups."""
+
+    run_id: str
+    phase: Phase
+    step: int
+    group_id: str
+    task_id: str
+    seed: int
+
+
+class ScreenshotRef(Shown):
+    """Bytes are at /api/screenshots/{sha256}."""
+
+    sha256: str
+    width_px: int | None
+    height_px: int | None
+
+
+class ToolCallShown(Shown):
+    name: str
+    arguments: str = Field(description="JSON text, as the model wrote it")
+
+
+class TurnDetail(Shown):
+    """A turn without its tokens: those are at …/turns/{turn_index}/tokens."""
+
+    turn_index: int
+    response_id: str
+    policy_version: int = Field(description="the adapter that sampled the turn")
+    trained_at_step: int | None = Field(description="the step whose optimizer step used the turn")
+    stop: str
+    text: str = Field(description="everything sampled, without the end-of-turn token")
+    thinking: str | None
+    answer: str = Field(description="text outside thinking and tool calls")
+    tool_calls: list[ToolCallShown]
+    failure_kind: str | None
+    failure_message: str | None
+    action: Json | None = Field(description="type and values, coordinates in pixels of the screenshot before")
+    action_error: str | None
+    before: ScreenshotRef | None
+    after: ScreenshotRef | None
+    request: Json = Field(description="as the agent sent it; images are sha256:<hex>")
+    prompt_matches_renderer: bool
+    num_prompt_tokens: int
+    cached_tokens: int
+    num_sampled_tokens: int
+    logprob_mean: float | None = Field(description="mean sampling log-probability")
+    gap_mean_abs: float | None = Field(description="mean |trainer - sampler| log-probability; null if not trained")
+    started_at: datetime
+    started_s: float = Field(description="since the rollout began")
+    duration_s: float = Field(description="of the request to the model")
+    durations_s: dict[str, float | None] = Field(description="of the turn's stages")
+
+
+class PromptPart(Shown):
+    """A piece of the prompt as the model read it."""
+
+    kind: Literal["text", "image"]
+    num_tokens: int
+    text: str | None
+    sha256: str | None
+
+
+class TurnTokens(Shown):
+    """Sampled tokens; all lists align. `texts` may split a character: its bytes show as hex, such as \\xf0."""
+
+    turn_index: int
+    policy_version: int
+    advantage: float | None
+    tokens: list[int]
+    texts: list[str] | None = Field(description="null if the run's tokenizer is not on this machine")
+    sampling_logprobs: list[float | None]
+    training_logprobs: list[float | None] | None
+    prompt: list[PromptPart]
+    prompt_token_ids: list[int]
+
+
+class ValidationShown(Shown):
+    query: str
+    expected: str
+    actual: str
+    success: bool
+    duration_s: float
+
+
+class DeviceShown(Shown):
+    """The device that the rollout used."""
+
+    device_id: str
+    status: str
+    error: str | None
+    started_at: datetime
+    ended_at: datetime | None
+
+
+class Override(Shown):
+    """A person's verdict on a rollout; the newest one counts. Training data stay as they were."""
+
+    override_id: int
+    success: bool | None = Field(description="null takes earlier verdicts back")
+    reward: float | None
+    reason: str
+    actor: str
+    created_at: datetime
+
+
+class Sibling(Shown):
+    rollout_id: str
+    member_index: int
+
+
+class Rollout(RolloutItem):
+    """A rollout with all its turns."""
+
+    run_name: str
+    instruction: str | None
+    category: str | None
+    difficulty: str | None
+    tags: list[str]
+    answer: str | None
+    reward_parts: dict[str, float | None] | None
+    ended_at: datetime | None
+    validation: ValidationShown | None
+    device: DeviceShown | None
+    overrides: list[Override]
+    history: list[StatusChange]
+    replayed_at_steps: list[int]
+    siblings: list[Sibling] = Field(description="members of the group in order, this one included")
+    turns: list[TurnDetail]
+
+
+class TaskStats(Shown):
+    """How one task goes in a run's training steps."""
+
+    task_id: str
+    instruction: str | None
+    category: str | None
+    difficulty: str | None
+    num_groups: int
+    num_failed_groups: int = Field(description="groups without any success")
+    success: Rate
+    recent: Rate = Field(description="in the last quarter of the run's steps")
+    last_step: int | None
+
+
+class TaskPoint(Rate):
+    phase: Phase
+    step: int
+    reward_mean: float | None
+
+
+class TaskInstance(Shown):
+    """One seed of a task."""
+
+    seed: int
+    instruction: str | None
+    success: Rate
+    last_step: int | None
+
+
+class Count(Shown):
+    name: str
+    count: int
+
+
+class TaskDetail(Shown):
+    """Success over time of one task, and where it fails."""
+
+    run_id: str
+    run_name: str
+    task_id: str
+    instruction: str | None
+    category: str | None
+    difficulty: str | None
+    tags: list[str]
+    max_turns: int | None
+    success: Rate
+    history: list[TaskPoint] = Field(description="training steps, then evaluations, each in order")
+    instances: list[TaskInstance] = Field(description="hardest first, at most 100")
+    stop_reasons: list[Count] = Field(description="of rollouts that failed")
+    failed_checks: list[Count] = Field(description="query, expected and actual of failed validations, most frequent")
+    turn_failures: list[Count]
+    failed_rollouts: list[RolloutItem] = Field(description="the latest ones, at most 20")

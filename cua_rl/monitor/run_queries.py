@@ -1,0 +1,401 @@
+"""Questions about runs: lists, figures, series. Each is a handful of statements, whatever the size of the run."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Select, and_, func, literal_column, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.columns import escape_text
+from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, Training
+from cua_rl.evaluation.statistics import wilson_interval
+from cua_rl.metrics import meaning
+from cua_rl.monitor import schemas
+from cua_rl.monitor.databases import Database, RunAccess
+from cua_rl.monitor.masking import mask_secrets
+from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
+
+_ALIVE_S = 60.0
+_SPARKLINE_POINTS = 60
+
+
+def make_rate(num_successes: float | None, num_rollouts: float | None) -> schemas.Rate:
+    """A success rate with its interval."""
+    successes, rollouts = int(num_successes or 0), int(num_rollouts or 0)
+    low, high = wilson_interval(successes, rollouts)
+    rate = successes / rollouts if rollouts else None
+    return schemas.Rate(num_successes=successes, num_rollouts=rollouts, rate=rate, low=low, high=high)
+
+
+def finite(value: object) -> float | None:
+    """A number that JSON can hold, or None."""
+    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+
+
+def finite_values(values: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """Metrics as JSON can hold them."""
+    return {name: finite(value) for name, value in (values or {}).items()}
+
+
+async def list_runs(
+    session: AsyncSession, database: Database, *, search: str, status: str | None, cursor: str | None, limit: int
+) -> schemas.Page[schemas.RunSummary]:
+    """Runs, newest first; `search` is a part of name, folder or model."""
+    query = select(Training).order_by(Training.started_at.desc(), Training.id.desc()).limit(limit + 1)
+    if search:
+        pattern = "%" + escape_text(search).replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
+        model = func.coalesce(
+            func.jsonb_extract_path_text(Training.config, literal_column("'model_name'")), literal_column("''")
+        )
+        query = query.where(
+            or_(
+                Training.run_name.ilike(pattern),
+                Training.log_path.ilike(pattern),
+                model.ilike(pattern),
+            )
+        )
+    if status is not None:
+        query = query.where(Training.status == status)
+    if cursor is not None:
+        started_at, training_id = decode_time_and_number(cursor)
+        query = query.where(
+            or_(Training.started_at < started_at, and_(Training.started_at == started_at, Training.id < training_id))
+        )
+    found = list(await session.scalars(query))
+    shown = found[:limit]
+    more = encode_cursor(shown[-1].started_at, shown[-1].id) if len(found) > limit else None
+    return schemas.Page(items=await summarise(session, database, shown), next_cursor=more)
+
+
+async def summarise(
+    session: AsyncSession, database: Database, trainings: Sequence[Training]
+) -> list[schemas.RunSummary]:
+    """Summaries of all these runs with four statements."""
+    ids = [training.id for training in trainings]
+    if not ids:
+        return []
+    success = await _step_success(session, ids)
+    evaluations = await _evaluation_success(session, ids)
+    times = await _step_times(session, ids)
+    open_steps = await _open_steps(session, ids)
+    return [
+        _summary(
+            database,
+            training,
+            success.get(training.id, []),
+            evaluations.get(training.id, []),
+            times.get(training.id, []),
+            open_steps.get(training.id),
+        )
+        for training in trainings
+    ]
+
+
+_StepSuccess = tuple[int, int, int, float | None]  # step, successes, rollouts, mean reward
+
+
+def _group_sums() -> tuple[Any, Any, Any]:
+    rollouts = func.sum(Group.num_rollouts)
+    reward = func.sum(Group.reward_mean * Group.num_rollouts) / func.nullif(rollouts, 0)
+    return func.sum(Group.num_successes), rollouts, reward
+
+
+async def _step_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_StepSuccess]]:
+    query = (
+        select(Group.training_id, Step.step, *_group_sums())
+        .join(Step, Group.step_id == Step.id)
+        .where(Group.training_id.in_(ids), Group.status == "completed")
+        .group_by(Group.training_id, Step.step)
+        .order_by(Step.step)
+    )
+    found: dict[int, list[_StepSuccess]] = defaultdict(list)
+    for training_id, step, successes, rollouts, reward in await session.execute(query):
+        found[training_id].append((step, int(successes or 0), int(rollouts or 0), reward))
+    return found
+
+
+_EvalSuccess = tuple[str, int, int, int]  # phase, step, successes, rollouts
+
+
+async def _evaluation_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_EvalSuccess]]:
+    successes, rollouts, _ = _group_sums()
+    query = (
+        select(Eval.training_id, Eval.phase, Eval.step, successes, rollouts)
+        .join(Group, Group.eval_id == Eval.id)
+        .where(Eval.training_id.in_(ids))
+        .group_by(Eval.training_id, Eval.phase, Eval.step)
+        .order_by(Eval.step)
+    )
+    found: dict[int, list[_EvalSuccess]] = defaultdict(list)
+    for training_id, phase, step, won, done in await session.execute(query):
+        if done:
+            found[training_id].append((phase, step, int(won or 0), int(done)))
+    return found
+
+
+async def _step_times(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[float]]:
+    """Durations of the last ten finished steps of each run."""
+    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
+    took = func.extract("epoch", Step.ended_at - Step.started_at).label("took")
+    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.status == "completed").subquery()
+    found: dict[int, list[float]] = defaultdict(list)
+    for training_id, seconds in await session.execute(
+        select(last.c.training_id, last.c.took).where(last.c.place <= 10)
+    ):
+        found[training_id].append(float(seconds))
+    return found
+
+
+async def _open_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, float]:
+    """How far the running step of each run is, 0 to 1."""
+    query = select(Step.training_id, Step.num_ended_groups, Step.num_groups).where(
+        Step.training_id.in_(ids), Step.status.in_(("rollouts", "training"))
+    )
+    return {row.training_id: row.num_ended_groups / max(1, row.num_groups) for row in await session.execute(query)}
+
+
+def _summary(
+    database: Database,
+    training: Training,
+    success: Sequence[_StepSuccess],
+    evaluations: Sequence[_EvalSuccess],
+    times: Sequence[float],
+    open_step: float | None,
+) -> schemas.RunSummary:
+    now = datetime.now(UTC)
+    rates = [successes / rollouts if rollouts else None for _, successes, rollouts, _ in success]
+    baseline = next((item for item in evaluations if item[0] == "baseline"), None)
+    last_eval = next((item for item in reversed(evaluations) if item[0] == "eval"), None)
+    step_time_s = median(times) if times else None
+    is_running = training.status == "running"
+    part = min(1.0, open_step or 0.0) if is_running else 0.0
+    left = max(0.0, training.total_steps - training.num_completed_steps - part)
+    ended = training.ended_at or (now if is_running else training.updated_at)
+    return schemas.RunSummary(
+        run_id=database.run_id(training.id),
+        run_name=training.run_name,
+        log_path=training.log_path,
+        project=None,
+        model_name=model_name(training.config),
+        status=training.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
+        is_alive=is_running and (now - training.heartbeat_at).total_seconds() < _ALIVE_S,
+        error=training.error,
+        num_completed_steps=training.num_completed_steps,
+        total_steps=training.total_steps,
+        progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
+        step_time_s=step_time_s,
+        eta_s=left * step_time_s if is_running and step_time_s is not None else None,
+        elapsed_s=max(0.0, (ended - training.started_at).total_seconds()),
+        started_at=training.started_at,
+        ended_at=training.ended_at,
+        heartbeat_at=training.heartbeat_at,
+        num_attempts=training.num_attempts,
+        success_rate=rates[-1] if rates else None,
+        reward_mean=finite(success[-1][3]) if success else None,
+        baseline=None if baseline is None else make_rate(baseline[2], baseline[3]),
+        last_eval=None if last_eval is None else make_rate(last_eval[2], last_eval[3]),
+        last_eval_step=None if last_eval is None else last_eval[1],
+        sparkline=thin(rates, _SPARKLINE_POINTS),
+    )
+
+
+def thin(values: Sequence[float | None], num_points: int) -> list[float | None]:
+    """Means of equal stretches, at most `num_points` of them: [1, 0, 1, 1] at 2 points is [0.5, 1]."""
+    if len(values) <= num_points:
+        return list(values)
+    edges = [round(index * len(values) / num_points) for index in range(num_points + 1)]
+    stretches = [[value for value in values[a:b] if value is not None] for a, b in pairwise(edges)]
+    return [sum(stretch) / len(stretch) if stretch else None for stretch in stretches]
+
+
+def model_name(config: Mapping[str, Any]) -> str | None:
+    """What the run calls its model, else the name of the model's folder."""
+    name = config.get("model_name") or config.get("model_path")
+    return (
+        None
+        if not name
+        else Path(str(name)).name
+        if "/" in str(name) and config.get("model_name") is None
+        else str(name)
+    )
+
+
+def shown_config(training: Training) -> dict[str, Any]:
+    """The configuration without secrets."""
+    return mask_secrets(training.config)
+
+
+async def load_run(run: RunAccess) -> schemas.Run:
+    """A run with its configuration and what hangs on it."""
+    session, training = run.session, run.training
+    (summary,) = await summarise(session, run.database, [training])
+    checkpoints = await session.scalars(
+        select(Checkpoint).where(Checkpoint.training_id == training.id).order_by(Checkpoint.step)
+    )
+    history = await session.scalars(
+        select(StatusChange).where(StatusChange.training_id == training.id).order_by(StatusChange.id)
+    )
+    counts = (
+        await session.execute(
+            select(func.coalesce(func.sum(Group.num_rollouts), 0)).where(Group.training_id == training.id)
+        )
+    ).scalar_one()
+    running = (
+        await session.execute(
+            select(func.count())
+            .select_from(RolloutRow)
+            .join(Group, RolloutRow.group_pk == Group.id)
+            .where(Group.training_id == training.id, Group.status == "running", RolloutRow.status == "running")
+        )
+    ).scalar_one()
+    return schemas.Run(
+        **summary.model_dump(),
+        config=shown_config(training),
+        first_step=training.first_step,
+        num_rollouts=int(counts),
+        num_running_rollouts=running,
+        metrics=await _metric_infos(session, training.id),
+        evaluations=await list_evaluations(session, training.id),
+        checkpoints=[
+            schemas.CheckpointInfo(
+                step=row.step, state_path=row.state_path, sampler_path=row.sampler_path, created_at=row.created_at
+            )
+            for row in checkpoints
+        ],
+        history=[
+            schemas.StatusChange(old_status=row.old_status, new_status=row.new_status, changed_at=row.changed_at)
+            for row in history
+        ],
+    )
+
+
+async def _metric_infos(session: AsyncSession, training_id: int) -> list[schemas.MetricInfo]:
+    """Metrics of the latest trained step; those that only earlier steps had come from the first one."""
+    steps = select(Step.metrics).where(Step.training_id == training_id, Step.metrics.is_not(None)).limit(1)
+    first = await session.scalar(steps.order_by(Step.step))
+    last = await session.scalar(steps.order_by(Step.step.desc()))
+    names = sorted({*(first or {}), *(last or {})})
+    return [
+        schemas.MetricInfo(
+            name=name, meaning=meaning(name), area=name.split("/", 1)[0], last=finite((last or {}).get(name))
+        )
+        for name in names
+    ]
+
+
+async def list_evaluations(session: AsyncSession, training_id: int) -> list[schemas.Evaluation]:
+    """All evaluations of a run, the baseline first, with figures of what has ended."""
+    successes, rollouts, reward = _group_sums()
+    sums = (
+        select(Group.eval_id, successes.label("successes"), rollouts.label("rollouts"), reward.label("reward"))
+        .where(Group.training_id == training_id, Group.eval_id.is_not(None), Group.status == "completed")
+        .group_by(Group.eval_id)
+        .subquery()
+    )
+    query = (
+        select(Eval, sums.c.successes, sums.c.rollouts, sums.c.reward)
+        .outerjoin(sums, sums.c.eval_id == Eval.id)
+        .where(Eval.training_id == training_id)
+        .order_by(Eval.step, Eval.phase)
+    )
+    return [
+        schemas.Evaluation(
+            phase=row.phase,  # pyright: ignore[reportArgumentType] - the table allows nothing else
+            step=row.step,
+            status=row.status,  # pyright: ignore[reportArgumentType]
+            policy_version=row.policy_version,
+            group_size=row.group_size,
+            num_groups=row.num_groups,
+            num_ended_groups=row.num_ended_groups,
+            success=make_rate(won, done),
+            reward_mean=finite(mean),
+            metrics=finite_values(row.metrics),
+            started_at=row.started_at,
+            ended_at=row.ended_at,
+        )
+        for row, won, done, mean in await session.execute(query)
+    ]
+
+
+async def load_series(run: RunAccess, *, names: Sequence[str], from_step: int, max_points: int) -> schemas.MetricSeries:
+    """Metrics of all steps from `from_step` on, thinned to about `max_points` by leaving steps out evenly."""
+    session, training_id = run.session, run.training.id
+    mine = and_(Step.training_id == training_id, Step.step >= from_step, Step.metrics.is_not(None))
+    total = (await session.execute(select(func.count()).select_from(Step).where(mine))).scalar_one()
+    query = select(Step.step, Step.ended_at, Step.metrics).where(mine).order_by(Step.step)
+    if total > max_points:
+        every = -(-total // max_points)
+        place = func.row_number().over(order_by=Step.step.desc()) - 1
+        kept = select(Step.id, place.label("place")).where(mine).subquery()
+        query = query.join(kept, kept.c.id == Step.id).where(kept.c.place % every == 0)
+    rows = [(step, ended_at, metrics or {}) for step, ended_at, metrics in await session.execute(query)]
+    wanted = list(names) or sorted({name for _, _, metrics in rows for name in metrics})
+    success = (await _step_success(session, [training_id])).get(training_id, [])
+    evaluations = (await _evaluation_success(session, [training_id])).get(training_id, [])
+    return schemas.MetricSeries(
+        run_id=run.run_id,
+        steps=[step for step, _, _ in rows],
+        ended_at=[ended_at for _, ended_at, _ in rows],
+        series={name: [finite(metrics.get(name)) for _, _, metrics in rows] for name in wanted},
+        success=[_success_point("step", step, won, done) for step, won, done, _ in success if step >= from_step],
+        evaluations=[_success_point(phase, step, won, done) for phase, step, won, done in evaluations],
+    )
+
+
+def _success_point(phase: Any, step: int, won: int, done: int) -> schemas.SuccessPoint:
+    return schemas.SuccessPoint(phase=phase, step=step, **make_rate(won, done).model_dump())
+
+
+async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
+    """Baseline, steps and evaluations in the order in which they began."""
+    successes, rollouts, reward = _group_sums()
+    sums = (
+        select(
+            Group.step_id,
+            Group.eval_id,
+            successes.label("successes"),
+            rollouts.label("rollouts"),
+            reward.label("reward"),
+        )
+        .where(Group.training_id == run.training.id, Group.status == "completed")
+        .group_by(Group.step_id, Group.eval_id)
+        .subquery()
+    )
+    steps = _sources(Step, sums.c.step_id == Step.id, sums, run.training.id)
+    evaluations = _sources(Eval, sums.c.eval_id == Eval.id, sums, run.training.id)
+    items = [_timeline_item("step", *row) for row in await run.session.execute(steps)]
+    items += [_timeline_item(row[0].phase, *row) for row in await run.session.execute(evaluations)]
+    return sorted(items, key=lambda item: item.started_at)
+
+
+def _sources(table: type[Step] | type[Eval], joined: Any, sums: Any, training_id: int) -> Select[Any]:
+    return (
+        select(table, sums.c.successes, sums.c.rollouts, sums.c.reward)
+        .outerjoin(sums, joined)
+        .where(table.training_id == training_id)
+    )
+
+
+def _timeline_item(phase: Any, row: Step | Eval, won: Any, done: Any, mean: Any) -> schemas.TimelineItem:
+    ended = row.ended_at
+    return schemas.TimelineItem(
+        phase=phase,
+        step=row.step,
+        status=row.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
+        policy_version=row.policy_version,
+        progress=1.0 if row.status == "completed" else min(1.0, row.num_ended_groups / max(1, row.num_groups)),
+        num_groups=row.num_groups,
+        num_ended_groups=row.num_ended_groups,
+        success=make_rate(won, done),
+        reward_mean=finite(mean),
+        started_at=row.started_at,
+        rollouts_ended_at=row.rollouts_ended_at if isinstance(row, Step) else row.ended_at,
+        ended_at=ended,
+        duration_s=None if ended is None else (ended - row.started_at).total_seconds(),
+    )

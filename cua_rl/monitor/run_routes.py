@@ -1,0 +1,121 @@
+"""Read API: runs, their series, steps and evaluations."""
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+
+from cua_rl.monitor import failure_queries, group_queries, run_queries, schemas
+from cua_rl.monitor import rollout_schemas as rollouts
+from cua_rl.monitor.answers import SafeJson
+from cua_rl.monitor.config_diff import compare_configs
+from cua_rl.monitor.databases import Databases, RunAccess
+from cua_rl.monitor.security import CanRead
+
+LARGEST_INTEGER = 2**31 - 1
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schemas.Problem} for status in (400, 401, 404, 413, 421, 422, 503)
+}
+router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[CanRead], responses=REFUSALS)
+
+Search = Annotated[str, Query(max_length=200, description="part of a name")]
+Cursor = Annotated[str | None, Query(max_length=300, description="next_cursor of the page before")]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Number = Annotated[int, Path(ge=0, le=LARGEST_INTEGER)]
+Id = Annotated[str, Path(max_length=300)]
+
+
+def databases_of(request: Request) -> Databases:
+    return request.app.state.databases
+
+
+AllDatabases = Annotated[Databases, Depends(databases_of)]
+
+
+async def open_run(run_id: Id, databases: AllDatabases) -> AsyncGenerator[RunAccess]:
+    """The run of the path, with a session that lasts as long as the request."""
+    async with databases.open_run(run_id) as run:
+        yield run
+
+
+OpenRun = Annotated[RunAccess, Depends(open_run)]
+
+
+@router.get("")
+async def list_runs(
+    databases: AllDatabases,
+    search: Search = "",
+    status: schemas.RunStatus | None = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> schemas.Page[schemas.RunSummary]:
+    """Runs, newest first."""
+    async with databases.main.sessions() as session:
+        return await run_queries.list_runs(
+            session, databases.main, search=search, status=status, cursor=cursor, limit=limit
+        )
+
+
+@router.get("/compare")
+async def compare_runs(
+    databases: AllDatabases,
+    run_id: Annotated[list[str], Query(min_length=1, max_length=12, description="repeat it for each run")],
+) -> schemas.RunComparison:
+    """Summaries and settings of several runs side by side."""
+    summaries: list[schemas.RunSummary] = []
+    configs: list[dict[str, object]] = []
+    for name in run_id:
+        async with databases.open_run(name) as run:
+            summaries += await run_queries.summarise(run.session, run.database, [run.training])
+            configs.append(run_queries.shown_config(run.training))
+    return schemas.RunComparison(runs=summaries, config=compare_configs(configs))
+
+
+@router.get("/{run_id}")
+async def get_run(run: OpenRun) -> schemas.Run:
+    """A run with its configuration, metrics, evaluations and checkpoints."""
+    return await run_queries.load_run(run)
+
+
+@router.get("/{run_id}/metrics", response_model=schemas.MetricSeries)
+async def get_metrics(
+    run: OpenRun,
+    name: Annotated[list[str] | None, Query(max_length=200, description="repeat it; all metrics if left out")] = None,
+    from_step: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
+    max_points: Annotated[int, Query(ge=2, le=10_000, description="long series are thinned evenly")] = 1000,
+) -> SafeJson:
+    """Series of metrics over training steps, with success intervals."""
+    series = await run_queries.load_series(run, names=name or [], from_step=from_step, max_points=max_points)
+    return SafeJson(series.model_dump(mode="json"))
+
+
+@router.get("/{run_id}/timeline")
+async def get_timeline(run: OpenRun) -> list[schemas.TimelineItem]:
+    """Baseline, steps and evaluations in the order in which they began."""
+    return await run_queries.load_timeline(run)
+
+
+@router.get("/{run_id}/failures")
+async def get_failures(run: OpenRun) -> schemas.Failures:
+    """How rollouts and turns of training steps failed."""
+    return await failure_queries.load_failures(run)
+
+
+@router.get("/{run_id}/evaluations")
+async def list_evaluations(run: OpenRun) -> list[schemas.Evaluation]:
+    """The baseline and all evaluations, in order."""
+    return await run_queries.list_evaluations(run.session, run.training.id)
+
+
+@router.get("/{run_id}/{phase}/{step}", response_model=rollouts.SourceDetail)
+async def get_step(run: OpenRun, phase: Literal["baseline", "step", "eval"], step: Number) -> SafeJson:
+    """A step or an evaluation with its groups x rollouts grid."""
+    return SafeJson((await group_queries.load_source(run, phase, step)).model_dump(mode="json"))
+
+
+@router.get("/{run_id}/{phase}/{step}/groups/{group_id}")
+async def get_group(
+    run: OpenRun, phase: Literal["baseline", "step", "eval"], step: Number, group_id: Id
+) -> rollouts.GroupDetail:
+    """A group's rollouts with their turns on one clock."""
+    return await group_queries.load_group(run, phase, step, group_id)

@@ -1,0 +1,192 @@
+"""Who may read and write: tokens, hosts, origins, sizes, and what browsers are told about our pages."""
+
+import hmac
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, HTTPException, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+COOKIE = "cua_rl_monitor"
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+_INGEST_LIMIT_BYTES = 64 * 2**20
+_BODY_LIMIT_BYTES = 256 * 2**10
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
+        "connect-src 'self'; manifest-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_bearer = HTTPBearer(auto_error=False, description="the monitor's write or read token, or a project's token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRules:
+    """Tokens are compared in constant time and never shown again."""
+
+    write_token: str = field(repr=False)
+    read_token: str | None = field(default=None, repr=False)
+    """None lets everyone read who reaches the server: only for loopback."""
+    hosts: Sequence[str] = LOOPBACK_HOSTS
+    """Names by which the server may be asked; without a read token, others are refused (DNS rebinding)."""
+
+    def may_read(self, token: str | None) -> bool:
+        return self.read_token is None or self.may_write(token) or _same(token, self.read_token)
+
+    def may_write(self, token: str | None) -> bool:
+        return _same(token, self.write_token)
+
+
+def make_token() -> str:
+    """A new secret of 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
+def _same(token: str | None, expected: str) -> bool:
+    return token is not None and hmac.compare_digest(token.encode("utf-8", "replace"), expected.encode())
+
+
+def rules_of(request: Request) -> AccessRules:
+    return request.app.state.rules
+
+
+def _cookie_token(request: Request) -> str | None:
+    try:
+        morsel = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return None
+    return None if morsel is None else morsel.value
+
+
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+
+
+def given_token(request: Request, bearer: Bearer) -> str | None:
+    """The token of the Authorization header, or of the cookie that signing in has set."""
+    return bearer.credentials if bearer is not None else _cookie_token(request)
+
+
+GivenToken = Annotated[str | None, Depends(given_token)]
+
+
+def require_read(request: Request, token: GivenToken) -> None:
+    """Let pass who may read; 401 otherwise."""
+    if not rules_of(request).may_read(token):
+        raise _unauthorized("expected the monitor's read token, got none or another one; sign in with it")
+
+
+def require_write(request: Request, token: GivenToken, bearer: Bearer) -> None:
+    """Let pass who may write; a cookie counts only for pages of our own origin."""
+    if not rules_of(request).may_write(token):
+        raise _unauthorized("expected the monitor's write token, got none or another one; it was printed at its start")
+    if bearer is None and not _is_same_origin(request):
+        raise HTTPException(403, "expected a request from the monitor's own pages, got one from elsewhere")
+
+
+def _is_same_origin(request: Request) -> bool:
+    origin = request.headers.get("origin")
+    if origin is None:
+        return request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
+    try:
+        return urlsplit(origin).netloc == request.headers.get("host")
+    except ValueError:
+        return False
+
+
+def _unauthorized(message: str) -> HTTPException:
+    return HTTPException(401, message, headers={"WWW-Authenticate": "Bearer"})
+
+
+CanRead = Depends(require_read)
+CanWrite = Depends(require_write)
+
+
+class _TooLarge(Exception):
+    """The body is larger than its route allows."""
+
+
+class Guard:
+    """ASGI middleware: refuses foreign hosts and large bodies, and adds security headers to every answer."""
+
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, path = Headers(scope=scope), str(scope["path"])
+        limit = _INGEST_LIMIT_BYTES if path.endswith("/api/ingest/batch") else _BODY_LIMIT_BYTES
+        has_started = False
+
+        async def send_guarded(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                _add_headers(MutableHeaders(scope=message), path)
+            await send(message)
+
+        refusal = self._refusal(headers, limit)
+        if refusal is not None:
+            await refusal(scope, receive, send_guarded)
+            return
+        try:
+            await self._app(scope, _limited(receive, limit), send_guarded)
+        except _TooLarge:
+            if not has_started:
+                await _too_large(limit)(scope, receive, send_guarded)
+
+    def _refusal(self, headers: Headers, limit: int) -> PlainTextResponse | None:
+        if self._rules.read_token is None and _host_name(headers.get("host", "")) not in self._rules.hosts:
+            return PlainTextResponse("expected one of the monitor's own host names; use the address it printed", 421)
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or len(length) > 15:
+            return PlainTextResponse("expected a number in Content-Length", 400)
+        return _too_large(limit) if int(length) > limit else None
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _too_large(limit: int) -> PlainTextResponse:
+    return PlainTextResponse(f"expected a body of at most {limit} bytes; send smaller batches", 413)
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    received = 0
+
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limit:
+            raise _TooLarge
+        return message
+
+    return receive_limited
+
+
+def _add_headers(headers: MutableHeaders, path: str) -> None:
+    for name, value in _HEADERS.items():
+        headers.setdefault(name, value)
+    if path.startswith("/api/"):
+        headers.setdefault("Cache-Control", "no-store")

@@ -1,0 +1,196 @@
+"""Questions about tasks: which are hard, how one of them went over time, and where it fails."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Select, and_, func, literal_column, select
+
+from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
+from cua_rl.monitor import rollout_schemas as schemas
+from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.rollout_queries import failed_rollouts
+from cua_rl.monitor.run_queries import finite, make_rate
+
+_MAX_INSTANCES, _MAX_CHECKS, _MAX_ROLLOUTS = 100, 10, 20
+
+
+async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
+    """Tasks of the run's training steps, hardest first."""
+    recent_from = await _recent_from(run)
+    is_recent = Step.step >= recent_from
+    successes, rollouts = func.sum(Group.num_successes), func.sum(Group.num_rollouts)
+    query = (
+        select(
+            Group.task_id,
+            func.max(TaskRow.instruction).label("instruction"),
+            func.max(TaskRow.category).label("category"),
+            func.max(TaskRow.difficulty).label("difficulty"),
+            func.count().label("num_groups"),
+            func.count().filter(Group.num_successes == 0).label("num_failed_groups"),
+            successes.label("successes"),
+            rollouts.label("rollouts"),
+            successes.filter(is_recent).label("recent_successes"),
+            rollouts.filter(is_recent).label("recent_rollouts"),
+            func.max(Step.step).label("last_step"),
+        )
+        .join(Step, Group.step_id == Step.id)
+        .outerjoin(TaskRow, Group.task_pk == TaskRow.id)
+        .where(Group.training_id == run.training.id, Group.status == "completed")
+        .group_by(Group.task_id)
+    )
+    found = [
+        schemas.TaskStats(
+            task_id=row.task_id,
+            instruction=row.instruction,
+            category=row.category,
+            difficulty=row.difficulty,
+            num_groups=row.num_groups,
+            num_failed_groups=row.num_failed_groups,
+            success=make_rate(row.successes, row.rollouts),
+            recent=make_rate(row.recent_successes, row.recent_rollouts),
+            last_step=row.last_step,
+        )
+        for row in await run.session.execute(query)
+    ]
+    return sorted(found, key=lambda task: (task.recent.high, task.success.high, task.task_id))
+
+
+async def _recent_from(run: RunAccess) -> int:
+    """Where the last quarter of the run's steps begins."""
+    query = select(func.max(Step.step)).where(Step.training_id == run.training.id)
+    return int((await run.session.scalar(query) or 0) * 0.75)
+
+
+async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
+    """Everything about one task of a run; raises `NotFoundError`."""
+    task = await run.session.scalar(
+        select(TaskRow)
+        .join(Group, Group.task_pk == TaskRow.id)
+        .where(Group.training_id == run.training.id, Group.task_id == task_id)
+        .order_by(Group.id.desc())
+        .limit(1)
+    )
+    history = await _history(run, task_id)
+    if not history and task is None:
+        raise NotFoundError(
+            f"expected the task_id of a task of {run.training.run_name!r}, got {task_id[:120]!r}; see the run's tasks"
+        )
+    return schemas.TaskDetail(
+        run_id=run.run_id,
+        run_name=run.training.run_name,
+        task_id=task_id,
+        instruction=None if task is None else task.instruction,
+        category=None if task is None else task.category,
+        difficulty=None if task is None else task.difficulty,
+        tags=[] if task is None else list(task.tags),
+        max_turns=None if task is None else task.max_turns,
+        success=make_rate(sum(point.num_successes for point in history), sum(point.num_rollouts for point in history)),
+        history=history,
+        instances=await _instances(run, task_id),
+        stop_reasons=await _counts(
+            run, _failed(run, task_id, func.coalesce(RolloutRow.stop_reason, literal_column("'cancelled'")))
+        ),
+        failed_checks=await _failed_checks(run, task_id),
+        turn_failures=await _turn_failures(run, task_id),
+        failed_rollouts=await failed_rollouts(run, task_id, _MAX_ROLLOUTS),
+    )
+
+
+async def _history(run: RunAccess, task_id: str) -> list[schemas.TaskPoint]:
+    phase, step = func.coalesce(Eval.phase, literal_column("'step'")), func.coalesce(Step.step, Eval.step)
+    rollouts = func.sum(Group.num_rollouts)
+    query = (
+        select(
+            phase.label("phase"),
+            step.label("step"),
+            func.sum(Group.num_successes).label("successes"),
+            rollouts.label("rollouts"),
+            (func.sum(Group.reward_mean * Group.num_rollouts) / func.nullif(rollouts, 0)).label("reward"),
+        )
+        .outerjoin(Step, Group.step_id == Step.id)
+        .outerjoin(Eval, Group.eval_id == Eval.id)
+        .where(Group.training_id == run.training.id, Group.task_id == task_id, Group.status == "completed")
+        .group_by(phase, step)
+    )
+    points = [
+        schemas.TaskPoint(
+            phase=row.phase,
+            step=row.step,
+            reward_mean=finite(row.reward),
+            **make_rate(row.successes, row.rollouts).model_dump(),
+        )
+        for row in await run.session.execute(query)
+    ]
+    return sorted(points, key=lambda point: (point.phase != "step", point.step))
+
+
+async def _instances(run: RunAccess, task_id: str) -> list[schemas.TaskInstance]:
+    rollouts = func.sum(Group.num_rollouts)
+    query = (
+        select(
+            Group.seed,
+            func.max(TaskRow.instruction).label("instruction"),
+            func.sum(Group.num_successes).label("successes"),
+            rollouts.label("rollouts"),
+            func.max(Step.step).label("last_step"),
+        )
+        .outerjoin(TaskRow, Group.task_pk == TaskRow.id)
+        .outerjoin(Step, Group.step_id == Step.id)
+        .where(Group.training_id == run.training.id, Group.task_id == task_id, Group.status == "completed")
+        .group_by(Group.seed)
+        .order_by(func.sum(Group.num_successes) / func.nullif(rollouts, 0), Group.seed)
+        .limit(_MAX_INSTANCES)
+    )
+    return [
+        schemas.TaskInstance(
+            seed=row.seed,
+            instruction=row.instruction,
+            success=make_rate(row.successes, row.rollouts),
+            last_step=row.last_step,
+        )
+        for row in await run.session.execute(query)
+    ]
+
+
+def _failed(run: RunAccess, task_id: str, *names: Any) -> Select[Any]:
+    """Counts of failed rollouts of a task by what `names` say."""
+    return (
+        select(*names, func.count().label("count"))
+        .select_from(RolloutRow)
+        .where(
+            RolloutRow.training_id == run.training.id,
+            RolloutRow.task_id == task_id,
+            RolloutRow.success.is_not(True),
+            RolloutRow.status != "running",
+        )
+        .group_by(*names)
+        .order_by(func.count().desc())
+    )
+
+
+async def _counts(run: RunAccess, query: Select[Any]) -> list[schemas.Count]:
+    rows: Sequence[Any] = (await run.session.execute(query)).all()
+    return [schemas.Count(name=str(row[0]), count=row[-1]) for row in rows]
+
+
+async def _failed_checks(run: RunAccess, task_id: str) -> list[schemas.Count]:
+    query = (
+        _failed(run, task_id, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
+        .join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
+        .limit(_MAX_CHECKS)
+    )
+    return [
+        schemas.Count(name=f"{row.query}: expected {row.expected!r}, got {row.actual!r}", count=row[-1])
+        for row in await run.session.execute(query)
+    ]
+
+
+async def _turn_failures(run: RunAccess, task_id: str) -> list[schemas.Count]:
+    query = (
+        select(TurnRow.failure_kind, func.count())
+        .join(RolloutRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
+        .where(RolloutRow.training_id == run.training.id, RolloutRow.task_id == task_id)
+        .group_by(TurnRow.failure_kind)
+        .order_by(func.count().desc())
+    )
+    return await _counts(run, query)

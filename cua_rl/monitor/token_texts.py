@@ -1,0 +1,122 @@
+"""Tokens as text: the run's own tokenizer, if it is on this machine."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+import cua_rl.models
+from cua_rl.database.models import TurnRow
+from cua_rl.monitor import rollout_schemas as schemas
+from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.rollout_queries import find_rollout
+from cua_rl.monitor.run_queries import finite
+
+_TINY_MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"
+
+
+class TokenTexts:
+    """What every token id stands for, as bytes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items()}
+        self._bytes = _byte_symbols() if isinstance(tokenizer.decoder, decoders.ByteLevel) else None
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token; none for an id that the tokenizer does not know."""
+        if token in self._added:
+            return self._added[token].encode()
+        symbols = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
+        if symbols is None:
+            return b""
+        if self._bytes is None:
+            return self._tokenizer.decode([token], skip_special_tokens=False).encode()
+        return b"".join(self._bytes.get(symbol, symbol.encode()) for symbol in symbols)
+
+    def texts(self, tokens: Sequence[int]) -> list[str]:
+        r"""One text per token; bytes that are part of a character only show as hex: \xe6."""
+        return [self.token_bytes(token).decode("utf-8", "backslashreplace") for token in tokens]
+
+    def joined(self, tokens: Sequence[int]) -> str:
+        """The text of a run of tokens."""
+        return b"".join(map(self.token_bytes, tokens)).decode("utf-8", "backslashreplace")
+
+
+def _byte_symbols() -> dict[str, bytes]:
+    """Byte-level vocabularies write every byte as one printable character: those that are printable as themselves."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): bytes([byte]) for byte in printable}
+    table |= {chr(256 + place): bytes([byte]) for place, byte in enumerate(others)}
+    if set(table) != set(pre_tokenizers.ByteLevel.alphabet()):
+        raise RuntimeError("expected the alphabet of byte-level vocabularies, got another one from `tokenizers`")
+    return table
+
+
+async def find_token_texts(config: Mapping[str, Any]) -> TokenTexts | None:
+    """The tokenizer of a run's model folder, or that of the package's tiny model if the run used it; None elsewhere."""
+    folders = [Path(str(config["model_path"]))] if config.get("model_path") else []
+    if config.get("model_name") is None and config.get("model_path"):
+        folders.append(_TINY_MODEL)
+    return await asyncio.to_thread(_first, tuple(folders))
+
+
+def _first(folders: tuple[Path, ...]) -> TokenTexts | None:
+    for folder in folders:
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            return _load(path)
+    return None
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path) -> TokenTexts:
+    return TokenTexts(Tokenizer.from_file(str(path)))
+
+
+async def load_turn_tokens(run: RunAccess, rollout_id: str, turn_index: int) -> schemas.TurnTokens:
+    """A turn's sampled tokens with their log-probabilities, and the prompt that they answer."""
+    rollout = await find_rollout(run, rollout_id)
+    query = select(TurnRow).where(TurnRow.rollout_pk == rollout.id, TurnRow.turn_index == turn_index)
+    row = await run.session.scalar(query)
+    if row is None:
+        raise NotFoundError(
+            f"expected a turn {turn_index} in rollout {rollout_id!r}, got none; it has {rollout.num_turns}"
+        )
+    texts = await find_token_texts(run.training.config)
+    training = row.training_logprobs
+    return schemas.TurnTokens(
+        turn_index=row.turn_index,
+        policy_version=row.policy_version,
+        advantage=finite(rollout.advantage),
+        tokens=row.sampled_tokens,
+        texts=None if texts is None else texts.texts(row.sampled_tokens),
+        sampling_logprobs=[finite(value) for value in row.sampling_logprobs],
+        training_logprobs=None if training is None else [finite(value) for value in training],
+        prompt=_prompt_parts(row, texts),
+        prompt_token_ids=row.prompt_token_ids,
+    )
+
+
+def _prompt_parts(row: TurnRow, texts: TokenTexts | None) -> list[schemas.PromptPart]:
+    parts: list[schemas.PromptPart] = []
+    position = 0
+    for chunk in row.prompt_chunks:
+        is_image = "image" in chunk
+        length = int(chunk["tokens"] if is_image else chunk["text"])
+        tokens = row.prompt_token_ids[position : position + length]
+        position += length
+        parts.append(
+            schemas.PromptPart(
+                kind="image" if is_image else "text",
+                num_tokens=length,
+                text=None if is_image or texts is None else texts.joined(tokens),
+                sha256=chunk["image"] if is_image else None,
+            )
+        )
+    return parts
