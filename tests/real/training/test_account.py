@@ -34,7 +34,7 @@ def test_flops_equal_what_pytorch_counts(config: TrainerConfig) -> None:
 
     tokens, lengths = sum(d.model_input.length for d in datums), [d.model_input.length for d in datums]
     counted = sum(found.get(name, 0) for name in LINEAR)
-    # PyTorch does not count addmm_, which adds LoRA's update (out: 512 a layer) and its gradient (in: 512, less q, k, v)
+    # not counted by PyTorch: addmm_, which adds LoRA's update (out: 512 a layer), its gradient (in: 512, less q, k, v)
     counted += 2 * tokens * RANK * (LAYERS * 512 + LAYERS * 512 - 3 * HIDDEN)
     # the first layer's q, k, v [64 -> 64, 32, 32] need no gradient to their input, which the account does not look at
     below_first = 2 * tokens * (HIDDEN * 128 + 3 * RANK * HIDDEN)
