@@ -1,23 +1,56 @@
 """Group-relative advantages: a rollout is good or bad compared with the others of its group."""
 
 from collections.abc import Sequence
-from math import sqrt
+from dataclasses import replace
+from math import fsum, sqrt
 from typing import Literal
 
-AdvantageKind = Literal["mean", "mean_std"]
+from cua_rl.types import Datum
+
+AdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
 
 
 def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[float, ...]:
-    """Centre rewards in their group: [1, 0, 0, 1] -> [.5, -.5, -.5, .5] (Dr. GRPO, arXiv:2503.20783).
+    """Centre rewards in their group: [1, 0, 0, 1] -> [.5, -.5, -.5, .5] (Dr. GRPO, arXiv 2503.20783).
 
-    "mean_std" also divides by the population standard deviation (GRPO, arXiv:2402.03300): [1, 0, 0, 0] -> [1.73, -.58,
-    ...]. A constant group gets exact zeros: it must not train on rounding errors.
+    "mean_std" also divides by the population standard deviation (GRPO, arXiv 2402.03300): [1, 0, 0, 0] -> [1.73, -.58,
+    ...]. "leave_one_out" compares each rollout with the mean of the others (RLOO, arXiv 2402.14740), which is
+    n / (n - 1) times the centred reward: [1, 0, 0, 0] -> [1, -1/3, ...]. "batch_std" is "mean" here: the division
+    belongs to the whole step, see `divide_by_batch_std`.
+
+    A constant group gets exact zeros, and constant means equal, without a tolerance: the mean of eight times 0.1 is not
+    quite 0.1, and what is left of the subtraction must not be trained on, least of all divided by its own size.
     """
     if len(set(rewards)) <= 1:
         return (0.0,) * len(rewards)
     mean = sum(rewards) / len(rewards)
     centred = [reward - mean for reward in rewards]
-    if kind == "mean":
-        return tuple(centred)
-    std = sqrt(sum(value * value for value in centred) / len(centred))
-    return tuple(value / std for value in centred)
+    match kind:
+        case "mean" | "batch_std":
+            return tuple(centred)
+        case "mean_std":
+            std = sqrt(sum(value * value for value in centred) / len(centred))
+            return tuple(value / std for value in centred)
+        case "leave_one_out":
+            return tuple(value * len(rewards) / (len(rewards) - 1) for value in centred)
+
+
+def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
+    """Divide advantages by their population standard deviation over the step's rollouts; also that deviation.
+
+    Every rollout counts once, however many tokens and datums it has (as REINFORCE++ with a group baseline does, arXiv
+    2501.03262). Groups that teach nothing have no datums and do not count. It is done when a step trains, not when a
+    group ends: recorded advantages are those of the group.
+    """
+    by_rollout = {datum.rollout_id: _advantage(datum) for datum in datums}
+    values = list(by_rollout.values())
+    mean = fsum(values) / len(values)
+    std = sqrt(fsum((value - mean) ** 2 for value in values) / len(values))
+    if not std:
+        return list(datums), std
+    return [replace(datum, advantages=tuple(value / std for value in datum.advantages)) for datum in datums], std
+
+
+def _advantage(datum: Datum) -> float:
+    """All tokens of a rollout share one advantage."""
+    return next((value for value, is_trained in zip(datum.advantages, datum.loss_mask, strict=True) if is_trained), 0.0)

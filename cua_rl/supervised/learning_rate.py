@@ -7,10 +7,18 @@ RateSchedule = Literal["constant", "linear", "cosine"]
 LAST_SHARE = 0.1
 
 
-def learning_rate_at(step: int, *, highest: float, schedule: RateSchedule, warmup_steps: int, max_steps: int) -> float:
+def learning_rate_at(
+    step: int,
+    *,
+    highest: float,
+    schedule: RateSchedule,
+    warmup_steps: int,
+    max_steps: int,
+    last_share: float = LAST_SHARE,
+) -> float:
     """The rate of the 0-based `step`: up in a line over `warmup_steps`, then as `schedule` says.
 
-    "linear" and "cosine" reach a tenth of `highest` at the last step.
+    "linear" and "cosine" reach `last_share` of `highest` at the last step, a tenth by default.
     """
     if step < warmup_steps:
         return highest * (step + 1) / (warmup_steps + 1)
@@ -19,6 +27,6 @@ def learning_rate_at(step: int, *, highest: float, schedule: RateSchedule, warmu
         case "constant":
             return highest
         case "linear":
-            return highest * (1 - (1 - LAST_SHARE) * progress)
+            return highest * (1 - (1 - last_share) * progress)
         case "cosine":
-            return highest * (LAST_SHARE + (1 - LAST_SHARE) * (1 + cos(pi * progress)) / 2)
+            return highest * (last_share + (1 - last_share) * (1 + cos(pi * progress)) / 2)
