@@ -1,7 +1,7 @@
 """The monitor's web server: read API, ingest, live events, and the built web app."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -9,9 +9,10 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
-from cua_rl.monitor import rollout_routes, run_routes, session_routes
+from cua_rl.monitor import live_routes, rollout_routes, run_routes, session_routes
 from cua_rl.monitor.answers import SafeJson, add_refusals
 from cua_rl.monitor.databases import Databases
+from cua_rl.monitor.live import LiveFeed, listening
 from cua_rl.monitor.security import AccessRules, Guard
 
 STATIC = Path(__file__).parent / "static"
@@ -26,10 +27,11 @@ def make_app(databases: Databases, rules: AccessRules, *, static: Path = STATIC)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        try:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(databases.close)
+            for database in databases.all:
+                await stack.enter_async_context(listening(app.state.feed, database.url, database.run_id))
             yield
-        finally:
-            await databases.close()
 
     app = FastAPI(
         title="cua_rl monitor",
@@ -43,8 +45,10 @@ def make_app(databases: Databases, rules: AccessRules, *, static: Path = STATIC)
     )
     app.state.databases = databases
     app.state.rules = rules
+    app.state.feed = LiveFeed()
     add_refusals(app)
     app.include_router(session_routes.router)
+    app.include_router(live_routes.router)
     app.include_router(rollout_routes.router)  # before those whose {phase} would take their addresses
     app.include_router(run_routes.router)
     _add_pages(app, static)

@@ -194,6 +194,23 @@ class Benchmark(Shown):
     results: Json
 
 
+LiveKind = Literal["hello", "reset", "run", "step", "eval", "group", "rollout", "turn", "override"]
+
+
+class LiveEvent(Shown):
+    """Something changed; fields that do not apply are left out."""
+
+    event_id: str
+    kind: LiveKind
+    run_id: str | None = None
+    phase: Phase | None = None
+    step: int | None = None
+    group_id: str | None = None
+    rollout_id: str | None = None
+    turn_index: int | None = None
+    status: str | None = None
+
+
 class Session(Shown):
     """What whoever asks may do."""
 

@@ -1,0 +1,166 @@
+"""What happens in the databases, as it happens: one connection listens, any number of browsers follow."""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any
+
+import psycopg
+from sqlalchemy.engine import make_url
+
+from cua_rl.monitor.schemas import LiveEvent
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL = "cua_rl"
+_KEPT_EVENTS = 10_000
+_QUEUE_SIZE = 1000
+_RETRY_S = 1.0
+_KEEPALIVE_S = 15.0
+
+
+@dataclass(eq=False, slots=True)
+class Follower:
+    """One listener. `has_missed` says that it was too slow and must load everything anew."""
+
+    run_id: str | None
+    queue: asyncio.Queue[LiveEvent] = field(default_factory=lambda: asyncio.Queue(_QUEUE_SIZE))
+    has_missed: bool = False
+
+
+class LiveFeed:
+    """Numbers events, keeps the latest ones for those who come back, and hands them to all followers.
+
+    An event's id holds which server numbered it: after a restart, whoever comes back is told to load everything anew.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = token_hex(4)
+        self._next = 1
+        self._kept: deque[LiveEvent] = deque(maxlen=_KEPT_EVENTS)
+        self._followers: set[Follower] = set()
+
+    @property
+    def num_followers(self) -> int:
+        return len(self._followers)
+
+    def publish(self, event: LiveEvent) -> None:
+        """Number an event and hand it to everyone whom it concerns."""
+        event = event.model_copy(update={"event_id": self._take_id()})
+        self._kept.append(event)
+        for follower in self._followers:
+            if not _concerns(event, follower.run_id):
+                continue
+            try:
+                follower.queue.put_nowait(event)
+            except asyncio.QueueFull:
+                follower.has_missed = True
+
+    def _take_id(self) -> str:
+        number, self._next = self._next, self._next + 1
+        return f"{self._epoch}-{number}"
+
+    def greeting(self, last_event_id: str | None, run_id: str | None) -> list[LiveEvent]:
+        """What a follower gets first: what it missed since `last_event_id`, or the advice to load everything anew."""
+        here = f"{self._epoch}-{self._next - 1}"
+        if not last_event_id:
+            return [LiveEvent(event_id=here, kind="hello")]
+        epoch, _, number = last_event_id.partition("-")
+        oldest = self._next - len(self._kept)
+        if epoch != self._epoch or not number.isdecimal() or not oldest - 1 <= int(number[:18]) < self._next:
+            return [LiveEvent(event_id=here, kind="reset")]
+        missed = list(self._kept)[int(number) + 1 - oldest :]
+        return [LiveEvent(event_id=last_event_id, kind="hello")] + [e for e in missed if _concerns(e, run_id)]
+
+    async def follow(self, last_event_id: str | None, run_id: str | None) -> AsyncGenerator[LiveEvent | None]:
+        """Events of a run, or of all; None now and then, to keep the connection alive."""
+        follower = Follower(run_id=run_id)
+        greeting = self.greeting(last_event_id, run_id)
+        self._followers.add(follower)  # in one go with the greeting: nothing falls between them
+        try:
+            for event in greeting:
+                yield event
+            while True:
+                yield await _next_event(follower)
+                if follower.has_missed:
+                    _drain(follower)
+                    yield LiveEvent(event_id=f"{self._epoch}-{self._next - 1}", kind="reset")
+        finally:
+            self._followers.discard(follower)
+
+
+async def _next_event(follower: Follower) -> LiveEvent | None:
+    try:
+        async with asyncio.timeout(_KEEPALIVE_S):
+            return await follower.queue.get()
+    except TimeoutError:
+        return None
+
+
+def _drain(follower: Follower) -> None:
+    follower.has_missed = False
+    while not follower.queue.empty():
+        follower.queue.get_nowait()
+
+
+def _concerns(event: LiveEvent, run_id: str | None) -> bool:
+    return run_id is None or event.run_id is None or event.run_id == run_id
+
+
+@asynccontextmanager
+async def listening(feed: LiveFeed, url: str, run_id_of: Callable[[int], str]) -> AsyncGenerator[None]:
+    """Publish what a database announces, over one connection, for as long as the context is open."""
+    task = asyncio.create_task(_listen_forever(feed, url, run_id_of), name="monitor-listen")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _listen_forever(feed: LiveFeed, url: str, run_id_of: Callable[[int], str]) -> None:
+    """Listen again and again; after a gap, followers are told to load everything anew."""
+    plain_url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    was_away = False
+    while True:
+        try:
+            async with await psycopg.AsyncConnection.connect(
+                plain_url, autocommit=True, connect_timeout=3, keepalives_idle=10, keepalives_interval=5
+            ) as connection:
+                await connection.execute(f"LISTEN {_CHANNEL}")
+                if was_away:
+                    feed.publish(LiveEvent(event_id="", kind="reset"))
+                    logger.warning("listening again")
+                async for notify in connection.notifies():
+                    event = parse_announcement(notify.payload, run_id_of)
+                    if event is not None:
+                        feed.publish(event)
+        except psycopg.Error as error:
+            if not was_away:
+                logger.warning("cannot listen to the database, trying again: %s", str(error).strip().split("\n", 1)[0])
+        was_away = True
+        await asyncio.sleep(_RETRY_S)
+
+
+def parse_announcement(payload: str, run_id_of: Callable[[int], str]) -> LiveEvent | None:
+    """What a trigger announced, as an event; None for what some other program put on the channel."""
+    try:
+        said: Any = json.loads(payload)
+        return LiveEvent(
+            event_id="",
+            kind=said["kind"],
+            run_id=run_id_of(int(said["training"])),
+            phase=said.get("phase"),
+            step=said.get("step"),
+            group_id=said.get("group"),
+            rollout_id=said.get("rollout"),
+            turn_index=said.get("turn"),
+            status=said.get("status"),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
