@@ -6,12 +6,18 @@ hits), so nothing is edited unless it must be, and then many screenshots at once
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
+
+from cua_rl.errors import ConfigError
 
 Json = Mapping[str, object]
 """One input item of a Responses request."""
 
 DROPPED_IMAGE = "(old screenshot left out)"
+
+
+HistoryPolicy = Literal["full", "block_drop", "last_n"]
+"""full: keep everything; block_drop: let old screenshots go in blocks; last_n: show the newest screenshots only."""
 
 
 class History(Protocol):
@@ -62,6 +68,32 @@ class DropOldScreenshots:
 
     def has_room(self, *, used_tokens: int) -> bool:
         return True
+
+
+def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> History:
+    """The history of that name; `max_images` is read by block_drop and last_n, `block` by block_drop.
+
+    Raises:
+        ConfigError: the numbers do not go together.
+    """
+    smallest = {"full": 0, "last_n": 1, "block_drop": 2}[policy]
+    if max_images < smallest:
+        raise ConfigError(
+            f"history_images: expected at least {smallest} with history={policy}, got {max_images}; "
+            f"set history_images={smallest} or more"
+        )
+    match policy:
+        case "full":
+            return FullHistory()
+        case "last_n":
+            return DropOldScreenshots(max_images=max_images, block=1)
+        case "block_drop":
+            if not 2 <= block <= max_images:
+                raise ConfigError(
+                    f"history_block: expected 2 to history_images={max_images} with history=block_drop, got {block}; "
+                    "a block of 1 is history=last_n"
+                )
+            return DropOldScreenshots(max_images=max_images, block=block)
 
 
 def _without_images(items: Sequence[Json], num_dropped: int) -> list[Json]:

@@ -1,5 +1,8 @@
-from cua_rl.agent.history import DROPPED_IMAGE, DropOldScreenshots, FullHistory
+import pytest
+
+from cua_rl.agent.history import DROPPED_IMAGE, DropOldScreenshots, FullHistory, make_history
 from cua_rl.agent.responses import system_item, tool_result_item, user_item
+from cua_rl.errors import ConfigError
 from cua_rl.types import Observation
 
 SCREEN = Observation(png=b"png", width_px=1, height_px=1)
@@ -43,3 +46,13 @@ def test_a_dropped_screenshot_leaves_a_note_and_the_task_text() -> None:
     view = DropOldScreenshots(max_images=1, block=1).visible(items_after(1))
     assert view[1]["content"] == [{"type": "input_text", "text": "task"}, {"type": "input_text", "text": DROPPED_IMAGE}]
     assert num_images(view[3:]) == 1
+
+
+def test_a_history_is_made_by_name_and_numbers_that_do_not_fit_are_refused() -> None:
+    assert make_history("full", max_images=0, block=0) == FullHistory()
+    assert make_history("last_n", max_images=3, block=9) == DropOldScreenshots(max_images=3, block=1)
+    assert make_history("block_drop", max_images=8, block=4) == DropOldScreenshots(max_images=8, block=4)
+    with pytest.raises(ConfigError, match=r"history_images: expected at least 1 .* got 0"):
+        make_history("last_n", max_images=0, block=1)
+    with pytest.raises(ConfigError, match=r"history_block: expected 2 to history_images=4 .* got 5"):
+        make_history("block_drop", max_images=4, block=5)

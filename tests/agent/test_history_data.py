@@ -1,0 +1,141 @@
+"""Training data of each history policy: agent, gateway, renderer and datums are real, only the model server is not."""
+
+import random
+from collections.abc import AsyncGenerator, Sequence
+
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from cua_rl.actions import Action
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.history import HistoryPolicy, make_history
+from cua_rl.devices.device import DeviceKind
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+from cua_rl.rl.datums import build_datums, count_retokenised
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.server import ExternalServer
+from cua_rl.types import Datum, ImageChunk, ModelTurn, Observation, SamplingParams
+from tests.builders import rollout
+from tests.renderers.generated import encode_image
+from tests.renderers.model_folders import build_small_folder
+from tests.sampling.fake_vllm import FakeVllm
+
+NUM_TURNS = 6
+TAP = (
+    "<think>\nIt is step {}.\n</think>\n\n<tool_call>\n"
+    '{{"name": "mobile_use", "arguments": {{"action": "click", "coordinate": [{}, 500]}}}}\n</tool_call>'
+)
+
+
+class Screens:
+    """A device on which every screenshot is another."""
+
+    device_id = "screens"
+    kind: DeviceKind = "android"
+
+    def __init__(self) -> None:
+        self._rng = random.Random(0)
+
+    async def observe(self) -> Observation:
+        image = Image.new("RGB", (64, 96), tuple(self._rng.randrange(256) for _ in range(3)))
+        return Observation(png=encode_image(image), width_px=64, height_px=96)
+
+    async def execute(self, action: Action) -> None: ...
+
+    async def query(self, name: str) -> str:
+        return ""
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory: pytest.TempPathFactory) -> Qwen3VLRenderer:
+    return load_qwen3_vl(build_small_folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest_asyncio.fixture
+async def gateway(renderer: Qwen3VLRenderer) -> AsyncGenerator[Gateway]:
+    fake = FakeVllm(renderer)
+    fake.answers.extend(TAP.format(turn, 100 * turn) for turn in range(NUM_TURNS))
+    async with serve_app(fake.app(), "127.0.0.1", 0) as url, ExternalServer(url) as server:
+        async with SamplingClient(server) as client:
+            yield Gateway(client, renderer, SamplingParams(max_tokens=256, temperature=1.0))
+
+
+async def play(gateway: Gateway, policy: HistoryPolicy, max_images: int, block: int) -> tuple[ModelTurn, ...]:
+    """One rollout; what the gateway recorded of it."""
+
+    async def ignore(_: object) -> None: ...
+
+    agent = GBoxAgent(history=make_history(policy, max_images=max_images, block=block))
+    gateway.open_rollout("r")
+    await agent.run("Tap.", Screens(), gateway.openai_client("r"), max_turns=NUM_TURNS, on_turn=ignore)
+    turns = gateway.close_rollout("r")
+    assert len(turns) == NUM_TURNS
+    assert gateway.prompt_mismatches == 0
+    return turns
+
+
+def assert_trained_in_context(datums: Sequence[Datum], turns: Sequence[ModelTurn], image_token_id: int) -> None:
+    """Every turn's tokens stand in some datum after exactly what the model saw when it sampled them."""
+    where = {index: datum for datum in datums for index in datum.turn_indices}
+    assert sorted(where) == list(range(len(turns)))
+    assert sum(datum.num_trained_tokens for datum in datums) == sum(len(turn.sampled_tokens) for turn in turns)
+    for index, turn in enumerate(turns):
+        ids, start = where[index].model_input.token_ids(image_token_id), turn.prompt.length
+        end = start + len(turn.sampled_tokens)
+        assert ids[:start] == turn.prompt.token_ids(image_token_id)
+        assert tuple(ids[start:end]) == turn.sampled_tokens
+        assert all(where[index].loss_mask[start:end])
+        assert not where[index].loss_mask[start - 1]
+        seen = [image.sha256 for image in turn.prompt.images]
+        assert [image.sha256 for image in where[index].model_input.images][: len(seen)] == seen
+
+
+@pytest.mark.parametrize(
+    ("policy", "max_images", "block", "images_seen", "turns_per_datum"),
+    [
+        ("full", 0, 0, [1, 2, 3, 4, 5, 6], [6]),
+        # the fifth screenshot drops two; the sixth extends that prompt
+        ("block_drop", 4, 2, [1, 2, 3, 4, 3, 4], [4, 2]),
+        # from the third on, every screenshot drops one: nothing extends anything
+        ("last_n", 2, 0, [1, 2, 2, 2, 2, 2], [2, 1, 1, 1, 1]),
+    ],
+)
+async def test_datums_hold_what_the_model_saw(
+    gateway: Gateway,
+    renderer: Qwen3VLRenderer,
+    policy: HistoryPolicy,
+    max_images: int,
+    block: int,
+    images_seen: list[int],
+    turns_per_datum: list[int],
+) -> None:
+    turns = await play(gateway, policy, max_images, block)
+    played = rollout(*turns)
+
+    datums = build_datums(played, 1.0, renderer.image_token_id).datums
+
+    assert [len(turn.prompt.images) for turn in turns] == images_seen
+    assert [len(datum.turn_indices) for datum in datums] == turns_per_datum
+    assert_trained_in_context(datums, turns, renderer.image_token_id)
+    assert count_retokenised(datums, [played], renderer.image_token_id) == 0
+    # a datum is as long as its last turn's prompt and answer: merged turns cost nothing of their own
+    ends = [turns[datum.turn_indices[-1]] for datum in datums]
+    assert [datum.model_input.length for datum in datums] == [
+        turn.prompt.length + len(turn.sampled_tokens) for turn in ends
+    ]
+
+
+async def test_full_history_trains_on_no_more_tokens_than_the_final_sequence_has(
+    gateway: Gateway, renderer: Qwen3VLRenderer
+) -> None:
+    turns = await play(gateway, "full", 0, 0)
+
+    (datum,) = build_datums(rollout(*turns), 1.0, renderer.image_token_id).datums
+
+    assert datum.model_input.length == turns[-1].prompt.length + len(turns[-1].sampled_tokens)
+    assert sum(isinstance(chunk, ImageChunk) for chunk in datum.model_input.chunks) == NUM_TURNS
