@@ -1,7 +1,7 @@
 """The device of a rollout over HTTP, for agents in any language: `/rollouts/<rollout_id>/device`.
 
     GET  .../device             what to do and how: instruction, size of the screen, prompt and tool for the model
-    GET  .../device/screenshot  a PNG; its size is in X-Screen-Width and X-Screen-Height
+    GET  .../device/screenshot  a PNG, its size in X-Screen-Width and X-Screen-Height; ?as=url gives JSON, as actions do
     POST .../device/action      the arguments of a tool call as JSON, coordinates from 0 to 1000
 
 Every request carries `Authorization: Bearer <CUA_DEVICE_TOKEN>`.
@@ -33,6 +33,8 @@ def device_routes(desk: DeviceDesk) -> list[Route]:
 
     async def screenshot(device: OfferedDevice, request: Request) -> Response:
         screen = await device.observe()
+        if request.query_params.get("as") == "url":
+            return JSONResponse(_screen_fields(screen))
         size = {"X-Screen-Width": str(screen.width_px), "X-Screen-Height": str(screen.height_px)}
         return Response(screen.png, media_type="image/png", headers={**size, "Cache-Control": "no-store"})
 

@@ -1,0 +1,218 @@
+"""Agents in other processes, against a real gateway on a socket, a fake model server and a simulated phone."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from cua_rl.actions import Click
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
+from cua_rl.devices.pool import DevicePool
+from cua_rl.errors import DeviceError
+from cua_rl.events import Source, TurnTaken
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.rewards.reward import binary_reward
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.server import ExternalServer
+from cua_rl.types import Rollout, SamplingParams, StopReason
+from tests.fakes import FakeDevice, FakeRecorder, make_task
+from tests.sampling.fake_vllm import FakeVllm
+
+PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
+MESSAGES = [{"role": "user", "content": "go"}]
+
+Work = Callable[["Desk"], Awaitable[Any]]
+
+
+class Desk:
+    """What an agent has: the model's address and the device's, over plain HTTP."""
+
+    def __init__(self, told: dict[str, str]) -> None:
+        self.told = told
+        self.http = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {told['CUA_DEVICE_TOKEN']}"}, trust_env=False, timeout=10
+        )
+
+    async def ask(self) -> httpx.Response:
+        body = {"model": "policy", "messages": MESSAGES}
+        return await self.http.post(f"{self.told['OPENAI_BASE_URL']}/chat/completions", json=body)
+
+    async def act(self, **arguments: object) -> httpx.Response:
+        return await self.http.post(f"{self.told['CUA_DEVICE_URL']}/action", json=arguments)
+
+
+class Bench:
+    """A runner over a fake model server, whose agent is a function of the test behind a socket, or a command."""
+
+    def __init__(self, gateway: Gateway, fake: FakeVllm, folder: Path) -> None:
+        self.gateway, self.fake, self.folder = gateway, fake, folder
+        self.device = FakeDevice()
+        self.recorder = FakeRecorder()
+
+    async def run(self, work: Work, *, max_turns: int = 3) -> Rollout:
+        async def endpoint(request: Request) -> JSONResponse:
+            desk = Desk(await request.json())
+            async with desk.http:
+                return JSONResponse(await work(desk))
+
+        async with serve_app(Starlette(routes=[Route("/", endpoint, methods=["POST"])]), "127.0.0.1", 0) as url:
+            return await self._run(AgentService(url=url), max_turns)
+
+    async def run_command(self, *argv: str, max_turns: int = 3) -> Rollout:
+        return await self._run(AgentCommand(argv=argv, log_folder=self.folder), max_turns)
+
+    async def _run(self, program: AgentService | AgentCommand, max_turns: int) -> Rollout:
+        async def make_device(task: object) -> Any:
+            return self.device
+
+        runner = RolloutRunner(
+            devices=DevicePool(make_device, max_devices=1),
+            gateway=self.gateway,
+            agent=ExternalAgent(program, self.gateway, grace_s=0.5),
+            reward=binary_reward,
+            recorder=self.recorder,
+            max_turns=max_turns,
+            make_id=lambda: "r1",
+        )
+        source = Source(phase="step", step=0)
+        plan = RolloutPlan(
+            source=source, group_id="g", group_index=0, member_index=0, task=make_task(max_turns=9), params=PARAMS
+        )
+        return await runner.run(plan)
+
+
+@pytest_asyncio.fixture
+async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerator[Bench]:
+    fake = FakeVllm(small_renderer)
+    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+        async with ExternalServer(url) as server, SamplingClient(server, namespace="run", max_attempts=1) as sampling:
+            gateway = Gateway(sampling, small_renderer, PARAMS)
+            async with gateway.serve():
+                yield Bench(gateway, fake, tmp_path)
+
+
+async def test_turns_are_answers_joined_with_the_deeds_that_followed_them(bench: Bench) -> None:
+    async def work(desk: Desk) -> Any:
+        await desk.ask()
+        await desk.act(action="click", coordinate=[500, 1000])  # 100 x 200 pixels: (50, 200), clamped to 199
+        await desk.ask()
+        told = await desk.act(action="fly")
+        assert "Expected one of" in told.json()["error"]
+        await desk.ask()
+        bench.device.state = "1"
+        assert (await desk.act(action="answer", text="42")).json()["finished"]
+
+    rollout = await bench.run(work)
+
+    assert rollout.error is None
+    assert bench.device.actions == [Click(x=50, y=199)]
+    assert [turn.action for turn in rollout.turns] == [Click(x=50, y=199), None, None]
+    assert rollout.turns[0].after is not None
+    assert "fly" in (rollout.turns[1].action_error or "")
+    assert (rollout.stop_reason, rollout.answer, rollout.success) == (StopReason.FINISHED, "42", True)
+    assert [turn.model.text for turn in rollout.turns] == ["done"] * 3
+    assert len([event for event in bench.recorder.events if isinstance(event, TurnTaken)]) == 3
+
+
+async def test_an_agent_that_asks_on_after_its_last_turn_is_refused_and_ended(bench: Bench) -> None:
+    refusals: list[httpx.Response] = []
+
+    async def work(desk: Desk) -> Any:
+        while True:
+            answer = await desk.ask()
+            if answer.is_error:
+                refusals.append(answer)
+                await asyncio.sleep(1.0)  # longer than the agent is given
+                return None
+
+    rollout = await bench.run(work, max_turns=2)
+
+    assert (rollout.stop_reason, len(rollout.turns)) == (StopReason.MAX_TURNS, 2)
+    assert (refusals[0].status_code, refusals[0].json()["error"]["code"]) == (403, "max_turns_reached")
+
+
+async def test_only_the_bearer_of_the_token_operates_the_device(bench: Bench) -> None:
+    async def work(desk: Desk) -> Any:
+        await desk.ask()
+        async with httpx.AsyncClient(trust_env=False) as stranger:
+            refused = await stranger.post(f"{desk.told['CUA_DEVICE_URL']}/action", json={"action": "click"})
+            shown = await desk.http.get(f"{desk.told['CUA_DEVICE_URL']}/screenshot")
+        return [refused.status_code, shown.content.decode(), shown.headers["x-screen-width"]]
+
+    rollout = await bench.run(work)
+
+    assert rollout.error is None
+    assert bench.device.actions == []
+
+
+async def test_a_command_that_fails_before_it_asks_is_a_fault_and_later_the_end_of_its_rollout(bench: Bench) -> None:
+    ask = (
+        "import os, json, urllib.request as u;"
+        "u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', "
+        f"json.dumps({{'messages': {MESSAGES!r}}}).encode()));"
+    )
+
+    broken = await bench.run_command(sys.executable, "-c", "import sys; sys.exit('no such model')")
+    crashed = await bench.run_command(sys.executable, "-c", f"{ask} raise SystemExit(3)")
+
+    assert (broken.stop_reason, broken.reward) == (StopReason.TASK_ERROR, None)
+    assert "no such model" in (broken.error or "")
+    assert (crashed.stop_reason, len(crashed.turns)) == (StopReason.FINISHED, 1)
+    assert crashed.reward is not None
+    assert "status 3" in (crashed.error or "")
+
+
+async def test_an_agent_that_never_asks_the_model_is_a_fault(bench: Bench) -> None:
+    rollout = await bench.run_command(sys.executable, "-c", "print('hello')")
+
+    assert rollout.reward is None
+    assert "without asking the model" in (rollout.error or "")
+    assert (bench.folder / "r1.log").read_text() == "hello\n"
+
+
+async def test_faults_of_model_and_device_are_faults_of_the_rollout_whatever_the_agent_makes_of_them(
+    bench: Bench,
+) -> None:
+    class Broken(FakeDevice):
+        async def execute(self, action: object) -> None:
+            raise DeviceError("unplugged")
+
+    async def asks(desk: Desk) -> Any:
+        await desk.ask()
+        bench.fake.failures.append(500)
+        await desk.ask()
+
+    async def acts(desk: Desk) -> Any:
+        await desk.ask()
+        await desk.act(action="wait", time=1)
+
+    no_model = await bench.run(asks)
+    bench.device = Broken()
+    no_device = await bench.run(acts)
+
+    assert (no_model.stop_reason, len(no_model.turns)) == (StopReason.SAMPLING_ERROR, 1)
+    assert (no_device.stop_reason, len(no_device.turns)) == (StopReason.DEVICE_ERROR, 1)
+
+
+async def test_an_agent_gets_no_secret_of_ours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
+    monkeypatch.setenv("MINE", "kept")
+
+    await bench.run_command(sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))")
+
+    seen = json.loads((bench.folder / "r1.log").read_text())
+    assert "DATABASE_URL" not in seen
+    assert (seen["MINE"], seen["OPENAI_API_KEY"], seen["CUA_MAX_TURNS"]) == ("kept", "anything", "3")
