@@ -1,8 +1,15 @@
 """A real Android phone as a device: screenshots by `screencap`, actions by `input`."""
 
 import asyncio
+import re
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import Literal
+
+import httpx
 
 from cua_rl.actions import (
     Action,
@@ -19,11 +26,19 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.devices.android.keyboard import BUTTON_KEYS, build_key_command, build_type_command
+from cua_rl.devices.android.keyboard import (
+    BUTTON_KEYS,
+    UNICODE_KEYBOARD,
+    build_key_command,
+    build_type_command,
+    build_unicode_command,
+    needs_unicode_keyboard,
+)
 from cua_rl.devices.android.queries import ANDROID_QUERIES, read_android_query
 from cua_rl.devices.android.shell import AndroidConnection
+from cua_rl.devices.app_names import find_package
 from cua_rl.devices.device import ActionRejected, DeviceAbilities
-from cua_rl.errors import DeviceError
+from cua_rl.errors import DeviceError, DeviceServiceError, boundary
 from cua_rl.types import Observation
 
 ANDROID_ABILITIES = DeviceAbilities(
@@ -32,14 +47,26 @@ ANDROID_ABILITIES = DeviceAbilities(
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_WARNING_BYTES = 4096
+_LAUNCHABLE = "cmd package query-activities --brief -a android.intent.action.MAIN -c android.intent.category.LAUNCHER"
 _SCROLL_S = 0.6
 """Slow enough that the list does not fly on when the finger is lifted."""
 
 
 class AndroidDevice:
-    """One attached phone. `settle_s` is waited after every action, for animations to end."""
+    """One attached phone. `settle_s` is waited after every action, for animations to end.
 
-    def __init__(self, connection: AndroidConnection, *, device_id: str, settle_s: float = 1.0) -> None:
+    `give_back` is called once, when the phone is closed.
+    """
+
+    def __init__(
+        self,
+        connection: AndroidConnection,
+        *,
+        device_id: str,
+        settle_s: float = 1.0,
+        give_back: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._give_back = give_back
         self._connection = connection
         self._device_id = device_id
         self._settle_s = settle_s
@@ -67,7 +94,7 @@ class AndroidDevice:
         if isinstance(action, Wait):
             await asyncio.sleep(action.duration_s)
             return
-        command = build_input_command(action, await self._screen_size_px())
+        command = await self._build_command(action)
         said = await self._connection.run(command)
         if said.strip():  # `input` says nothing unless it failed
             raise DeviceError(f"expected {command!r} to print nothing on {self._device_id!r}, got {said[:300]!r}")
@@ -85,7 +112,41 @@ class AndroidDevice:
 
     async def close(self) -> None:
         """Use the phone no more; safe to call twice. The phone stays as it is."""
-        self._is_closed = True
+        if not self._is_closed:
+            self._is_closed = True
+            self._give_back()
+
+    async def install_app(self, source: str) -> None:
+        """Install an app from an address or from an APK file of this machine; raises `DeviceError`."""
+        self._check_open("install an app")
+        if source.startswith(("http://", "https://")):
+            with TemporaryDirectory() as folder:
+                apk = Path(folder) / "app.apk"
+                await _download(source, apk)
+                await self._connection.install(apk)
+        else:
+            await self._connection.install(Path(source))
+
+    async def open_app(self, package: str, activity: str = "") -> None:
+        """Open an app, at its main activity unless one is named; raises `DeviceError`."""
+        self._check_open("open an app")
+        await self._connection.run(build_open_command(package, activity))
+
+    async def _build_command(self, action: Action) -> str:
+        match action:
+            case OpenApp(name=name):
+                return f"{build_open_command(find_package(name, await self._list_apps()))} >/dev/null 2>&1"
+            case TypeText(text=text) if needs_unicode_keyboard(text) and await self._has_unicode_keyboard():
+                keyboard = (await self._connection.run("settings get secure default_input_method")).strip()
+                return build_unicode_command(text, keyboard)
+            case _:
+                return build_input_command(action, await self._screen_size_px())
+
+    async def _list_apps(self) -> list[str]:
+        return re.findall(r"^\s*([\w.]+)/", await self._connection.run(_LAUNCHABLE), re.MULTILINE)
+
+    async def _has_unicode_keyboard(self) -> bool:
+        return UNICODE_KEYBOARD in (await self._connection.run("ime list -a -s")).split()
 
     async def _screen_size_px(self) -> tuple[int, int]:
         if self._size_px is None:
@@ -97,6 +158,21 @@ class AndroidDevice:
     def _check_open(self, doing: str) -> None:
         if self._is_closed:
             raise DeviceError(f"expected an open phone to {doing}, got {self._device_id!r}, which is closed")
+
+
+async def _download(url: str, path: Path) -> None:
+    with boundary(DeviceServiceError, f"download {url!r}"):
+        async with httpx.AsyncClient(follow_redirects=True, timeout=60.0) as http:
+            response = await http.get(url)
+            response.raise_for_status()
+        await asyncio.to_thread(path.write_bytes, response.content)
+
+
+def build_open_command(package: str, activity: str = "") -> str:
+    """The shell line that opens an app."""
+    if activity:
+        return f"am start -n {quote(f'{package}/{activity}')}"
+    return f"monkey -p {quote(package)} -c android.intent.category.LAUNCHER 1"
 
 
 def build_observation(data: bytes) -> Observation:
@@ -137,7 +213,7 @@ def build_input_command(action: Action, size_px: tuple[int, int]) -> str:
 def _why_not(action: OpenApp | RightClick | MoveMouse | Wait) -> str:
     match action:
         case OpenApp(name=name):
-            return f"this phone cannot open {name!r} by its name: tap its icon"
+            return f"opening {name!r} is no input"
         case RightClick():
             return "a phone has no right mouse button: tap or long-press instead"
         case MoveMouse():

@@ -1,6 +1,7 @@
 """Text and keys in the words of Android's `input` command."""
 
 import re
+from base64 import b64encode
 from collections.abc import Iterator
 from shlex import quote
 
@@ -40,6 +41,25 @@ _KEYS = {
     "search": "SEARCH",
 }
 _CONTROL_KEYS = {"\n": "KEYCODE_ENTER", "\t": "KEYCODE_TAB"}
+
+
+UNICODE_KEYBOARD = "com.android.adbkeyboard/.AdbIME"
+"""ADBKeyBoard: an input method that types what a broadcast tells it to, in any script."""
+
+
+def needs_unicode_keyboard(text: str) -> bool:
+    """Whether `input text` does not know all of its characters."""
+    return any(not (" " <= char <= "~" or char in _CONTROL_KEYS) for char in text)
+
+
+def build_unicode_command(text: str, keyboard: str) -> str:
+    """The shell line that types any text through `UNICODE_KEYBOARD` and gives `keyboard` its place back."""
+    message = b64encode(text.encode()).decode()
+    return (
+        f"ime enable {UNICODE_KEYBOARD} >/dev/null && ime set {UNICODE_KEYBOARD} >/dev/null && sleep 1 && "
+        f"am broadcast -a ADB_INPUT_B64 --es msg {quote(message)} >/dev/null && "
+        f"sleep 1 && ime set {quote(keyboard)} >/dev/null"
+    )
 
 
 def build_type_command(text: str) -> str:

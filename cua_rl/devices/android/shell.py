@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from cua_rl.devices.device import ShellDevice
-from cua_rl.errors import ConfigError, DeviceError
+from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
 
 
 class AndroidShell(Protocol):
@@ -25,6 +26,10 @@ class AndroidConnection(AndroidShell, Protocol):
 
     async def screenshot(self) -> bytes:
         """What the phone's `screencap -p` writes: a PNG, possibly after a warning."""
+        ...
+
+    async def install(self, apk: Path) -> None:
+        """Install an app from a file of this machine, over an older version; raises `DeviceError`."""
         ...
 
 
@@ -54,6 +59,7 @@ class _Result:
     stderr: str
 
 
+_INSTALL_TIMEOUT_S = 300.0
 _END = "cua_rl_exit_status="
 """Printed after every command: without it the connection broke, and what came may be cut off."""
 
@@ -74,18 +80,24 @@ class AdbShell:
         result = await self._call("shell", f"(\n{command}\n); echo {_END}$?")
         output, end, status = result.stdout.decode("utf-8", errors="replace").replace("\r\n", "\n").rpartition(_END)
         if not end:
-            raise DeviceError(_explain(self.serial, command, result))
+            raise _failure(self.serial, command, result)
         return output if status.strip() == "0" else output + result.stderr
 
     async def screenshot(self) -> bytes:
         """Fetch what `screencap -p` writes; raises `DeviceError`."""
         result = await self._call("exec-out", "screencap", "-p")
         if result.status != 0:
-            raise DeviceError(_explain(self.serial, "screencap -p", result))
+            raise _failure(self.serial, "screencap -p", result)
         return result.stdout
 
-    async def _call(self, *arguments: str) -> _Result:
-        return await _run_adb((self._adb, "-s", self.serial, *arguments), self._timeout_s)
+    async def install(self, apk: Path) -> None:
+        """Install an app, over an older version and with the permissions that it asks for; raises `DeviceError`."""
+        result = await self._call("install", "-r", "-g", str(apk), timeout_s=_INSTALL_TIMEOUT_S)
+        if result.status != 0:
+            raise _failure(self.serial, f"install {apk.name}", result)
+
+    async def _call(self, *arguments: str, timeout_s: float | None = None) -> _Result:
+        return await _run_adb((self._adb, "-s", self.serial, *arguments), timeout_s or self._timeout_s)
 
 
 async def list_adb_devices(*, adb: str = "adb", timeout_s: float = 30.0) -> list[AdbDevice]:
@@ -122,7 +134,7 @@ async def _run_adb(command: Sequence[str], timeout_s: float) -> _Result:
         async with asyncio.timeout(timeout_s):
             stdout, stderr = await process.communicate()
     except TimeoutError:
-        raise DeviceError(f"expected `{' '.join(command)}` to end within {timeout_s:g} s, it did not") from None
+        raise DeviceTimeoutError(f"expected `{' '.join(command)}` to end within {timeout_s:g} s, it did not") from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -138,7 +150,12 @@ _ADVICE = (
 )
 
 
-def _explain(serial: str, command: str, result: _Result) -> str:
+def _failure(serial: str, command: str, result: _Result) -> DeviceError:
+    """The fault, with advice; a phone that adb cannot reach is lost."""
     said = result.stderr.strip() or result.stdout[-300:].decode("utf-8", errors="replace").strip()
-    advice = next((hint for sign, hint in _ADVICE if sign in result.stderr), "look at `adb devices`")
-    return f"expected the phone {serial!r} to run {command!r}, got status {result.status} and {said!r}; {advice}"
+    advice = next((hint for sign, hint in _ADVICE if sign in result.stderr), None)
+    kind = DeviceError if advice is None else DeviceLostError
+    return kind(
+        f"expected the phone {serial!r} to run {command!r}, got status {result.status} and {said!r}; "
+        f"{advice or 'look at `adb devices`'}"
+    )

@@ -1,6 +1,8 @@
 """A real phone as a device: screenshots, gestures, keys and text in Android's words."""
 
 import io
+from base64 import b64encode
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -42,15 +44,26 @@ class Connection(PhoneDouble):
         super().__init__()
         self.picture = make_png()
         self.complaint = ""
+        self.input_methods = ["com.example.keyboard/.Ime"]
+        self.installed: list[str] = []
 
     async def run(self, command: str) -> str:
-        if command.startswith("input "):
+        if command.startswith(("input ", "ime enable ", "monkey ")):
             self.commands.append(command)
             return self.complaint
+        if command == "ime list -a -s":
+            return "".join(f"{name}\n" for name in self.input_methods)
+        if command == "settings get secure default_input_method":
+            return f"{self.input_methods[0]}\n"
+        if command.startswith("cmd package query-activities"):
+            return "2 activities found:\n  com.android.settings/.Settings\n  com.google.android.deskclock/.DeskClock\n"
         return await super().run(command)
 
     async def screenshot(self) -> bytes:
         return self.picture
+
+    async def install(self, apk: Path) -> None:
+        self.installed.append(f"{apk.name}: {apk.read_text()}")
 
 
 def make_device(connection: Connection | None = None) -> AndroidDevice:
@@ -136,7 +149,36 @@ async def test_what_the_phone_cannot_do_is_rejected_before_anything_is_sent(acti
     with pytest.raises(ActionRejected):
         await make_device(connection).execute(action)
 
-    assert connection.commands == []
+    assert connection.commands == []  # looking what the phone has does not count
+
+
+async def test_any_script_is_typed_where_the_phone_has_a_keyboard_for_it() -> None:
+    connection = Connection()
+    connection.input_methods.append("com.android.adbkeyboard/.AdbIME")
+
+    await make_device(connection).execute(TypeText(text="naïve 好; rm -rf /"))
+
+    (command,) = connection.commands
+    message = b64encode("naïve 好; rm -rf /".encode()).decode()
+    assert f"am broadcast -a ADB_INPUT_B64 --es msg {message} " in command
+    assert command.endswith("ime set com.example.keyboard/.Ime >/dev/null")  # the user's own keyboard again
+
+
+async def test_apps_are_opened_by_their_names_and_installed_from_files(tmp_path: Path) -> None:
+    connection = Connection()
+    device = make_device(connection)
+    apk = tmp_path / "notes.apk"
+    apk.write_text("an app")
+
+    await device.execute(OpenApp(name="Desk Clock"))
+    await device.install_app(str(apk))
+    await device.open_app("com.example; reboot")
+
+    assert connection.commands == [
+        "monkey -p com.google.android.deskclock -c android.intent.category.LAUNCHER 1 >/dev/null 2>&1",
+        "monkey -p 'com.example; reboot' -c android.intent.category.LAUNCHER 1",
+    ]
+    assert connection.installed == ["notes.apk: an app"]
 
 
 async def test_an_input_command_that_complains_is_a_device_error() -> None:
