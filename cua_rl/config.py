@@ -27,7 +27,9 @@ class TrainerConfig:
 
     model_path: Path = chz.field(doc="folder of a Qwen3-VL checkpoint with its tokenizer and preprocessor settings")
     lora: LoraConfig | None = chz.field(default_factory=LoraConfig, doc="None trains every parameter (supervised)")
-    dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of weights and activations")
+    dtype: Literal["auto", "float32", "bfloat16"] = chz.field(
+        default="float32", doc="precision of weights and activations; auto is bfloat16 on a GPU, float32 on a CPU"
+    )
     micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass")
     gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
     vision_cache_gib: float = chz.field(
@@ -73,6 +75,11 @@ class LossConfig:
         """True if the loss keeps two ratios apart: training/proximal, which it clips, and proximal/sampling."""
         masks = self.icepop_low is not None or self.icepop_high is not None
         return self.name == "decoupled_ppo" or self.tis_cap is not None or masks
+
+    @property
+    def bounds_ratio(self) -> bool:
+        """True if no token can outweigh all others by a large ratio."""
+        return self.name != "importance_sampling" or self.tis_cap is not None or self.icepop_high is not None
 
 
 @chz.chz

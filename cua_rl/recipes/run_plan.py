@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.recipes.checkpoint_damage import find_damage
 from cua_rl.recipes.device_backends import make_backend
+from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.model_folder import find_model
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
@@ -40,6 +42,7 @@ class RunPlan:
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
+    history: History
     max_lora_rank: int
     checkpoint_path: Path | None
     database_url: str | None
@@ -62,6 +65,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
     _require_simulator(config)
     _warn_of_idle_keys(config)
+    check_learning(config)
     model_path = find_model(config.model_name)
     renderer = make_renderer(model_path, config.renderer_name)
     if not renderer.supports_images:
@@ -89,6 +93,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
+        history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         max_lora_rank=max_lora_rank(config.lora_rank),
         checkpoint_path=_checkpoint(config.load_checkpoint_path),
         database_url=await _reachable_database(environ),

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
+from cua_rl.config import LoraConfig, ServerConfig, TrainerConfig
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
+from cua_rl.recipes.learning import train_step_settings
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_plan import RunPlan, plan_run
@@ -34,7 +35,6 @@ from cua_rl.reporting.run_report import RunReport
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts, train
-from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
@@ -182,6 +182,7 @@ def _trainer_config(plan: RunPlan) -> TrainerConfig:
         dtype=config.trainer_dtype,
         micro_batch_tokens=config.micro_batch_tokens,
         gradient_checkpointing=config.gradient_checkpointing,
+        vision_cache_gib=config.vision_cache_gib,
         seed=config.seed,
     )
 
@@ -195,20 +196,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         group_size=config.group_size,
         params=_sampling_params(config),
         advantages=config.advantages,
-        train=TrainStepSettings(
-            loss=LossConfig(
-                name=config.loss,
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                temperature=config.temperature,
-            ),
-            optim=OptimConfig(learning_rate=config.learning_rate, grad_clip_norm=config.grad_clip_norm),
-            num_substeps=config.num_substeps,
-            parity_limit=config.parity_limit,
-            kl_penalty_coef=config.kl_penalty_coef,
-            compute_post_kl=config.compute_post_kl,
-            schedule=config.learning_rate_schedule,
-        ),
+        train=train_step_settings(config),
         eval_every=config.eval_every,
         save_every=config.save_every,
         image_token_id=plan.renderer.image_token_id,
@@ -258,7 +246,7 @@ def _make_runner(plan: RunPlan, engine: Engine, recorder: Recorder, max_devices:
     return RolloutRunner(
         devices=DevicePool(plan.devices.make, max_devices=max_devices),
         gateway=engine.gateway,
-        agent=GBoxAgent(),
+        agent=GBoxAgent(history=plan.history),
         reward=plan.reward,
         watch_goal=config.watch_goal,
         recorder=recorder,

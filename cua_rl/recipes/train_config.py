@@ -4,6 +4,8 @@ from typing import Literal
 
 import chz
 
+from cua_rl.agent.history import HistoryPolicy
+from cua_rl.config import KlKind, Normalisation
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.rl.train_step import Schedule
 
@@ -29,14 +31,56 @@ class CLIConfig:
     )
 
     # Devices and agent
-    device: Literal["simulator"] = chz.field(default="simulator", doc="what tasks run on: the embedded phone simulator")
-    box_type: Literal["android", "linux"] = chz.field(default="android", doc="kind of device; the simulator is android")
+    device: Literal["simulator", "gbox", "adb"] = chz.field(
+        default="simulator",
+        doc="what tasks run on: simulator (embedded phone), gbox (boxes in the cloud or self-hosted), adb (attached "
+        "phones)",
+    )
+    box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; all others are android")
+    agent: Literal["gbox", "external"] = chz.field(
+        default="gbox", doc="who acts: gbox, the agent of this package, or external, a program of yours"
+    )
+    agent_command: str | None = chz.field(
+        default=None, doc="agent=external: a command that works on one rollout, told about it by its environment"
+    )
+    agent_url: str | None = chz.field(
+        default=None, doc="agent=external: address of a server that is sent each rollout and answers when it is done"
+    )
     max_turns: int = chz.field(default=20, doc="most turns of a rollout; a task may allow fewer")
+    history: HistoryPolicy = chz.field(
+        default="full",
+        doc="which screenshots the model sees: full: all; block_drop: the oldest go in blocks; last_n: only the newest",
+    )
+    history_images: int = chz.field(default=8, doc="block_drop, last_n: most screenshots that the model sees")
+    history_block: int = chz.field(default=4, doc="block_drop: screenshots that go at once")
     max_concurrent_rollouts: int = chz.field(default=128, doc="most devices in use at a time")
     screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
     gbox_api_key: str | None = chz.field(
-        default=None, doc="key of GBox devices; not used by embedded devices, never stored"
+        default=None, doc="key of a GBox account for device=gbox or coordinate_mode=gbox; better in GBOX_API_KEY; never "
+        "stored",
     )
+    coordinate_mode: Literal["direct", "gbox"] = chz.field(
+        default="direct",
+        doc="direct: the model gives coordinates, 0 to 1000; gbox: it describes elements, GBox's coordinate model "
+        "finds them",
+    )
+    gbox_screenshots: Literal["inline", "stored"] = chz.field(
+        default="inline", doc="gbox: screenshots inside answers, or through GBox's storage"
+    )
+    record_devices: bool = chz.field(
+        default=False, doc="gbox: film every rollout, as recordings/<rollout>.mp4 in the run's folder"
+    )
+    adb_serials: list[str] = chz.field(
+        default_factory=list[str], doc="adb: serials of the phones to use; none is all that are attached"
+    )
+    device_creations_per_s: float | None = chz.field(
+        default=None, doc="most devices asked for per second; None is as many as are needed"
+    )
+    lease_timeout_s: float = chz.field(default=300.0, doc="longest wait for a device to be made, all tries together")
+    setup_timeout_s: float = chz.field(default=300.0, doc="longest set-up of a task on its device")
+    turn_timeout_s: float = chz.field(default=300.0, doc="longest turn, sampling included")
+    task_timeout_s: float = chz.field(default=1800.0, doc="longest work of the agent on one task, all turns together")
+    validate_timeout_s: float = chz.field(default=60.0, doc="longest validation of a task on its device")
     tinker_api_key: str | None = chz.field(
         default=None, doc="key of a Tinker service; not used by this stack, never stored"
     )
@@ -60,6 +104,9 @@ class CLIConfig:
     # Training
     max_steps: int = chz.field(default=100, doc="training steps of the run")
     group_size: int = chz.field(default=4, doc="rollouts of one task instance that are compared with each other")
+    min_group_size: int = chz.field(
+        default=2, doc="rollouts of a group that must survive faults of devices and servers for it to be trained on"
+    )
     groups_per_batch: int = chz.field(default=10, doc="task instances per training step")
     refill_groups: bool = chz.field(
         default=False, doc="replace groups whose rewards are all equal, until groups_per_batch groups teach something"
@@ -78,16 +125,47 @@ class CLIConfig:
     replay_capacity: int = chz.field(default=2, doc="replay_successes: most successes stored per task")
     learning_rate: float = chz.field(default=1e-5, doc="AdamW step size; 0 trains nothing and is useful as a control")
     learning_rate_schedule: Schedule = chz.field(
-        default="constant", doc="constant, or linear: falling to a twentieth at the last step"
+        default="constant", doc="constant, or linear or cosine: falling to a twentieth at the last step"
     )
+    warmup_steps: int = chz.field(default=0, doc="steps over which the learning rate rises from near 0")
+    adam_beta1: float = chz.field(default=0.9, doc="AdamW: decay of the gradient's mean")
+    adam_beta2: float = chz.field(default=0.95, doc="AdamW: decay of the gradient's square")
+    adam_eps: float = chz.field(default=1e-8, doc="AdamW: added to the root of the second moment")
+    weight_decay: float = chz.field(default=0.0, doc="AdamW: decoupled weight decay")
     max_tokens: int = chz.field(default=2048, doc="most tokens of one answer")
     temperature: float = chz.field(default=1.0, doc="sampling temperature of training")
     eval_temperature: float | None = chz.field(
         default=None, doc="sampling temperature of evaluation, 0 for greedy; None is the one of training"
     )
-    loss: Literal["importance_sampling", "ppo"] = chz.field(default="importance_sampling", doc="policy loss")
-    clip_low: float = chz.field(default=0.2, doc="ppo: the ratio is clipped below at 1 - clip_low")
-    clip_high: float = chz.field(default=0.2, doc="ppo: the ratio is clipped above at 1 + clip_high")
+    loss: Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo"] = chz.field(
+        default="importance_sampling", doc="policy loss (docs/losses.md says which to use when)"
+    )
+    clip_low: float = chz.field(
+        default=0.2, doc="all losses but importance_sampling: the ratio is clipped below at 1 - clip_low"
+    )
+    clip_high: float = chz.field(
+        default=0.2, doc="the ratio is clipped above at 1 + clip_high; gspo wants about 0.0004"
+    )
+    dual_clip: float | None = chz.field(
+        default=None, doc="ppo, decoupled_ppo: most that a token of negative advantage weighs, e.g. 3; None is no limit"
+    )
+    tis_cap: float | None = chz.field(
+        default=None, doc="truncate the weight of trainer over sampler probability here, e.g. 2; None keeps it whole"
+    )
+    icepop_low: float | None = chz.field(
+        default=None, doc="leave out tokens whose trainer/sampler ratio is lower, e.g. 0.5; None leaves out none"
+    )
+    icepop_high: float | None = chz.field(
+        default=None, doc="leave out tokens whose trainer/sampler ratio is higher, e.g. 5; None leaves out none"
+    )
+    normalisation: Normalisation = chz.field(
+        default="constant",
+        doc="what a step's loss is divided by: constant (rollouts x normalisation_tokens), token_mean, sequence_mean, "
+        "or token_sum (nothing)",
+    )
+    normalisation_tokens: int = chz.field(
+        default=1000, doc="constant: sampled tokens of a typical rollout; a guess will do, AdamW forgets the scale"
+    )
     reward: str = chz.field(
         default="binary",
         doc="what a rollout is worth: binary, completion, efficiency, shaped, comprehensive, or module:function",
@@ -96,10 +174,18 @@ class CLIConfig:
         default=False, doc="read the goal from the device after every turn too, for rewards that ask when it first held"
     )
     advantages: AdvantageKind = chz.field(
-        default="mean", doc="mean: centre rewards in the group; mean_std: also divide by std"
+        default="mean",
+        doc="mean: centre rewards in the group; mean_std: also divide by the group's std; leave_one_out: compare with "
+        "the others' mean; batch_std: centre in the group, divide by the step's std",
     )
-    kl_penalty_coef: float = chz.field(default=0.0, doc="weight of the KL penalty against the base model")
-    num_substeps: int = chz.field(default=1, doc="optimizer steps per training step")
+    kl_penalty_coef: float = chz.field(
+        default=0.0, doc="weight of the KL divergence from the base model in the reward, token by token"
+    )
+    kl_loss_coef: float = chz.field(default=0.0, doc="weight of the KL divergence from the base model in the loss")
+    kl_loss_kind: KlKind = chz.field(
+        default="k3", doc="how the divergence in the loss is estimated, for the metric: k1, k2 or k3; same gradient"
+    )
+    num_substeps: int = chz.field(default=1, doc="optimizer steps per training step, each on its share of the rollouts")
     grad_clip_norm: float = chz.field(default=1.0, doc="largest gradient norm, 0 for none")
     parity_limit: float = chz.field(
         default=0.05,
@@ -115,15 +201,30 @@ class CLIConfig:
         default=None, doc="port of the vLLM server that the run starts; None takes a free one"
     )
     gateway_port: int | None = chz.field(
-        default=None, doc="port on which agents outside this process reach the gateway"
+        default=None, doc="port on which agents outside this process reach the gateway; None takes a free one"
+    )
+    gateway_host: str = chz.field(
+        default="127.0.0.1", doc="address on which the gateway listens; 0.0.0.0 lets agents on other machines in"
+    )
+    gateway_public_url: str | None = chz.field(
+        default=None,
+        doc="how agents elsewhere reach the gateway, such as http://trainer:8100; None is where it listens",
+    )
+    allowed_media_domains: list[str] = chz.field(
+        default_factory=list, doc="hosts from which the gateway fetches screenshots that agents send as links"
     )
     max_model_len: int = chz.field(default=16384, doc="longest prompt plus answer, tokens")
     max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
     gpu_memory_utilization: float = chz.field(default=0.85, doc="share of the GPU's memory that vLLM may take")
     kv_cache_gib: float = chz.field(default=1.0, doc="memory for vLLM's KV cache on CPU, GiB")
-    trainer_dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of the trainer")
+    trainer_dtype: Literal["auto", "float32", "bfloat16"] = chz.field(
+        default="auto", doc="precision of the trainer; auto is bfloat16 on a GPU and float32 on a CPU"
+    )
     micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass of the trainer")
     gradient_checkpointing: bool = chz.field(default=False, doc="save trainer memory by recomputing activations")
+    vision_cache_gib: float = chz.field(
+        default=2.0, doc="most main memory for screenshots' features, so that the trainer encodes each once per step"
+    )
 
     # Logging
     log_path: str | None = chz.field(default=None, doc="folder of the run; None is <log_dir>/<run name>")
@@ -178,6 +279,7 @@ class CLIConfig:
 
 
 _SMALLEST = {
+    "min_group_size": 2,
     "lora_rank": 1,
     "lora_alpha": 1,
     "max_turns": 1,
@@ -195,12 +297,19 @@ _SMALLEST = {
     "eval_temperature": 0.0,
     "max_tokens": 1,
     "kl_penalty_coef": 0.0,
+    "kl_loss_coef": 0.0,
+    "normalisation_tokens": 1,
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
     "num_substeps": 1,
     "grad_clip_norm": 0.0,
     "parity_limit": 0.0,
     "max_model_len": 64,
     "max_num_seqs": 1,
     "micro_batch_tokens": 64,
+    "vision_cache_gib": 0.0,
+    "history_images": 1,
+    "history_block": 1,
     "eval_every": 0,
     "save_every": 0,
     "keep_checkpoints": 0,
@@ -208,7 +317,16 @@ _SMALLEST = {
     "num_groups_to_log": 0,
 }
 _RANGES = {
+    "device_creations_per_s": (0.0, 1000.0),
+    "lease_timeout_s": (0.0, 86400.0),
+    "setup_timeout_s": (0.0, 86400.0),
+    "turn_timeout_s": (0.0, 86400.0),
+    "task_timeout_s": (0.0, 86400.0),
+    "validate_timeout_s": (0.0, 86400.0),
     "temperature": (0.0, 2.0),
+    "adam_beta1": (0.0, 0.9999),
+    "adam_beta2": (0.0, 0.99999),
+    "adam_eps": (0.0, 1.0),
     "clip_low": (0.0, 1.0),
     "clip_high": (0.0, 10.0),
     "gpu_memory_utilization": (0.0, 1.0),
@@ -226,6 +344,7 @@ EMBEDDED_DEMO: dict[str, object] = {
     "learning_rate": 2e-3,
     "learning_rate_schedule": "linear",
     "advantages": "mean_std",
+    "normalisation_tokens": 20,
     "max_steps": 48,
     "eval_temperature": 0.5,
     "max_tokens": 48,
