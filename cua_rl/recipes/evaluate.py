@@ -171,7 +171,7 @@ def _make_runner(plan: EvaluationPlan, access: ModelAccess) -> RolloutRunner:
     return RolloutRunner(
         devices=DevicePool(plan.devices.make, max_devices=config.max_concurrent_rollouts),
         gateway=access,
-        agent=GBoxAgent(),
+        agent=GBoxAgent(history=plan.history),
         reward=plan.reward,
         recorder=NoRecorder(),
         max_turns=config.max_turns,

@@ -5,6 +5,7 @@ from typing import Literal
 
 import chz
 
+from cua_rl.agent.history import HistoryPolicy
 from cua_rl.recipes.train_config import Tasks
 
 Models = list[dict[str, object]]
@@ -38,6 +39,12 @@ class EvaluateConfig:
 
     # Agent and devices
     max_turns: int = chz.field(default=20, doc="most turns of an attempt; a task may allow fewer")
+    history: HistoryPolicy = chz.field(
+        default="full",
+        doc="which screenshots the model sees: full: all; block_drop: the oldest go in blocks; last_n: only the newest",
+    )
+    history_images: int = chz.field(default=8, doc="block_drop, last_n: most screenshots that the model sees")
+    history_block: int = chz.field(default=4, doc="block_drop: screenshots that go at once")
     max_tokens: int = chz.field(default=2048, doc="most tokens of one answer")
     temperature: float = chz.field(default=0.0, doc="sampling temperature, 0 for greedy")
     reward: str = chz.field(
@@ -45,7 +52,40 @@ class EvaluateConfig:
         doc="the mean reward to report: binary, completion, efficiency, shaped, comprehensive, or module:function",
     )
     max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time")
-    device: Literal["simulator"] = chz.field(default="simulator", doc="what tasks run on: the embedded phone simulator")
+    device: Literal["simulator", "gbox", "adb"] = chz.field(
+        default="simulator",
+        doc="what tasks run on: simulator (embedded phone), gbox (boxes in the cloud or self-hosted), adb (attached "
+        "phones)",
+    )
+    box_type: Literal["android", "linux"] = chz.field(
+        default="android", doc="gbox: kind of box; all others are android"
+    )
+    gbox_api_key: str | None = chz.field(
+        default=None, doc="key of a GBox account for device=gbox or coordinate_mode=gbox; better in GBOX_API_KEY; never "
+        "stored",
+    )
+    coordinate_mode: Literal["direct", "gbox"] = chz.field(
+        default="direct",
+        doc="direct: the model gives coordinates, 0 to 1000; gbox: it describes elements, GBox's coordinate model "
+        "finds them",
+    )
+    gbox_screenshots: Literal["inline", "stored"] = chz.field(
+        default="inline", doc="gbox: screenshots inside answers, or through GBox's storage"
+    )
+    record_devices: bool = chz.field(
+        default=False, doc="gbox: film every rollout, as recordings/<rollout>.mp4 in the run's folder"
+    )
+    adb_serials: list[str] = chz.field(
+        default_factory=list[str], doc="adb: serials of the phones to use; none is all that are attached"
+    )
+    device_creations_per_s: float | None = chz.field(
+        default=None, doc="most devices asked for per second; None is as many as are needed"
+    )
+    lease_timeout_s: float = chz.field(default=300.0, doc="longest wait for a device to be made, all tries together")
+    setup_timeout_s: float = chz.field(default=300.0, doc="longest set-up of a task on its device")
+    turn_timeout_s: float = chz.field(default=300.0, doc="longest turn, sampling included")
+    task_timeout_s: float = chz.field(default=1800.0, doc="longest work of the agent on one task, all turns together")
+    validate_timeout_s: float = chz.field(default=60.0, doc="longest validation of a task on its device")
     screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
 
     # Engine
@@ -79,7 +119,7 @@ class EvaluateConfig:
                     f"{name}: expected at least {smallest}, got {values[name]!r}; set {name}={smallest} or more"
                 )
         for name, (low, high) in _RANGES.items():
-            if not low < values[name] <= high:
+            if values[name] is not None and not low < values[name] <= high:
                 raise ValueError(
                     f"{name}: expected a number above {low} and at most {high}, got {values[name]!r}; change {name}"
                 )
@@ -90,6 +130,8 @@ _SMALLEST: Mapping[str, float] = {
     "num_attempts": 1,
     "seed": 0,
     "max_turns": 1,
+    "history_images": 1,
+    "history_block": 1,
     "max_tokens": 1,
     "temperature": 0.0,
     "max_concurrent_rollouts": 1,
@@ -98,6 +140,12 @@ _SMALLEST: Mapping[str, float] = {
     "max_num_seqs": 1,
 }
 _RANGES: Mapping[str, tuple[float, float]] = {
+    "device_creations_per_s": (0.0, 1000.0),
+    "lease_timeout_s": (0.0, 86400.0),
+    "setup_timeout_s": (0.0, 86400.0),
+    "turn_timeout_s": (0.0, 86400.0),
+    "task_timeout_s": (0.0, 86400.0),
+    "validate_timeout_s": (0.0, 86400.0),
     "gpu_memory_utilization": (0.0, 1.0),
     "kv_cache_gib": (0.0, 4096.0),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.device_backends import make_backend
@@ -49,6 +50,7 @@ class EvaluationPlan:
     devices: DeviceBackend
     tasks: tuple[Task, ...]
     reward: RewardFunction
+    history: History
     params: SamplingParams
 
     def settings(self) -> dict[str, object]:
@@ -80,6 +82,7 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         devices=devices,
         tasks=tuple(held_out.held_out(config.num_tasks)),
         reward=load_reward(config.reward),
+        history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
 

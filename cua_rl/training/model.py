@@ -38,7 +38,8 @@ class PolicyModel:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        base: Any = _load_base(config)  # Any: Transformers' annotations do not hold for tensors on a device
+        # Any: Transformers' annotations do not hold for tensors on a device
+        base: Any = _load_base(config, self.device)
         base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
         self.base: Any = base
@@ -51,7 +52,7 @@ class PolicyModel:
     @property
     def dtype(self) -> torch.dtype:
         """What matrix products are computed in."""
-        return torch.float32 if self._config.dtype == "float32" else torch.bfloat16
+        return _working_dtype(self._config, self.device)
 
     @property
     def image_token_id(self) -> int:
@@ -132,7 +133,15 @@ class PolicyModel:
         self.base.load_state_dict(saved.state_dict())
 
 
-def _load_base(config: TrainerConfig) -> Qwen3VLForConditionalGeneration:
+def _working_dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:
+    """auto: CPUs compute float32 at least as fast, unless they have matrix units for halves, and more exactly."""
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+    return torch.float32 if dtype == "float32" else torch.bfloat16
+
+
+def _load_base(config: TrainerConfig, device: torch.device) -> Qwen3VLForConditionalGeneration:
     """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
     if not (config.model_path / "config.json").is_file():
         raise ConfigError(
@@ -141,7 +150,7 @@ def _load_base(config: TrainerConfig) -> Qwen3VLForConditionalGeneration:
     kind = json.loads((config.model_path / "config.json").read_text()).get("model_type")
     if kind != "qwen3_vl":
         raise ConfigError(f"expected a model of type 'qwen3_vl' in {str(config.model_path)!r}, got {kind!r}")
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" and config.lora is not None else torch.float32
+    dtype = _working_dtype(config, device) if config.lora is not None else torch.float32
     return Qwen3VLForConditionalGeneration.from_pretrained(
         config.model_path,
         dtype=dtype,
