@@ -13,6 +13,7 @@ from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_damage
 from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.learning import check_learning
@@ -65,6 +66,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
     _require_simulator(config)
     _warn_of_idle_keys(config)
+    check_agent(config)
     check_learning(config)
     model_path = find_model(config.model_name)
     renderer = make_renderer(model_path, config.renderer_name)

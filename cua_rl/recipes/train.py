@@ -22,6 +22,7 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
+from cua_rl.recipes.agents import make_agent
 from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.learning import train_step_settings
@@ -39,6 +40,7 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import SamplingParams
@@ -150,9 +152,15 @@ async def _start_engine(
     elif plan.checkpoint_path is not None:
         await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
     sampler = await stack.enter_async_context(SamplingClient(server))
-    gateway = Gateway(sampler, plan.renderer, _sampling_params(plan.config))
-    if plan.config.gateway_port is not None:
-        await stack.enter_async_context(gateway.serve("127.0.0.1", plan.config.gateway_port))
+    gateway = Gateway(
+        sampler,
+        plan.renderer,
+        _sampling_params(plan.config),
+        public_url=plan.config.gateway_public_url,
+        images=ImageFetcher(plan.config.allowed_media_domains),
+    )
+    if plan.config.gateway_port is not None or plan.config.agent != "gbox":
+        await stack.enter_async_context(gateway.serve(plan.config.gateway_host, plan.config.gateway_port or 0))
     return Engine(trainer=trainer, sampler=sampler, gateway=gateway)
 
 
@@ -246,7 +254,7 @@ def _make_runner(plan: RunPlan, engine: Engine, recorder: Recorder, max_devices:
     return RolloutRunner(
         devices=DevicePool(plan.devices.make, max_devices=max_devices),
         gateway=engine.gateway,
-        agent=GBoxAgent(history=plan.history),
+        agent=make_agent(config, GBoxAgent(history=plan.history), engine.gateway, plan.log_path / "logs" / "agents"),
         reward=plan.reward,
         watch_goal=config.watch_goal,
         recorder=recorder,
