@@ -242,6 +242,8 @@ class RolloutGroup:
     faulty: tuple[Rollout, ...] = ()
     replayed: tuple[Rollout, ...] = ()
     """Successes of earlier steps that join the comparison; they are trained on, but not counted as this group's."""
+    is_incomplete: bool = False
+    """Too few members survived faults for a fair comparison: nothing of it is trained on."""
 
     @property
     def rewards(self) -> list[float]:
@@ -258,8 +260,8 @@ class RolloutGroup:
 
     @property
     def is_constant(self) -> bool:
-        """True if all compared rewards are equal: the group teaches nothing."""
-        return len(set(self.compared_rewards)) <= 1
+        """True if all compared rewards are equal, or too few are left to compare: the group teaches nothing."""
+        return self.is_incomplete or len(set(self.compared_rewards)) <= 1
 
 
 def _rewards(rollouts: Iterable[Rollout]) -> list[float]:

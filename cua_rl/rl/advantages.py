@@ -5,9 +5,15 @@ from dataclasses import replace
 from math import fsum, sqrt
 from typing import Literal
 
-from cua_rl.types import Datum
+from cua_rl.types import Datum, RolloutGroup
 
 AdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
+
+
+def advantages_of(group: RolloutGroup, kind: AdvantageKind) -> tuple[float, ...]:
+    """The advantages of what a group compares; zeros if it teaches nothing."""
+    rewards = group.compared_rewards
+    return (0.0,) * len(rewards) if group.is_constant else group_advantages(rewards, kind)
 
 
 def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cua_rl.rl.advantages import AdvantageKind, group_advantages
+from cua_rl.rl.advantages import AdvantageKind, advantages_of
 from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised
 from cua_rl.rl.replay import replayed_ids
 from cua_rl.rl.step_metrics import datum_metrics
@@ -29,7 +29,7 @@ def build_batch(groups: Sequence[RolloutGroup], kind: AdvantageKind, image_token
     forks: Counter[ForkReason] = Counter()
     num_retokenised = 0
     for group in groups:
-        advantages = group_advantages(group.compared_rewards, kind)
+        advantages = advantages_of(group, kind)
         built, reasons = build_datums_of_groups([group], [advantages], image_token_id)
         num_retokenised += count_retokenised(built, group.compared, image_token_id)
         datums += built
@@ -41,11 +41,11 @@ def build_batch(groups: Sequence[RolloutGroup], kind: AdvantageKind, image_token
 def build_datums_of_groups(
     groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]], image_token_id: int
 ) -> tuple[list[Datum], Counter[ForkReason]]:
-    """The datums of a step from its groups and their advantages; constant groups give none."""
+    """The datums of a step from its groups and their advantages; groups whose advantages are all 0 give none."""
     datums: list[Datum] = []
     forks: Counter[ForkReason] = Counter()
     for group, group_values in zip(groups, advantages, strict=True):
-        if group.is_constant:
+        if not any(group_values):
             continue
         for rollout, advantage in zip(group.compared, group_values, strict=True):
             built = build_datums(rollout, advantage, image_token_id)

@@ -17,6 +17,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "reward/success_rate": _mean([float(rollout.success) for rollout in rollouts]),
         "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
         "rollout/num_rollouts": float(len(rollouts)),
+        "rollout/num_dropped_groups": float(sum(group.is_incomplete for group in groups)),
         "rollout/num_faults": float(sum(len(group.faulty) for group in groups)),
         "rollout/num_turns/mean": _mean([float(len(rollout.turns)) for rollout in rollouts]),
         "rollout/duration_s/mean": _mean([rollout.duration_s for rollout in rollouts]),

@@ -28,6 +28,8 @@ class GroupPlan:
     group_size: int
     params: SamplingParams
     adapter: AdapterRef | None = None
+    min_group_size: int = 1
+    """With fewer members that no fault ended, a group is recorded but not trained on."""
 
 
 OnGroup = Callable[[RolloutGroup], Awaitable[None]]
@@ -74,13 +76,15 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
             for member in range(plan.group_size)
         ]
     rollouts = [rollout for member in members for rollout in member.result()]
+    survivors = tuple(rollout for rollout in rollouts if rollout.reward is not None)
     return RolloutGroup(
         group_id=group_id,
         index=index,
         task_id=task.task_id,
         seed=task.seed,
-        rollouts=tuple(rollout for rollout in rollouts if rollout.reward is not None),
+        rollouts=survivors,
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
+        is_incomplete=len(survivors) < plan.min_group_size,
     )
 
 
