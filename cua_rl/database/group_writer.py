@@ -257,11 +257,14 @@ def _add_group(connection: Connection, source: Source, source_id: int, task: Tas
 
 
 def _count_ended_group(connection: Connection, source: Source, source_id: int, at: datetime) -> None:
-    """Count it; the last one takes a step from rollouts to training."""
+    """Count it; the last of a step that knows its tasks takes it from rollouts to training.
+
+    The groups of an asynchronous step are not known before its batch is taken.
+    """
     table = source_table(source)
     mine = Group.step_id == source_id if table is Step else Group.eval_id == source_id
     ended = select(func.count()).select_from(Group).where(mine, Group.status == "completed").scalar_subquery()
     statement = update(table).where(table.id == source_id).values(num_ended_groups=ended)
-    counts = connection.execute(statement.returning(table.num_ended_groups, table.num_groups)).one()
-    if table is Step and counts.num_ended_groups >= counts.num_groups:
+    counts = connection.execute(statement.returning(table.num_ended_groups, table.num_groups, table.task_pks)).one()
+    if table is Step and counts.task_pks and counts.num_ended_groups >= counts.num_groups:
         advance_status(connection, Step, source_id, "training", at, rollouts_ended_at=at)

@@ -18,7 +18,11 @@ async def load_groups(
     session: AsyncSession, training_id: int, step: int, *, phase: Phase = "step"
 ) -> list[RolloutGroup]:
     """All ended groups of a step or evaluation, by index; raises `DatabaseError` if it was never recorded."""
-    group_rows = await _load_group_rows(session, training_id, step, phase)
+    return await load_groups_by_key(session, await _load_group_rows(session, training_id, step, phase))
+
+
+async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group]) -> list[RolloutGroup]:
+    """The groups of these rows, in their order."""
     group_pks = [row.id for row in group_rows]
     rollouts = await _load_group_rollouts(session, group_pks)
     replayed = await _load_replayed(session, group_pks)

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, ScalarSelect, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from cua_rl.database.batch_writer import begin_again, write_batch
 from cua_rl.database.group_writer import cancel_running_rollouts, write_group_end, write_rollout_start
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.rows import (
@@ -24,6 +25,7 @@ from cua_rl.database.rows import (
 from cua_rl.database.turn_writer import write_turn
 from cua_rl.errors import DatabaseError
 from cua_rl.events import (
+    BatchTaken,
     CheckpointSaved,
     EvaluationEnded,
     Event,
@@ -63,7 +65,7 @@ def write_heartbeat(connection: Connection, scope: Scope, at: datetime) -> None:
     connection.execute(update(Training).where(Training.id == scope.training_id).values(heartbeat_at=at))
 
 
-def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> None:
+def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> None:  # noqa: C901 - an arm per event
     training_id = scope.require_training()
     match event:
         case SourceStarted():
@@ -74,6 +76,8 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             write_turn(connection, scope, event.rollout_id, event.turn)
         case GroupEnded():
             write_group_end(connection, scope, event, at)
+        case BatchTaken():
+            write_batch(connection, scope, event, at)
         case StepTrained():
             _write_step_end(connection, scope, event, at)
         case EvaluationEnded():
@@ -110,7 +114,7 @@ def _write_training_start(connection: Connection, scope: Scope, event: TrainingS
         .with_for_update()
     ).one()
     if found.attempt_id != scope.attempt_id:
-        _void(connection, found.id, event.first_step)
+        _void(connection, scope, found.id, event)
         if found.status != "running":
             note_status(connection, Training, found.id, found.status, "running", at)
         connection.execute(
@@ -128,9 +132,16 @@ def _write_training_start(connection: Connection, scope: Scope, event: TrainingS
     return replace(scope, training_id=found.id)
 
 
-def _void(connection: Connection, training_id: int, first_step: int) -> None:
-    """Delete what an earlier attempt left and the new one will do again."""
-    connection.execute(delete(Step).where(Step.training_id == training_id, Step.step >= first_step))
+def _void(connection: Connection, scope: Scope, training_id: int, event: TrainingStarted) -> None:
+    """Delete what an earlier attempt left and the new one will do again; steps of kept groups begin anew."""
+    first_step = event.first_step
+    later = [Step.training_id == training_id, Step.step >= first_step]
+    kept = select(Group.step_id).where(Group.training_id == training_id, Group.group_id.in_(event.kept_group_ids))
+    kept_steps = set(connection.scalars(select(Step.id).where(*later, Step.id.in_(kept))))
+    connection.execute(delete(Step).where(*later, Step.id.not_in(kept_steps)))
+    connection.execute(delete(Group).where(Group.step_id.in_(kept_steps), Group.group_id.not_in(event.kept_group_ids)))
+    for step_id in sorted(kept_steps):
+        begin_again(connection, scope, step_id)
     unfinished = or_(Eval.step > first_step, Eval.status != "completed")
     connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
     connection.execute(delete(Checkpoint).where(Checkpoint.training_id == training_id, Checkpoint.step > first_step))
@@ -155,7 +166,7 @@ def _write_source_start(connection: Connection, scope: Scope, event: SourceStart
         "status": "rollouts" if table is Step else "running",
         "policy_version": event.policy_version,
         "group_size": event.group_size,
-        "num_groups": len(event.tasks),
+        "num_groups": len(event.tasks) if event.num_groups is None else event.num_groups,
         "task_pks": add_tasks(connection, event.tasks),
         "started_at": at,
     }

@@ -28,9 +28,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from cua_rl.events import BatchTaken, Phase, Source, SourceStarted
+from cua_rl.events import BatchTaken, Source, SourceStarted
 from cua_rl.rl.datums import build_datums
-from cua_rl.rl.group_buffer import GroupBuffer, Place
+from cua_rl.rl.group_buffer import GroupBuffer, Place, WaitingGroup
 from cua_rl.rl.parity import measure_parity, of_version, require_parity
 from cua_rl.rl.policy_lag import PolicyAges, lag_metrics, require_lag
 from cua_rl.rl.served_policy import SavedPolicy
@@ -39,6 +39,7 @@ from cua_rl.rl.sync_loop import (
     LoopSettings,
     Parts,
     TrainedStep,
+    WantedEvaluation,
     evaluate,
     finish_step,
     first_evaluations,
@@ -64,7 +65,7 @@ class AsyncStart:
 
     done_ordinals: frozenset[int] = frozenset()
     """Groups that the steps before `first_step` have trained or replaced."""
-    kept_groups: tuple[RolloutGroup, ...] = ()
+    kept_groups: tuple[WaitingGroup, ...] = ()
     """Ended groups that no step before `first_step` has trained, of policies that `first_step` knows."""
     newest_steps: Mapping[int, int] = field(default_factory=dict[int, int])
     """Per policy version the largest number of steps after which it was the newest."""
@@ -76,15 +77,6 @@ class _Saved:
 
     num_steps: int
     policy: SavedPolicy | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WantedEvaluation:
-    phase: Phase
-    num_steps: int
-    adapter: AdapterRef
-    held: ExitStack
-    """Keeps the adapter's folder until the evaluation is done."""
 
 
 async def train(
@@ -128,7 +120,7 @@ class _AsyncRun:
         self._ages = PolicyAges()
         self._changed = asyncio.Condition()
         self._saved: asyncio.Queue[_Saved] = asyncio.Queue(maxsize=1)
-        self._evaluations: asyncio.Queue[_WantedEvaluation | None] = asyncio.Queue(maxsize=2)
+        self._evaluations: asyncio.Queue[tuple[WantedEvaluation, ExitStack] | None] = asyncio.Queue(maxsize=2)
         self._begun_steps: set[int] = set()
         self._task_batches: dict[int, list[Task]] = {}
         self._publish_s: float | None = None
@@ -139,10 +131,9 @@ class _AsyncRun:
         for version, num_steps in start.newest_steps.items():
             self._ages.announce(version, num_steps)
         self._ages.announce(self._adapter.policy_version, first_step)
-        kept = [(group, self._ages.oldest_step(group, first_step)) for group in start.kept_groups]
-        self._buffer.restore(start.done_ordinals, kept)
-        if kept:
-            logger.info("resume first_step=%d kept_groups=%d", first_step, len(kept))
+        self._buffer.restore(start.done_ordinals, start.kept_groups)
+        if first_step:
+            logger.info("resume first_step=%d kept_groups=%d", first_step, len(start.kept_groups))
 
     async def start_groups(self, tasks: asyncio.TaskGroup) -> None:
         """Start groups as long as there is a slot and admission allows it."""
@@ -174,7 +165,12 @@ class _AsyncRun:
     async def _run_group(self, place: Place) -> None:
         """Run a group, one slot being granted already, and leave it in the buffer."""
         source = Source(phase="step", step=place.last_step)
-        plan = GroupPlan(source=source, group_size=self._settings.group_size, params=self._settings.params)
+        plan = GroupPlan(
+            source=source,
+            group_size=self._settings.group_size,
+            params=self._settings.params,
+            min_group_size=self._settings.min_group_size,
+        )
         runner = LimitedRunner(self._parts.runner, self._limit, num_granted=1)
         group = await run_group(runner, self._task(place.ordinal), place.ordinal, plan)
         group = self._parts.memory.replay.join(group)
@@ -273,8 +269,8 @@ class _AsyncRun:
 
     async def publish(self) -> None:
         """Serve what the trainer saved, announce it, have it evaluated where that is due."""
-        for phase, num_steps in first_evaluations(self._settings):
-            await self._want_evaluation(phase, num_steps)
+        for wanted in first_evaluations(self._settings, self._adapter):
+            await self._want_evaluation(wanted)
         for _ in range(self._settings.first_step, self._settings.max_steps):
             saved = await self._saved.get()
             if saved.policy is not None:
@@ -286,17 +282,17 @@ class _AsyncRun:
                 self._buffer.announce(saved.num_steps)
                 self._changed.notify_all()
             if is_evaluation_due(self._settings, saved.num_steps):
-                await self._want_evaluation("eval", saved.num_steps)
+                await self._want_evaluation(WantedEvaluation(phase="eval", step=saved.num_steps, adapter=self._adapter))
         await self._evaluations.put(None)
 
-    async def _want_evaluation(self, phase: Phase, num_steps: int) -> None:
+    async def _want_evaluation(self, wanted: WantedEvaluation) -> None:
         held = ExitStack()
-        held.enter_context(self._parts.policy.hold(self._adapter))
-        wanted = _WantedEvaluation(phase=phase, num_steps=num_steps, adapter=self._adapter, held=held)
-        await self._evaluations.put(wanted)
+        held.enter_context(self._parts.policy.hold(wanted.adapter))
+        await self._evaluations.put((wanted, held))
 
     async def evaluate(self) -> None:
-        """Evaluate adapters one after the other, each pinned to its version."""
-        while (wanted := await self._evaluations.get()) is not None:
-            with wanted.held:
-                await evaluate(self._parts, wanted.phase, wanted.num_steps, wanted.adapter)
+        """Evaluate adapters one after the other, each pinned to its version, its folder held until then."""
+        while (item := await self._evaluations.get()) is not None:
+            wanted, held = item
+            with held:
+                await evaluate(self._parts, wanted)

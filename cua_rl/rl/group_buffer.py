@@ -48,6 +48,23 @@ class FinishedGroup:
     group: RolloutGroup
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingGroup:
+    """A group that finished in an earlier attempt of the run, and the last step that may train it."""
+
+    group: RolloutGroup
+    last_step: int
+
+
+def fitting(groups: Iterable[WaitingGroup], next_step: int, groups_per_batch: int) -> list[WaitingGroup]:
+    """Those that can all be trained in time, the most urgent first: all of them, unless batches became smaller."""
+    kept: list[WaitingGroup] = []
+    for waiting in sorted(groups, key=lambda waiting: waiting.last_step):
+        if next_step + len(kept) // groups_per_batch <= waiting.last_step:
+            kept.append(waiting)
+    return kept
+
+
 @dataclass
 class GroupBuffer:
     """The groups between their start and their batch; `next_step` is the step whose batch is chosen next."""
@@ -67,14 +84,14 @@ class GroupBuffer:
     _finished: dict[int, FinishedGroup] = field(default_factory=dict[int, FinishedGroup])
     _dropped: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
 
-    def restore(self, done: Collection[int], kept: Iterable[tuple[RolloutGroup, int]]) -> None:
-        """Go on where an earlier attempt was: ordinals that are trained, and groups to train with their policy step.
+    def restore(self, done: Collection[int], kept: Iterable[WaitingGroup]) -> None:
+        """Go on where an earlier attempt was: ordinals that are trained, and groups that still have to be.
 
         Every other ordinal below the largest of these is started again.
         """
-        for group, policy_step in kept:
-            place = self._place(group.index, policy_step)
-            self._finished[place.ordinal] = FinishedGroup(place=place, group=group)
+        for waiting in kept:
+            place = Place(ordinal=waiting.group.index, policy_step=self.announced_step, last_step=waiting.last_step)
+            self._finished[place.ordinal] = FinishedGroup(place=place, group=waiting.group)
         known = {*done, *self._finished}
         self._next_ordinal = max(known, default=-1) + 1
         self._ordinals.extend(ordinal for ordinal in range(self._next_ordinal) if ordinal not in known)

@@ -7,7 +7,7 @@ on-policy are replayed successes (`cua_rl/rl/replay.py`), which are off by defau
 import asyncio
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, Source, SourceStarted, StepTrained
-from cua_rl.rl.advantages import AdvantageKind, group_advantages
+from cua_rl.rl.advantages import AdvantageKind, advantages_of
 from cua_rl.rl.batch import Batch, build_batch, logprobs_by_turn
 from cua_rl.rl.curriculum import collect_groups, curriculum_metrics
 from cua_rl.rl.datums import datums_sha256
@@ -96,6 +96,15 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedEvaluation:
+    """An evaluation of `adapter`, the policy after `step` steps."""
+
+    phase: Phase
+    step: int
+    adapter: AdapterRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
     """What the loop needs to know. Steps count from 0; an evaluation or checkpoint "at k" is after k steps."""
 
@@ -110,10 +119,12 @@ class LoopSettings:
     save_every: int
     image_token_id: int
     num_groups_to_log: int = 0
+    min_group_size: int = 1
+    """A group of which faults left fewer members is not trained on."""
     max_refill_factor: int = 1
     """Groups that teach nothing are replaced until this many times `groups_per_batch` groups have run; 1 is never."""
-    owes_evaluation: bool = False
-    """Whether an earlier attempt died before it had evaluated the policy of `first_step`."""
+    owed_evaluations: tuple[WantedEvaluation, ...] = ()
+    """What an earlier attempt had to evaluate when it died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +139,15 @@ class Parts:
     recorder: Recorder
     log: StepLog
     memory: Memory = field(default_factory=Memory)
+    device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
+    """What happened to devices since it was last called."""
 
 
 async def train(settings: LoopSettings, parts: Parts) -> None:
     """Train from `first_step` to `max_steps`, with a baseline evaluation before and a last one after."""
     adapter = await parts.policy.publish(settings.first_step)
-    for phase, step in first_evaluations(settings):
-        await evaluate(parts, phase, step, adapter)
+    for wanted in first_evaluations(settings, adapter):
+        await evaluate(parts, wanted)
     for step in range(settings.first_step, settings.max_steps):
         clock = Clock()
         with clock.time("step"):
@@ -148,7 +161,7 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
         if is_checkpoint_due(settings, step + 1):
             await save_checkpoint(parts, step + 1)
         if is_evaluation_due(settings, step + 1):
-            await evaluate(parts, "eval", step + 1, adapter)
+            await evaluate(parts, WantedEvaluation(phase="eval", step=step + 1, adapter=adapter))
 
 
 async def _run_step_groups(settings: LoopSettings, parts: Parts, step: int, adapter: AdapterRef) -> list[RolloutGroup]:
@@ -161,7 +174,12 @@ async def _run_step_groups(settings: LoopSettings, parts: Parts, step: int, adap
             source=source, tasks=first_tasks, group_size=settings.group_size, policy_version=adapter.policy_version
         )
     )
-    plan = GroupPlan(source=source, group_size=settings.group_size, params=settings.params)
+    plan = GroupPlan(
+        source=source,
+        group_size=settings.group_size,
+        params=settings.params,
+        min_group_size=settings.min_group_size,
+    )
 
     async def run(task: Task, index: int) -> RolloutGroup:
         return parts.memory.replay.join(await run_group(parts.runner, task, index, plan))
@@ -176,7 +194,7 @@ async def record_group_end(
     settings: LoopSettings, parts: Parts, source: Source, group: RolloutGroup, replaced_by: Task | None = None
 ) -> None:
     """Record a group of a training step with its advantages."""
-    advantages = group_advantages(group.compared_rewards, settings.advantages)
+    advantages = advantages_of(group, settings.advantages)
     if group.index % settings.groups_per_batch < settings.num_groups_to_log:
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, group.rewards)
     await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages, replaced_by=replaced_by))
@@ -238,6 +256,7 @@ async def finish_step(
     """Remember, record and report a step; `policy_version` is what it made."""
     batch = trained.batch
     metrics = trained.metrics | await parts.memory.remember(trained.step + 1, trained.groups)
+    metrics |= parts.device_metrics()
     metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
     await parts.recorder.record(
         StepTrained(
@@ -262,11 +281,11 @@ def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
     return num_steps == settings.max_steps or bool(settings.eval_every and num_steps % settings.eval_every == 0)
 
 
-def first_evaluations(settings: LoopSettings) -> list[tuple[Phase, int]]:
-    """Evaluations of the policy that the run begins with: the baseline, or what a killed attempt did not finish."""
+def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[WantedEvaluation]:
+    """What is evaluated before the first step: the untrained policy, or what a killed attempt did not finish."""
     if settings.first_step == 0:
-        return [("baseline", 0)]
-    return [("eval", settings.first_step)] if settings.owes_evaluation else []
+        return [WantedEvaluation(phase="baseline", step=0, adapter=adapter)]
+    return list(settings.owed_evaluations)
 
 
 async def save_checkpoint(parts: Parts, num_steps: int) -> None:
@@ -278,7 +297,9 @@ async def save_checkpoint(parts: Parts, num_steps: int) -> None:
     )
 
 
-async def evaluate(parts: Parts, phase: Phase, step: int, adapter: AdapterRef) -> None:
+async def evaluate(parts: Parts, wanted: WantedEvaluation) -> None:
     """Measure an adapter on the held-out tasks, if there are any."""
     if parts.evaluator is not None:
-        parts.log.log_evaluation(phase, step, await parts.evaluator.run(Source(phase=phase, step=step), adapter))
+        source = Source(phase=wanted.phase, step=wanted.step)
+        result = await parts.evaluator.run(source, wanted.adapter)
+        parts.log.log_evaluation(wanted.phase, wanted.step, result)

@@ -7,6 +7,7 @@ from cua_rl.errors import ParityError, TrainingError
 from cua_rl.evaluation.evaluate import summarise
 from cua_rl.events import CheckpointSaved, GroupEnded, Source, StepTrained
 from cua_rl.rl.async_loop import AsyncStart, train
+from cua_rl.rl.group_buffer import WaitingGroup
 from cua_rl.rl.policy_lag import require_lag
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.types import AdapterRef, Rollout
@@ -170,8 +171,8 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
     await first.train(2, max_steps=8)
     trained = [group for groups in first.batches[:4] for group in groups]
     kept = [
-        group
-        for groups in first.batches[4:]
+        WaitingGroup(group=group, last_step=4 + number)
+        for number, groups in enumerate(first.batches[4:])
         for group in groups
         if all(turn.model.policy_version <= 4 for rollout in group.rollouts for turn in rollout.turns)
     ]
@@ -179,8 +180,9 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
 
     resumed = World(seed=4)
     resumed.trainer.policy_version = 4
-    for group in kept:
-        resumed.recorder.events.append(GroupEnded(source=Source(phase="step", step=0), group=group, advantages=None))
+    for waiting in kept:
+        source = Source(phase="step", step=waiting.last_step)
+        resumed.recorder.events.append(GroupEnded(source=source, group=waiting.group, advantages=None))
     start = AsyncStart(
         done_ordinals=frozenset(group.index for group in trained),
         kept_groups=tuple(kept),
@@ -189,7 +191,7 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
     await resumed.train(2, start=start, max_steps=8, first_step=4)
 
     ids = {group.group_id for groups in resumed.batches for group in groups}
-    assert {group.group_id for group in kept} <= ids
+    assert {waiting.group.group_id for waiting in kept} <= ids
     both = [*first.batches[:4], *resumed.batches]
     assert times_trained(both) == dict.fromkeys(range(16), 1)
     assert largest_lag(both) <= 2

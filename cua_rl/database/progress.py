@@ -1,0 +1,81 @@
+"""How far a run had come, from the database: what a resumed run keeps and what it does again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import exists, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TurnRow
+from cua_rl.database.rebuild import load_groups_by_key
+from cua_rl.types import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntrainedGroup:
+    """An ended group that no step before the resumed one has trained; `last_step` may train it at the latest."""
+
+    group: RolloutGroup
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The record of a run as a checkpoint after some steps sees it."""
+
+    done_indices: tuple[int, ...]
+    """`group_index` of every group that those steps trained."""
+    untrained: tuple[UntrainedGroup, ...]
+    newest_steps: Mapping[int, int]
+    """Per policy version the largest number of steps after which it was the newest."""
+    evaluated_steps: frozenset[int]
+    """Steps after which an evaluation was completed."""
+
+
+async def load_progress(session: AsyncSession, training_id: int, num_steps: int) -> Progress:
+    """What the first `num_steps` steps did, and what they left; groups of policies after them are left out."""
+    steps = (
+        await session.execute(
+            select(Step.step, Step.trained_policy_version)
+            .where(Step.training_id == training_id, Step.step < num_steps, Step.status == "completed")
+            .order_by(Step.step)
+        )
+    ).all()
+    newest_steps = {0: 0} | {row.trained_policy_version: row.step + 1 for row in steps}
+    done = await session.scalars(
+        select(Group.group_index)
+        .join(Step, Group.step_id == Step.id)
+        .where(Step.training_id == training_id, Step.step < num_steps)
+    )
+    evaluated = await session.scalars(
+        select(Eval.step).where(Eval.training_id == training_id, Eval.phase == "eval", Eval.status == "completed")
+    )
+    return Progress(
+        done_indices=tuple(done),
+        untrained=await _load_untrained(session, training_id, num_steps, newest_steps),
+        newest_steps=newest_steps,
+        evaluated_steps=frozenset(evaluated),
+    )
+
+
+async def _load_untrained(
+    session: AsyncSession, training_id: int, num_steps: int, newest_steps: Mapping[int, int]
+) -> tuple[UntrainedGroup, ...]:
+    """Ended groups of later steps; those that replayed something start again, because of what they refer to."""
+    unknown_turn = (
+        exists()
+        .where(TurnRow.rollout_pk == RolloutRow.id, RolloutRow.group_pk == Group.id)
+        .where(TurnRow.policy_version.not_in(list(newest_steps)))
+    )
+    query = (
+        select(Group, Step.step)
+        .join(Step, Group.step_id == Step.id)
+        .where(Step.training_id == training_id, Step.step >= num_steps, Group.status == "completed")
+        .where(~unknown_turn, ~exists().where(Replay.group_pk == Group.id))
+        .order_by(Group.ended_at, Group.group_index)
+    )
+    rows = (await session.execute(query)).all()
+    groups = await load_groups_by_key(session, [group for group, _ in rows])
+    return tuple(
+        UntrainedGroup(group=group, last_step=last_step) for group, (_, last_step) in zip(groups, rows, strict=True)
+    )
