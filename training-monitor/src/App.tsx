@@ -1,0 +1,134 @@
+import { useEffect, useState } from "react";
+import { useLive, type LiveState } from "./api/live";
+import { BenchmarksPage } from "./pages/BenchmarksPage";
+import { ComparePage } from "./pages/ComparePage";
+import { GroupPage } from "./pages/GroupPage";
+import { RolloutPage } from "./pages/RolloutPage";
+import { RunPage } from "./pages/RunPage";
+import { RunsPage } from "./pages/RunsPage";
+import { SourcePage } from "./pages/SourcePage";
+import { TaskPage } from "./pages/TaskPage";
+import { Link, matchPath, navigate, Router, useLocation, useRoute, type Params, type Route } from "./router";
+import { Help } from "./ui/Help";
+import { Icon } from "./ui/icons";
+import { useShortcuts } from "./ui/keys";
+import { Palette } from "./ui/Palette";
+import { Empty } from "./ui/parts";
+import { toggleTheme, useTheme } from "./ui/theme";
+
+const of = (params: Params, name: string) => params[name] ?? "";
+
+const ROUTES: readonly Route[] = [
+  { pattern: "/", render: () => <RunsPage /> },
+  { pattern: "/compare", render: () => <ComparePage /> },
+  { pattern: "/benchmarks", render: () => <BenchmarksPage /> },
+  { pattern: "/runs/:run", render: (at) => <RunPage key={of(at, "run")} runId={of(at, "run")} /> },
+  { pattern: "/runs/:run/tasks/:task", render: (at) => <TaskPage runId={of(at, "run")} taskId={of(at, "task")} /> },
+  { pattern: "/runs/:run/rollouts/:rollout", render: (at) => <RolloutPage key={of(at, "rollout")} runId={of(at, "run")} rolloutId={of(at, "rollout")} /> },
+  { pattern: "/runs/:run/:phase/:step", render: (at) => <SourcePage runId={of(at, "run")} phase={of(at, "phase")} step={of(at, "step")} /> },
+  {
+    pattern: "/runs/:run/:phase/:step/groups/:group",
+    render: (at) => <GroupPage runId={of(at, "run")} phase={of(at, "phase")} step={of(at, "step")} groupId={of(at, "group")} />,
+  },
+];
+
+export function App() {
+  return (
+    <Router>
+      <Shell />
+    </Router>
+  );
+}
+
+function currentRun(path: string): string | null {
+  const [first, runId] = path.split("/").filter(Boolean);
+  return first === "runs" && runId ? decodeURIComponent(runId) : null;
+}
+
+/** Moves the focus to the next or previous row of the page. */
+function moveRow(step: number): void {
+  const rows = [...document.querySelectorAll<HTMLElement>("[data-row]")];
+  const at = rows.indexOf(document.activeElement as HTMLElement);
+  rows[Math.min(rows.length - 1, Math.max(0, at + step))]?.focus();
+}
+
+function Shell() {
+  const { path } = useLocation();
+  const [palette, setPalette] = useState(false);
+  const [help, setHelp] = useState(false);
+  const runId = currentRun(path);
+  const live = useLive(runId);
+  const page = useRoute(ROUTES);
+  useEffect(() => {
+    const listen = (event: KeyboardEvent) => {
+      if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
+        event.preventDefault();
+        setPalette(true);
+      }
+    };
+    window.addEventListener("keydown", listen);
+    return () => window.removeEventListener("keydown", listen);
+  }, []);
+  useEffect(() => {
+    document.title = titleOf(path);
+  }, [path]);
+  useShortcuts({
+    j: () => moveRow(1),
+    k: () => moveRow(-1),
+    t: toggleTheme,
+    "?": () => setHelp(true),
+    "/": () => document.querySelector<HTMLElement>('input[type="search"]')?.focus(),
+    ...(path === "/" ? {} : { Backspace: () => navigate("/") }),
+  });
+  return (
+    <div className="shell">
+      <a className="skip" href="#content">To the content</a>
+      <TopBar path={path} live={live} openPalette={() => setPalette(true)} openHelp={() => setHelp(true)} />
+      <main id="content">
+        {page ?? (
+          <Empty title="There is no such page">
+            <p>The address is of no page of the monitor.</p>
+            <Link className="button" to="/">All runs</Link>
+          </Empty>
+        )}
+      </main>
+      {palette && <Palette runId={runId} onClose={() => setPalette(false)} />}
+      {help && <Help onClose={() => setHelp(false)} />}
+    </div>
+  );
+}
+
+function titleOf(path: string): string {
+  const rollout = matchPath("/runs/:run/rollouts/:rollout", path);
+  if (rollout) return `rollout ${of(rollout, "rollout").slice(0, 8)} · cua_rl`;
+  const parts = path.split("/").filter(Boolean).slice(2);
+  return parts.length ? `${parts.slice(0, 2).join(" ")} · cua_rl` : "cua_rl monitor";
+}
+
+const LIVE_TEXT: Record<LiveState, string> = { on: "live", off: "offline, trying again", connecting: "connecting" };
+
+function TopBar(props: { path: string; live: LiveState; openPalette: () => void; openHelp: () => void }) {
+  const theme = useTheme();
+  const at = (to: string) => (to === "/" ? props.path === "/" || props.path.startsWith("/runs") : props.path.startsWith(to));
+  return (
+    <header className="topbar">
+      <Link to="/" className="brand" aria-label="cua_rl monitor, all runs"><img src="/icon.svg" alt="" /><span>cua_rl</span></Link>
+      <nav className="topnav" aria-label="Pages">
+        {[["/", "Runs"], ["/compare", "Compare"], ["/benchmarks", "Benchmarks"]].map(([to = "/", label]) => (
+          <Link key={to} to={to} aria-current={at(to) ? "page" : undefined}>{label}</Link>
+        ))}
+      </nav>
+      <span className="grow" />
+      <span className={`live-dot ${props.live}`} role="status"><span className="live-text">{LIVE_TEXT[props.live]}</span></span>
+      <button type="button" className="button" aria-label="Go to… (Ctrl K)" onClick={props.openPalette}>
+        <Icon name="search" /><span className="hint">Go to <kbd>Ctrl K</kbd></span>
+      </button>
+      <button type="button" className="button quiet icon" aria-label={theme === "dark" ? "Light colours" : "Dark colours"} title="Dark or light  t" onClick={toggleTheme}>
+        <Icon name={theme === "dark" ? "sun" : "moon"} />
+      </button>
+      <button type="button" className="button quiet icon" aria-label="Keyboard" title="Keyboard  ?" onClick={props.openHelp}>
+        <Icon name="help" />
+      </button>
+    </header>
+  );
+}

@@ -1,0 +1,52 @@
+/** Addresses: of the API (…Path) and of the app's own pages (…Page). */
+
+type Filters = Record<string, string | number | boolean | null | undefined>;
+
+function query(filters: Filters): string {
+  const given = Object.entries(filters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  if (given.length === 0) return "";
+  return `?${new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString()}`;
+}
+
+const run = (runId: string) => `/api/runs/${encodeURIComponent(runId)}`;
+
+export const sessionPath = "/api/session";
+export const runsPath = (filters: Filters) => `/api/runs${query(filters)}`;
+export const runPath = run;
+export const metricsPath = (runId: string) => `${run(runId)}/metrics`;
+export const failuresPath = (runId: string) => `${run(runId)}/failures`;
+export const timelinePath = (runId: string) => `${run(runId)}/timeline`;
+export const rolloutsPath = (runId: string, filters: Filters) => `${run(runId)}/rollouts${query(filters)}`;
+export const rolloutPath = (runId: string, rolloutId: string) => `${run(runId)}/rollouts/${encodeURIComponent(rolloutId)}`;
+export const tokensPath = (runId: string, rolloutId: string, turn: number) => `${rolloutPath(runId, rolloutId)}/turns/${turn}/tokens`;
+export const overridesPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/overrides`;
+export const downloadPath = (runId: string, rolloutId: string) => `${rolloutPath(runId, rolloutId)}/download`;
+export const tasksPath = (runId: string) => `${run(runId)}/tasks`;
+export const taskPath = (runId: string, taskId: string) => `${run(runId)}/tasks/${encodeURIComponent(taskId)}`;
+export const comparePath = (runIds: readonly string[]) =>
+  `/api/runs/compare?${runIds.map((runId) => `run_id=${encodeURIComponent(runId)}`).join("&")}`;
+export const benchmarksPath = "/api/benchmarks";
+export const eventsPath = (runId: string | null) => (runId ? `/api/events${query({ run_id: runId })}` : "/api/events");
+
+export function sourcePath(runId: string, phase: string, step: number | string): string {
+  return `${run(runId)}/${phase}/${step}`;
+}
+export function groupPath(runId: string, phase: string, step: number | string, groupId: string): string {
+  return `${sourcePath(runId, phase, step)}/groups/${encodeURIComponent(groupId)}`;
+}
+
+const page = (runId: string) => `/runs/${encodeURIComponent(runId)}`;
+export const runPage = (runId: string, tab?: string) => page(runId) + (tab ? `?tab=${tab}` : "");
+export const sourcePage = (runId: string, phase: string, step: number | string) => `${page(runId)}/${phase}/${step}`;
+export const groupPage = (at: { run_id: string; phase: string; step: number }, groupId: string) =>
+  `${sourcePage(at.run_id, at.phase, at.step)}/groups/${encodeURIComponent(groupId)}`;
+export const rolloutPage = (runId: string, rolloutId: string, turn?: number) =>
+  `${page(runId)}/rollouts/${encodeURIComponent(rolloutId)}${turn ? `?turn=${turn + 1}` : ""}`;
+export const taskPage = (runId: string, taskId: string) => `${page(runId)}/tasks/${encodeURIComponent(taskId)}`;
+export const comparePage = (runIds: readonly string[]) => `/compare?runs=${runIds.map(encodeURIComponent).join(",")}`;
+
+/** "Step 12", "Baseline", "Evaluation after step 40". */
+export function sourceName(phase: string, step: number): string {
+  if (phase === "baseline") return "Baseline";
+  return phase === "eval" ? `Evaluation after ${step} steps` : `Step ${step}`;
+}

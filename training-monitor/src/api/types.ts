@@ -1,0 +1,30 @@
+import type { components } from "./schema";
+
+type Schemas = components["schemas"];
+
+export type RunSummary = Schemas["RunSummary"];
+export type Run = Schemas["Run"];
+export type MetricSeries = Schemas["MetricSeries"];
+export type SuccessPoint = Schemas["SuccessPoint"];
+export type Failures = Schemas["Failures"];
+export type RunComparison = Schemas["RunComparison"];
+export type ConfigRow = Schemas["ConfigRow"];
+export type TimelineItem = Schemas["TimelineItem"];
+export type SourceDetail = Schemas["SourceDetail"];
+export type GroupSummary = Schemas["GroupSummary"];
+export type GroupDetail = Schemas["GroupDetail"];
+export type ClockRollout = Schemas["ClockRollout"];
+export type RolloutCell = Schemas["RolloutCell"];
+export type RolloutItem = Schemas["RolloutItem"];
+export type Rollout = Schemas["Rollout"];
+export type TurnDetail = Schemas["TurnDetail"];
+export type TurnTokens = Schemas["TurnTokens"];
+export type TaskStats = Schemas["TaskStats"];
+export type TaskDetail = Schemas["TaskDetail"];
+export type LiveEvent = Schemas["LiveEvent"];
+export type Evaluation = Schemas["Evaluation"];
+export type Rate = Schemas["Rate"];
+export type Override = Schemas["Override"];
+export type Session = Schemas["Session"];
+export type Phase = TimelineItem["phase"];
+export type Page<Item> = { items: Item[]; next_cursor: string | null };

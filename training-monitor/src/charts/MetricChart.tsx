@@ -1,0 +1,209 @@
+import { useEffect, useLayoutEffect, useMemo, useRef, useState, type KeyboardEvent, type MouseEvent } from "react";
+import type uPlot from "uplot";
+import { formatNumber } from "../format";
+import { Icon } from "../ui/icons";
+import { useTheme } from "../ui/theme";
+import { makePlot, type Drawn } from "./plot";
+import { download, toCsv, type Series } from "./series";
+
+export type ChartProps = {
+  title: string;
+  /** What the metric says, from the metric's own list of meanings. */
+  hint?: string | undefined;
+  series: readonly Series[];
+  smoothing?: number;
+  log?: boolean;
+  range?: [number, number] | null;
+  onRange?: (range: [number, number] | null) => void;
+  yRange?: [number, number] | undefined;
+  format?: ((value: number) => string) | undefined;
+  height?: number;
+  /** Where a point leads: the step that it came from. */
+  onPick?: ((x: number, series: Series) => void) | undefined;
+  xLabel?: string;
+};
+
+type Hover = { index: number; left: number };
+
+const NO_RANGE = () => undefined;
+
+export function MetricChart(props: ChartProps) {
+  const { series, smoothing = 0, log = false, range = null, onRange = NO_RANGE, height = 190, xLabel = "step" } = props;
+  const theme = useTheme();
+  const holder = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const drawn = useRef<Drawn | null>(null);
+  const dragged = useRef(0);
+  const [hover, setHover] = useState<Hover | null>(null);
+  const [width, setWidth] = useState(0);
+  const [visible, setVisible] = useState(false);
+
+  useLayoutEffect(() => {
+    const target = holder.current;
+    if (!target) return;
+    setWidth(target.clientWidth);
+    const observer = new ResizeObserver(() => setWidth(target.clientWidth));
+    observer.observe(target);
+    const seen = new IntersectionObserver(([entry]) => entry?.isIntersecting && setVisible(true), { rootMargin: "300px" });
+    seen.observe(target);
+    return () => {
+      observer.disconnect();
+      seen.disconnect();
+    };
+  }, []);
+
+  const format = props.format;
+  const yRange = props.yRange;
+  useEffect(() => {
+    const target = holder.current;
+    if (!target || !width || !visible) return;
+    const made = makePlot(target, {
+      series,
+      smoothing,
+      log,
+      range,
+      yRange,
+      format,
+      width,
+      height,
+      onRange,
+      onCursor: (index, left) => setHover(index === null || left < 0 ? null : { index, left }),
+    });
+    plot.current = made.plot;
+    drawn.current = made.drawn;
+    return () => {
+      made.plot.destroy();
+      plot.current = null;
+      setHover(null);
+    };
+  }, [series, smoothing, log, range, yRange, format, width, height, onRange, theme, visible]);
+
+  const pick = (index: number) => {
+    const data = drawn.current;
+    if (!data || !props.onPick) return;
+    const x = data.data[0][index];
+    const at = data.lines.findIndex((line) => data.data[line]?.[index] != null);
+    const chosen = series[at];
+    if (x !== undefined && chosen) props.onPick(x, chosen);
+  };
+  const click = (event: MouseEvent) => {
+    if (Math.abs(event.clientX - dragged.current) < 5 && hover) pick(hover.index);
+  };
+  const keys = (event: KeyboardEvent) => {
+    const self = plot.current;
+    if (!self) return;
+    if (event.key === "Enter" && hover) pick(hover.index);
+    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const count = self.data[0].length;
+    const index = Math.min(count - 1, Math.max(0, (hover?.index ?? (step > 0 ? -1 : count)) + step));
+    self.setCursor({ left: self.valToPos(self.data[0][index] ?? 0, "x"), top: 10 });
+  };
+
+  const name = props.title.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-");
+  const savePng = () => {
+    const canvas = holder.current?.querySelector("canvas");
+    if (canvas) composePng(canvas, props.title, series).toBlob((blob) => blob && download(`${name}.png`, blob));
+  };
+  const count = useMemo(() => series.reduce((sum, one) => sum + one.points.length, 0), [series]);
+  return (
+    <figure className="chart" aria-label={props.title}>
+      <figcaption>
+        <span className="chart-title" title={props.hint}>
+          {props.title}
+        </span>
+        <Readout hover={hover} drawn={drawn.current} series={series} format={format} xLabel={xLabel} />
+        <span className="chart-tools">
+          <button className="button quiet icon small" type="button" aria-label={`Save ${props.title} as PNG`} title="Save as PNG" onClick={savePng}>
+            <Icon name="image" />
+          </button>
+          <button
+            className="button quiet icon small"
+            type="button"
+            aria-label={`Save ${props.title} as CSV`}
+            title="Save as CSV"
+            onClick={() => download(`${name}.csv`, new Blob([toCsv(xLabel, series)], { type: "text/csv" }))}
+          >
+            <Icon name="download" />
+          </button>
+        </span>
+      </figcaption>
+      <div
+        ref={holder}
+        className={props.onPick ? "chart-plot pickable" : "chart-plot"}
+        style={{ height }}
+        tabIndex={0}
+        role="group"
+        aria-roledescription="chart"
+        aria-label={`${props.title}: ${count} points. Arrow keys move along the ${xLabel}s${props.onPick ? ", Enter opens one" : ""}.`}
+        onKeyDown={keys}
+        onMouseDown={(event) => (dragged.current = event.clientX)}
+        onClick={click}
+        onDoubleClick={() => onRange(null)}
+      />
+    </figure>
+  );
+}
+
+function Readout(props: {
+  hover: Hover | null;
+  drawn: Drawn | null;
+  series: readonly Series[];
+  format: ((value: number) => string) | undefined;
+  xLabel: string;
+}) {
+  const { hover, drawn, series, xLabel } = props;
+  const format = props.format ?? ((value: number) => formatNumber(value));
+  const last = (points: Series["points"]) => points.findLast((point) => point.y !== null)?.y ?? null;
+  const values = series.map((one, index) => {
+    const value = hover && drawn ? drawn.data[drawn.lines[index] ?? 0]?.[hover.index] : last(one.points);
+    return { one, value };
+  });
+  const x = hover && drawn ? drawn.data[0][hover.index] : null;
+  return (
+    <span className="chart-readout num" aria-live="polite">
+      {x !== null && x !== undefined && (
+        <span className="faint">
+          {xLabel} {x}
+        </span>
+      )}
+      {values
+        .filter(({ value }) => value !== null && value !== undefined)
+        .slice(0, 5)
+        .map(({ one, value }) => (
+          <span key={one.label} className="chart-key">
+            {series.length > 1 && <i style={{ background: one.color.startsWith("--") ? `var(${one.color})` : one.color }} />}
+            {series.length > 1 && <span className="dim truncate">{one.label}</span>}
+            <b>{format(value as number)}</b>
+          </span>
+        ))}
+    </span>
+  );
+}
+
+/** The chart with its title and legend on the page's background, as a picture that can stand alone. */
+function composePng(source: HTMLCanvasElement, title: string, series: readonly Series[]): HTMLCanvasElement {
+  const style = getComputedStyle(document.documentElement);
+  const ratio = devicePixelRatio;
+  const canvas = document.createElement("canvas");
+  canvas.width = source.width + 24 * ratio;
+  canvas.height = source.height + 54 * ratio;
+  const context = canvas.getContext("2d");
+  if (!context) return canvas;
+  context.fillStyle = style.getPropertyValue("--bg-raised");
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.fillStyle = style.getPropertyValue("--text");
+  context.font = `600 ${13 * ratio}px Inter, sans-serif`;
+  context.fillText(title, 14 * ratio, 22 * ratio);
+  context.font = `${11 * ratio}px Inter, sans-serif`;
+  let left = 14 * ratio;
+  for (const one of series) {
+    context.fillStyle = one.color.startsWith("--") ? style.getPropertyValue(one.color) : one.color;
+    context.fillText(`● ${one.label}`, left, 40 * ratio);
+    left += context.measureText(`● ${one.label}   `).width;
+  }
+  context.drawImage(source, 12 * ratio, 48 * ratio);
+  return canvas;
+}

@@ -1,0 +1,191 @@
+import uPlot from "uplot";
+import { formatNumber } from "../format";
+import { align, smooth, type Series } from "./series";
+
+export type PlotOptions = {
+  series: readonly Series[];
+  smoothing: number;
+  log: boolean;
+  range: [number, number] | null;
+  yRange?: [number, number] | undefined;
+  format?: ((value: number) => string) | undefined;
+  width: number;
+  height: number;
+  onRange: (range: [number, number] | null) => void;
+  onCursor: (index: number | null, left: number, top: number) => void;
+};
+
+export type Drawn = {
+  data: uPlot.AlignedData;
+  /** Index in `data` of every series' line. */
+  lines: number[];
+};
+
+function css(name: string): string {
+  return name.startsWith("--") ? getComputedStyle(document.documentElement).getPropertyValue(name).trim() : name;
+}
+
+function translucent(color: string, share: number): string {
+  return `color-mix(in srgb, ${color} ${share * 100}%, transparent)`;
+}
+
+/** Columns in drawing order: for each series its raw line (faint, if smoothed), its line, then its interval. */
+export function drawnData(series: readonly Series[], smoothing: number, log: boolean): Drawn {
+  const { x, columns } = align(series.map((one) => one.points));
+  const bounds = series.map((one) => one.points.some((point) => point.low != null && point.high != null));
+  const sides = series.map((one) => {
+    const side = (name: "low" | "high") => one.points.map((point) => ({ x: point.x, y: point[name] ?? null }));
+    // the same x for all: an aligned table of the bounds has the same rows, because every point is in it
+    return align([side("low"), side("high")]);
+  });
+  const place = new Map(x.map((value, index) => [value, index]));
+  const positive = (column: (number | null)[]) =>
+    log ? column.map((value) => (value !== null && value > 0 ? value : null)) : column;
+  const data: (number | null)[][] = [x];
+  const lines: number[] = [];
+  for (const [index, column] of columns.entries()) {
+    const one = series[index];
+    const weight = one?.dots ? 0 : smoothing;
+    data.push(positive(column));
+    data.push(positive(spread(column, weight)));
+    lines.push(data.length - 1);
+    if (!bounds[index]) continue;
+    const side = sides[index];
+    for (const bound of [1, 0]) {
+      const full: (number | null)[] = Array.from({ length: x.length }, () => null);
+      for (const [row, value] of (side?.x ?? []).entries()) {
+        full[place.get(value) ?? 0] = side?.columns[bound]?.[row] ?? null;
+      }
+      data.push(positive(one?.dots ? full : spread(full, weight)));
+    }
+  }
+  return { data: data as unknown as uPlot.AlignedData, lines };
+}
+
+/** Smooth a column that has holes, keeping the holes. */
+function spread(column: (number | null)[], weight: number): (number | null)[] {
+  return smooth(column, weight);
+}
+
+function lineSeries(one: Series, color: string, smoothing: number, holes: boolean): uPlot.Series[] {
+  const raw: uPlot.Series = {
+    stroke: translucent(color, 30),
+    width: 1,
+    points: { show: false },
+    show: smoothing > 0 && !one.dots,
+    spanGaps: holes,
+  };
+  if (smoothing > 0 && !one.dots) raw.stroke = translucent(color, 0.32);
+  const line: uPlot.Series = {
+    label: one.label,
+    stroke: color,
+    width: one.dots ? 0 : 1.7,
+    spanGaps: holes,
+    points: { show: one.dots ?? false, size: 8, fill: color, stroke: css("--bg-raised"), width: 1.5 },
+    ...(one.dots ? { paths: () => null } : {}),
+    ...(one.dashed ? { dash: [5, 4] } : {}),
+  };
+  return [raw, line];
+}
+
+/** Intervals of dots are drawn as whiskers, those of lines as bands. */
+function whiskers(series: readonly Series[], lines: number[]): uPlot.Plugin {
+  return {
+    hooks: {
+      draw: (plot: uPlot) => {
+        const { ctx } = plot;
+        for (const [index, one] of series.entries()) {
+          if (!one.dots) continue;
+          const line = lines[index] ?? 0;
+          const [high, low] = [plot.data[line + 1], plot.data[line + 2]];
+          if (!high || !low) continue;
+          ctx.save();
+          ctx.strokeStyle = css(one.color);
+          ctx.lineWidth = 1.5 * devicePixelRatio;
+          for (const [row, x] of plot.data[0].entries()) {
+            const [top, bottom] = [high[row], low[row]];
+            if (top == null || bottom == null) continue;
+            const left = plot.valToPos(x, "x", true);
+            ctx.beginPath();
+            ctx.moveTo(left, plot.valToPos(top, "y", true));
+            ctx.lineTo(left, plot.valToPos(bottom, "y", true));
+            ctx.stroke();
+          }
+          ctx.restore();
+        }
+      },
+    },
+  };
+}
+
+function axis(format: ((value: number) => string) | undefined): uPlot.Axis {
+  return {
+    stroke: css("--text-faint"),
+    font: `11px ${css("--font")}`,
+    grid: { stroke: css("--chart-grid"), width: 1 },
+    ticks: { show: false },
+    gap: 6,
+    ...(format ? { values: (_plot: uPlot, ticks: number[]) => ticks.map((tick) => (tick == null ? "" : format(tick))) } : {}),
+  };
+}
+
+export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPlot; drawn: Drawn } {
+  const drawn = drawnData(options.series, options.smoothing, options.log);
+  const series: uPlot.Series[] = [{}];
+  const bands: uPlot.Band[] = [];
+  const xs = drawn.data[0];
+  for (const one of options.series) {
+    const color = css(one.color);
+    series.push(...lineSeries(one, color, options.smoothing, one.points.length < xs.length));
+    if (!one.points.some((point) => point.low != null && point.high != null)) continue;
+    const top = series.length;
+    const hidden: uPlot.Series = { width: 0, points: { show: false }, spanGaps: true, ...(one.dots ? { paths: () => null } : {}) };
+    series.push({ ...hidden }, { ...hidden });
+    if (!one.dots) bands.push({ series: [top, top + 1], fill: translucent(color, 0.16) });
+  }
+  const format = options.format ?? ((value: number) => formatNumber(value, 3));
+  const [first, last] = [xs[0] ?? 0, xs.at(-1) ?? 1];
+  const whole: [number, number] = first === last ? [first - 1, first + 1] : [first, last];
+  const plot = new uPlot(
+    {
+      width: options.width,
+      height: options.height,
+      padding: [10, 14, 0, 0],
+      series,
+      bands,
+      legend: { show: false },
+      cursor: {
+        points: { size: 7, width: 2 },
+        drag: { x: true, y: false, setScale: false, dist: 6 },
+        y: false,
+      },
+      scales: {
+        x: { time: false, range: () => options.range ?? whole },
+        y: {
+          distr: options.log ? 3 : 1,
+          ...(options.yRange && !options.log ? { range: () => options.yRange as [number, number] } : {}),
+        },
+      },
+      axes: [
+        { ...axis(undefined), size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000] },
+        { ...axis(format), size: 52 },
+      ],
+      plugins: [whiskers(options.series, drawn.lines)],
+      hooks: {
+        setSelect: [
+          (self) => {
+            if (self.select.width < 6) return;
+            const from = self.posToVal(self.select.left, "x");
+            const to = self.posToVal(self.select.left + self.select.width, "x");
+            self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+            options.onRange([from, to]);
+          },
+        ],
+        setCursor: [(self) => options.onCursor(self.cursor.idx ?? null, self.cursor.left ?? -1, self.cursor.top ?? -1)],
+      },
+    },
+    drawn.data,
+    target,
+  );
+  return { plot, drawn };
+}

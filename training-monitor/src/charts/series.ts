@@ -1,0 +1,79 @@
+/** Values over steps; `low` and `high` bound an interval around each value. */
+export type Series = {
+  label: string;
+  /** Name of a CSS custom property, such as "--accent", or a colour. */
+  color: string;
+  points: readonly Point[];
+  /** Only dots, no line between them: evaluations. */
+  dots?: boolean;
+  dashed?: boolean;
+};
+
+export type Point = { x: number; y: number | null; low?: number | null; high?: number | null };
+
+export const PALETTE = ["#7c9cff", "#4cc38a", "#e6b450", "#e07ac0", "#57c4d6", "#f08a5d", "#a98bf5", "#9bbf4b"];
+
+export function paletteColor(index: number): string {
+  return PALETTE[index % PALETTE.length] ?? "#7c9cff";
+}
+
+/** Exponential moving average whose first values are not drawn towards zero; `weight` 0 changes nothing. */
+export function smooth(values: readonly (number | null)[], weight: number): (number | null)[] {
+  if (weight <= 0) return [...values];
+  let total = 0;
+  let scale = 0;
+  return values.map((value) => {
+    if (value === null || !Number.isFinite(value)) return null;
+    total = weight * total + (1 - weight) * value;
+    scale = weight * scale + (1 - weight);
+    return total / scale;
+  });
+}
+
+export type Table = { x: number[]; columns: (number | null)[][] };
+
+/** Series on one axis: the sorted union of their x, and a column per series with null where it has no value. */
+export function align(all: readonly (readonly { x: number; y: number | null }[])[]): Table {
+  const x = [...new Set(all.flatMap((points) => points.map((point) => point.x)))].sort((a, b) => a - b);
+  const place = new Map(x.map((value, index) => [value, index]));
+  const columns = all.map((points) => {
+    const column: (number | null)[] = Array.from({ length: x.length }, () => null);
+    for (const point of points) column[place.get(point.x) ?? 0] = point.y;
+    return column;
+  });
+  return { x, columns };
+}
+
+function csvCell(value: string | number | null): string {
+  if (value === null) return "";
+  const text = String(value);
+  return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** The values as they are stored, without smoothing. */
+export function toCsv(xLabel: string, series: readonly Series[]): string {
+  const names = series.flatMap((one) => {
+    const bounded = one.points.some((point) => point.low != null);
+    return bounded ? [one.label, `${one.label} low`, `${one.label} high`] : [one.label];
+  });
+  const { x, columns } = align(
+    series.flatMap((one) => {
+      const bounded = one.points.some((point) => point.low != null);
+      if (!bounded) return [one.points];
+      const side = (name: "low" | "high") => one.points.map((point) => ({ x: point.x, y: point[name] ?? null }));
+      return [one.points, side("low"), side("high")];
+    }),
+  );
+  const lines = x.map((value, row) => [value, ...columns.map((column) => column[row] ?? null)]);
+  return [[xLabel, ...names], ...lines].map((line) => line.map(csvCell).join(",")).join("\n") + "\n";
+}
+
+/** Hand a file to the reader. */
+export function download(name: string, content: Blob): void {
+  const address = URL.createObjectURL(content);
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}

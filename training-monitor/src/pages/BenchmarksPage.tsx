@@ -1,0 +1,102 @@
+import { useQuery } from "../api/cache";
+import { benchmarksPath } from "../api/paths";
+import { formatNumber, formatPercent, formatTime, words } from "../format";
+import { Empty, IntervalBar, Loaded, PageHead, Panel } from "../ui/parts";
+
+type Benchmark = { name: string; title: string | null; path: string; written_at: string; results: Record<string, unknown> };
+
+type ModelResult = {
+  name: string;
+  success_rate: number;
+  low: number;
+  high: number;
+  pass_at?: Record<string, number>;
+  num_tasks?: number;
+  num_rollouts: number;
+  num_successes?: number;
+  num_faults?: number;
+  num_turns_mean?: number;
+  success_rate_by_category?: Record<string, number>;
+};
+
+type Pair = { first: string; second: string; num_tasks: number; difference: number; low: number; high: number; p_value: number; test?: string };
+
+/** Evaluations of models on a task set, as the evaluation recipe wrote them. */
+export function BenchmarksPage() {
+  const query = useQuery<Benchmark[]>(benchmarksPath);
+  return (
+    <>
+      <PageHead title="Benchmarks" note="Models on the same held-out tasks, with 95 % intervals" />
+      <Loaded query={query}>
+        {(benchmarks) =>
+          benchmarks.length === 0 ? (
+            <Empty title="No benchmark yet">
+              <p>Evaluate a trained adapter beside the model that it started from; the monitor finds results.json below its runs folder.</p>
+              <pre>python -m cua_rl.recipes.evaluate log_path=runs/benchmark</pre>
+            </Empty>
+          ) : (
+            <div className="stack">{benchmarks.map((one) => <BenchmarkPanel key={one.path} benchmark={one} />)}</div>
+          )
+        }
+      </Loaded>
+    </>
+  );
+}
+
+function list<T>(value: unknown): T[] {
+  return Array.isArray(value) ? (value as T[]) : [];
+}
+
+function BenchmarkPanel({ benchmark }: { benchmark: Benchmark }) {
+  const models = list<ModelResult>(benchmark.results["models"]);
+  const pairs = list<Pair>(benchmark.results["pairs"]);
+  const attempts = [...new Set(models.flatMap((model) => Object.keys(model.pass_at ?? {})))].sort((a, b) => Number(a) - Number(b));
+  const categories = [...new Set(models.flatMap((model) => Object.keys(model.success_rate_by_category ?? {})))].sort();
+  return (
+    <Panel title={benchmark.title ?? benchmark.name} flush actions={<span className="faint">{formatTime(benchmark.written_at)} · <span className="mono">{benchmark.path}</span></span>}>
+      <div className="table-scroll">
+        <table className="data">
+          <thead>
+            <tr>
+              <th>Model</th>
+              <th>Success, 95 % interval</th>
+              <th className="right">Rate</th>
+              {attempts.map((k) => <th key={k} className="right">pass@{k}</th>)}
+              {categories.map((name) => <th key={name} className="right">{words(name)}</th>)}
+              <th className="right">Turns</th>
+              <th className="right">Rollouts</th>
+              <th className="right">Faults</th>
+            </tr>
+          </thead>
+          <tbody>
+            {models.map((model) => (
+              <tr key={model.name}>
+                <td><b>{model.name}</b></td>
+                <td className="interval-cell"><IntervalBar value={model.success_rate} low={model.low} high={model.high} /></td>
+                <td className="right"><b>{formatPercent(model.success_rate, 1)}</b> <span className="faint">{formatPercent(model.low)} to {formatPercent(model.high)}</span></td>
+                {attempts.map((k) => <td key={k} className="right">{formatPercent(model.pass_at?.[k], 1)}</td>)}
+                {categories.map((name) => <td key={name} className="right">{formatPercent(model.success_rate_by_category?.[name])}</td>)}
+                <td className="right">{formatNumber(model.num_turns_mean, 3)}</td>
+                <td className="right">{model.num_rollouts}</td>
+                <td className={`right ${model.num_faults ? "warn" : "faint"}`}>{model.num_faults ?? 0}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {pairs.length > 0 && (
+        <ul className="pairs panel-body">
+          {pairs.map((pair) => (
+            <li key={`${pair.first}-${pair.second}`}>
+              <b>{pair.second}</b> against <b>{pair.first}</b>:{" "}
+              <span className={pair.low > 0 ? "good" : pair.high < 0 ? "bad" : "dim"}>
+                {pair.difference > 0 ? "+" : ""}{formatNumber(pair.difference * 100, 3)} points
+              </span>{" "}
+              <span className="faint num">({formatNumber(pair.low * 100, 3)} to {formatNumber(pair.high * 100, 3)}, p = {formatNumber(pair.p_value, 2)}{pair.test ? `, ${pair.test}` : ""}, {pair.num_tasks} tasks)</span>
+            </li>
+          ))}
+        </ul>
+      )}
+    </Panel>
+  );
+}

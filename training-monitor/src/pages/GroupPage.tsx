@@ -1,0 +1,174 @@
+import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
+import { useQuery } from "../api/cache";
+import { groupPath, rolloutPage, runPage, sourceName, sourcePage, taskPage } from "../api/paths";
+import type { ClockRollout, GroupDetail } from "../api/types";
+import { formatDuration, formatNumber, formatSigned, words } from "../format";
+import { describeAction } from "../rollout/actions";
+import { Screenshot } from "../rollout/Screenshot";
+import { Link, navigate, useSearchParam } from "../router";
+import { Icon } from "../ui/icons";
+import { useShortcuts } from "../ui/keys";
+import { Empty, Loaded, Outcome, PageHead, Panel, Stat, StatusBadge } from "../ui/parts";
+
+/** The rollouts of a group side by side, on one clock. */
+export function GroupPage(props: { runId: string; phase: string; step: string; groupId: string }) {
+  const query = useQuery<GroupDetail>(groupPath(props.runId, props.phase, props.step, props.groupId));
+  return <Loaded query={query} height={480}>{(detail) => <GroupView detail={detail} />}</Loaded>;
+}
+
+type Moment = { turn: number; acting: boolean };
+
+/** The turn under way at a time, and whether its action has not yet been done; before the first turn, the first. */
+function momentOf(rollout: ClockRollout, time: number): Moment {
+  let at = 0;
+  for (const [index, turn] of rollout.turns.entries()) {
+    if (turn.started_s <= time) at = index;
+  }
+  const turn = rollout.turns[at];
+  return { turn: at, acting: !turn || time < turn.started_s + turn.duration_s };
+}
+
+function GroupView({ detail }: { detail: GroupDetail }) {
+  const { group } = detail;
+  const [timeText, setTimeText] = useSearchParam("t");
+  const [playing, setPlaying] = useState(false);
+  const duration = Math.max(0.01, detail.duration_s);
+  const time = timeText === "" ? duration : Math.min(duration, Number(timeText) || 0);
+  useEffect(() => {
+    if (!playing) return;
+    const rate = duration / 12; // a group takes twelve seconds, however long it ran
+    const timer = window.setInterval(() => {
+      const now = Number(new URLSearchParams(window.location.search).get("t") ?? duration);
+      const next = now + rate * 0.1;
+      if (next >= duration) setPlaying(false);
+      setTimeText(next >= duration ? "" : next.toFixed(2));
+    }, 100);
+    return () => window.clearInterval(timer);
+  }, [playing, duration, setTimeText]);
+  const start = () => {
+    if (!playing && time >= duration) setTimeText("0");
+    setPlaying(!playing);
+  };
+  const moments = useMemo(() => turnTimes(detail.rollouts), [detail.rollouts]);
+  const jump = (direction: number) => {
+    const next = direction > 0 ? moments.find((at) => at > time + 0.005) : moments.findLast((at) => at < time - 0.005);
+    if (next !== undefined) setTimeText(next >= duration ? "" : next.toFixed(2));
+  };
+  useShortcuts({
+    " ": start,
+    ArrowLeft: () => jump(-1),
+    ArrowRight: () => jump(1),
+    u: () => navigate(sourcePage(detail.run_id, detail.phase, detail.step)),
+  });
+  return (
+    <>
+      <PageHead
+        crumbs={[
+          { label: "Runs", to: "/" },
+          { label: detail.run_name, to: runPage(detail.run_id) },
+          { label: sourceName(detail.phase, detail.step), to: sourcePage(detail.run_id, detail.phase, detail.step) },
+          { label: `Group ${group.group_index + 1}` },
+        ]}
+        title={<>{group.instruction ?? group.task_id} {group.is_constant && <span className="badge">constant: teaches nothing</span>}</>}
+        note={<><Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
+      />
+      <dl className="stats">
+        <Stat label="Successes">{group.num_successes ?? "–"}<small>of {group.num_rollouts ?? detail.rollouts.length}</small></Stat>
+        <Stat label="Reward">{formatNumber(group.reward_mean, 3)}<small>± {formatNumber(group.reward_std, 2)}</small></Stat>
+        <Stat label="Faults">{group.num_faulty ?? 0}</Stat>
+        <Stat label="Replayed">{group.replays.length}</Stat>
+        <Stat label="Took">{formatDuration(detail.duration_s)}</Stat>
+      </dl>
+      <Panel
+        title="On one clock"
+        actions={
+          <>
+            <button type="button" className="button icon" aria-label={playing ? "Pause" : "Play"} title="Play  Space" onClick={start}>
+              <Icon name={playing ? "pause" : "play"} />
+            </button>
+            <input
+              className="clock"
+              type="range"
+              min={0}
+              max={duration}
+              step={duration / 400}
+              value={time}
+              aria-label="Time since the group began"
+              aria-valuetext={formatDuration(time)}
+              onChange={(event) => setTimeText(Number(event.target.value) >= duration ? "" : Number(event.target.value).toFixed(2))}
+            />
+            <span className="num dim clock-time">{formatDuration(time)} / {formatDuration(duration)}</span>
+          </>
+        }
+      >
+        {detail.rollouts.length === 0 ? (
+          <Empty title="No rollout has started"><p>They appear here by themselves.</p></Empty>
+        ) : (
+          <>
+            <Lanes detail={detail} time={time} duration={duration} seek={(at) => setTimeText(at >= duration ? "" : at.toFixed(2))} />
+            <div className="side-by-side">
+              {detail.rollouts.map((rollout) => <Member key={rollout.rollout_id} rollout={rollout} runId={detail.run_id} time={time} />)}
+            </div>
+          </>
+        )}
+      </Panel>
+    </>
+  );
+}
+
+function turnTimes(rollouts: readonly ClockRollout[]): number[] {
+  return rollouts.flatMap((rollout) => rollout.turns.flatMap((turn) => [turn.started_s, turn.started_s + turn.duration_s])).sort((a, b) => a - b);
+}
+
+function Lanes(props: { detail: GroupDetail; time: number; duration: number; seek: (time: number) => void }) {
+  const { detail, time, duration } = props;
+  const percent = (seconds: number) => `${(seconds / duration) * 100}%`;
+  const keys = (event: KeyboardEvent) => event.stopPropagation();
+  return (
+    <div className="lanes" onKeyDown={keys}>
+      {detail.rollouts.map((rollout) => (
+        <div key={rollout.rollout_id} className="lane">
+          <span className="lane-name num">{rollout.member_index + 1}</span>
+          <span className="lane-track">
+            {rollout.turns.map((turn) => (
+              <button
+                key={turn.turn_index}
+                type="button"
+                className={`lane-turn ${turn.failure_kind || turn.action_error ? "troubled" : ""}`}
+                style={{ left: percent(turn.started_s), width: percent(turn.duration_s) }}
+                tabIndex={-1}
+                aria-label={`Rollout ${rollout.member_index + 1}, turn ${turn.turn_index + 1}, ${formatDuration(turn.duration_s)}`}
+                title={`turn ${turn.turn_index + 1}: ${describeAction(turn.action)?.line ?? turn.failure_kind ?? "no action"}`}
+                onClick={() => props.seek(turn.started_s)}
+              />
+            ))}
+            <i className="lane-now" style={{ left: percent(time) }} />
+          </span>
+        </div>
+      ))}
+    </div>
+  );
+}
+
+function Member({ rollout, runId, time }: { rollout: ClockRollout; runId: string; time: number }) {
+  const moment = momentOf(rollout, time);
+  const turn = rollout.turns[moment.turn];
+  const sha256 = turn ? (moment.acting ? turn.before_sha256 : (turn.after_sha256 ?? turn.before_sha256)) : null;
+  const end = rollout.started_s + (rollout.duration_s ?? Number.POSITIVE_INFINITY);
+  return (
+    <article className={`member ${time >= end ? "ended" : ""}`}>
+      <Link to={rolloutPage(runId, rollout.rollout_id, moment.turn)} aria-label={`Rollout ${rollout.member_index + 1}, turn ${moment.turn + 1}`} data-row>
+        <Screenshot sha256={sha256} action={moment.acting ? turn?.action : null} alt={`Rollout ${rollout.member_index + 1} at this time`} />
+      </Link>
+      <div className="row between">
+        <b className="num">#{rollout.member_index + 1}</b>
+        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={rollout.override_success ?? rollout.success} fault={rollout.status === "failed"} />}
+      </div>
+      <div className="member-facts num">
+        <span>turn {moment.turn + 1}/{rollout.turns.length}</span>
+        <span title="reward, advantage">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
+      </div>
+      <div className="faint truncate">{moment.acting ? (describeAction(turn?.action)?.line ?? words(turn?.failure_kind ?? "no action")) : words(rollout.stop_reason ?? "")}</div>
+    </article>
+  );
+}

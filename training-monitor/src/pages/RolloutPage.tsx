@@ -1,0 +1,217 @@
+import { useCallback, useEffect, useState } from "react";
+import { useQuery } from "../api/cache";
+import { downloadPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
+import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
+import { formatDuration, formatNumber, formatSigned, plural, words } from "../format";
+import { Filmstrip } from "../rollout/Filmstrip";
+import { Player } from "../rollout/Player";
+import { PromptView } from "../rollout/PromptView";
+import { RolloutFacts } from "../rollout/RolloutFacts";
+import { Stage } from "../rollout/Stage";
+import { adapterName, TokenStrip } from "../rollout/TokenStrip";
+import { StageTimings } from "../rollout/StageTimings";
+import { Link, navigate, useSearchParam } from "../router";
+import { Icon } from "../ui/icons";
+import { useShortcuts } from "../ui/keys";
+import { Loaded, Outcome, PageHead, Panel, Stat, StatusBadge } from "../ui/parts";
+
+export function RolloutPage({ runId, rolloutId }: { runId: string; rolloutId: string }) {
+  const query = useQuery<Rollout>(rolloutPath(runId, rolloutId));
+  return <Loaded query={query} height={560}>{(rollout) => <RolloutView rollout={rollout} reload={query.reload} />}</Loaded>;
+}
+
+/** The verdict that counts for a reader: a person's, if there is one. */
+export function shownSuccess(rollout: Pick<Rollout, "success" | "override_success">): boolean | null {
+  return rollout.override_success ?? rollout.success;
+}
+
+function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void }) {
+  const [turnText, setTurnText] = useSearchParam("turn");
+  const [follow, setFollow] = useSearchParam("follow");
+  const [, setToken] = useSearchParam("token");
+  const [playing, setPlaying] = useState(false);
+  const count = rollout.turns.length;
+  const asked = turnText === "" ? 0 : Number(turnText) - 1;
+  const index = follow ? count - 1 : Math.min(Math.max(0, asked || 0), Math.max(0, count - 1));
+  const turn = rollout.turns[index];
+  const goTo = useCallback(
+    (next: number) => {
+      const bounded = Math.min(Math.max(0, next), count - 1);
+      setFollow("");
+      setToken("");
+      setTurnText(bounded === 0 ? "" : String(bounded + 1));
+    },
+    [count, setFollow, setToken, setTurnText],
+  );
+  const sibling = (step: number) => {
+    const at = rollout.siblings.findIndex((one) => one.rollout_id === rollout.rollout_id);
+    const next = rollout.siblings[at + step];
+    if (next) navigate(rolloutPage(rollout.run_id, next.rollout_id));
+  };
+  useShortcuts({
+    ArrowLeft: () => goTo(index - 1),
+    ArrowRight: () => goTo(index + 1),
+    h: () => goTo(index - 1),
+    l: () => goTo(index + 1),
+    Home: () => goTo(0),
+    End: () => goTo(count - 1),
+    " ": () => setPlaying((before) => !before),
+    "[": () => sibling(-1),
+    "]": () => sibling(1),
+    f: () => setFollow(follow ? "" : "1"),
+    u: () => navigate(groupPage(rollout, rollout.group_id)),
+  });
+  return (
+    <>
+      <RolloutHead rollout={rollout} follow={follow !== ""} setFollow={(on) => setFollow(on ? "1" : "")} step={sibling} />
+      <RolloutStats rollout={rollout} />
+      {rollout.error && <div className="notice bad"><b>{words(rollout.stop_reason ?? "fault")}</b> {rollout.error}</div>}
+      {turn ? (
+        <div className="rollout-layout">
+          <div className="stack rollout-stage">
+            <Panel
+              title={<>Turn {turn.turn_index + 1} <span className="faint">of {count}</span></>}
+              actions={<Player playing={playing} setPlaying={setPlaying} index={index} count={count} goTo={goTo} />}
+            >
+              <Stage turn={turn} playing={playing} />
+            </Panel>
+            <Filmstrip turns={rollout.turns} chosen={index} onChoose={goTo} />
+            <RolloutFacts rollout={rollout} reload={reload} />
+          </div>
+          <TurnPanels rollout={rollout} turn={turn} />
+        </div>
+      ) : (
+        <div className="rollout-layout">
+          <Panel title="No turns yet">
+            <p className="dim">
+              {rollout.status === "running"
+                ? "The rollout is getting its device; its first turn appears here by itself."
+                : "The rollout ended before the model was asked for an action."}
+            </p>
+          </Panel>
+          <RolloutFacts rollout={rollout} reload={reload} />
+        </div>
+      )}
+    </>
+  );
+}
+
+function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on: boolean) => void; step: (by: number) => void }) {
+  const { rollout } = props;
+  const at = rollout.siblings.findIndex((one) => one.rollout_id === rollout.rollout_id);
+  return (
+    <PageHead
+      crumbs={[
+        { label: "Runs", to: "/" },
+        { label: rollout.run_name, to: runPage(rollout.run_id) },
+        { label: sourceName(rollout.phase, rollout.step), to: sourcePage(rollout.run_id, rollout.phase, rollout.step) },
+        { label: "Group", to: groupPage(rollout, rollout.group_id) },
+        { label: `Rollout ${rollout.member_index + 1}` },
+      ]}
+      title={rollout.instruction ?? rollout.task_id}
+      note={
+        <>
+          <Link className="text-link" to={taskPage(rollout.run_id, rollout.task_id)}>{rollout.task_id}</Link>
+          <span>seed {rollout.seed}</span>
+          {rollout.category && <span>· {rollout.category}</span>}
+          {rollout.difficulty && <span>· {rollout.difficulty}</span>}
+        </>
+      }
+      actions={
+        <>
+          {rollout.status === "running" && (
+            <button type="button" className="button" aria-pressed={props.follow} onClick={() => props.setFollow(!props.follow)}>
+              <Icon name="follow" /> Follow
+            </button>
+          )}
+          {rollout.siblings.length > 1 && (
+            <span className="row">
+              <button type="button" className="button icon" aria-label="Previous rollout of the group" title="Previous rollout of the group  [" disabled={at <= 0} onClick={() => props.step(-1)}>
+                <Icon name="left" />
+              </button>
+              <span className="dim num">{at + 1} / {rollout.siblings.length}</span>
+              <button type="button" className="button icon" aria-label="Next rollout of the group" title="Next rollout of the group  ]" disabled={at + 1 >= rollout.siblings.length} onClick={() => props.step(1)}>
+                <Icon name="right" />
+              </button>
+            </span>
+          )}
+          <a className="button" href={downloadPath(rollout.run_id, rollout.rollout_id)} download={`${rollout.rollout_id}.json`}>
+            <Icon name="download" /> JSON
+          </a>
+        </>
+      }
+    />
+  );
+}
+
+function RolloutStats({ rollout }: { rollout: Rollout }) {
+  const versions = [...new Set(rollout.turns.map((turn) => turn.policy_version))];
+  const first = versions[0];
+  return (
+    <dl className="stats">
+      <Stat label="Outcome"><Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />{rollout.override_success !== null && <small>overridden</small>}</Stat>
+      <Stat label="Reward">{formatNumber(rollout.override_reward ?? rollout.reward)}</Stat>
+      <Stat label="Advantage">{formatSigned(rollout.advantage)}</Stat>
+      <Stat label="Turns">{rollout.num_turns}<small>of {rollout.max_turns ?? "–"}</small></Stat>
+      <Stat label="Ended by">{rollout.stop_reason ? words(rollout.stop_reason) : <StatusBadge status={rollout.status} />}</Stat>
+      <Stat label="Adapter" hint="The adapter that sampled the turns">{first === undefined ? "–" : <span className="mono">{versions.length > 1 ? `${first}–${versions.at(-1)}` : adapterName(first)}</span>}</Stat>
+      <Stat label="Duration">{formatDuration(rollout.duration_s)}</Stat>
+      <Stat label="Device">{rollout.device_id ?? "–"}</Stat>
+    </dl>
+  );
+}
+
+function TurnPanels({ rollout, turn }: { rollout: Rollout; turn: TurnDetail }) {
+  const tokens = useQuery<TurnTokens>(tokensPath(rollout.run_id, rollout.rollout_id, turn.turn_index));
+  const [before, setBefore] = useState<TurnTokens>();
+  useEffect(() => {
+    if (tokens.data) setBefore(tokens.data);
+  }, [tokens.data]);
+  const shown = tokens.data ?? (before?.turn_index === turn.turn_index ? before : undefined);
+  return (
+    <div className="stack">
+      <Panel title="Model output" actions={<span className="faint num">{plural(turn.num_sampled_tokens, "token")}, stop: {turn.stop}</span>}>
+        <div className="stack">
+          <ModelOutput turn={turn} />
+          {tokens.error && !shown ? <div className="notice bad">{tokens.error.message}</div> : null}
+          {shown ? <TokenStrip tokens={shown} turn={turn} rollout={rollout} /> : !tokens.error && <div className="skeleton" style={{ height: 120 }} />}
+        </div>
+      </Panel>
+      <Panel title="Timings" actions={<span className="faint num">{formatDuration(turn.started_s)} after the start</span>}>
+        <StageTimings turn={turn} />
+      </Panel>
+      <Panel title="What the model saw">
+        <PromptView turn={turn} tokens={shown} />
+      </Panel>
+    </div>
+  );
+}
+
+function ModelOutput({ turn }: { turn: TurnDetail }) {
+  return (
+    <div className="model-output">
+      {turn.thinking && (
+        <div className="thinking">
+          <h3>Thinking</h3>
+          <p>{turn.thinking}</p>
+        </div>
+      )}
+      {turn.answer.trim() && (
+        <div>
+          <h3>Text</h3>
+          <p>{turn.answer.trim()}</p>
+        </div>
+      )}
+      {turn.tool_calls.map((call, index) => (
+        <div key={index}>
+          <h3>Tool call</h3>
+          <code className="tool-call"><b>{call.name}</b> {call.arguments}</code>
+        </div>
+      ))}
+      {turn.failure_kind && (
+        <div className="notice bad"><b>{words(turn.failure_kind)}</b> {turn.failure_message}</div>
+      )}
+      {turn.action_error && <div className="notice warn"><b>Told the agent</b> {turn.action_error}</div>}
+    </div>
+  );
+}

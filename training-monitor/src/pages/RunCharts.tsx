@@ -1,0 +1,129 @@
+import { useCallback, useMemo } from "react";
+import { useQuery } from "../api/cache";
+import { metricsPath, sourcePage } from "../api/paths";
+import type { MetricSeries, Run, SuccessPoint } from "../api/types";
+import { metricsOf, SECTIONS, shortName, type ChartSpec } from "../charts/catalog";
+import { ChartControls, useChartView, type ChartView } from "../charts/controls";
+import { MetricChart } from "../charts/MetricChart";
+import { paletteColor, type Series } from "../charts/series";
+import { formatDuration, formatPercent } from "../format";
+import { navigate } from "../router";
+import { Empty, Loaded } from "../ui/parts";
+
+const UNIT: [number, number] = [0, 1.02];
+const percent = (value: number) => formatPercent(value);
+
+export function RunCharts({ run }: { run: Run }) {
+  const query = useQuery<MetricSeries>(metricsPath(run.run_id));
+  const view = useChartView();
+  return (
+    <>
+      <ChartControls view={view} />
+      <Loaded query={query} height={420}>
+        {(metrics) =>
+          metrics.steps.length === 0 && metrics.evaluations.length === 0 ? (
+            <Empty title="Nothing is measured yet">
+              <p>The first figures appear here when the first step has ended. The Live tab shows what the rollouts do until then.</p>
+            </Empty>
+          ) : (
+            <Sections run={run} metrics={metrics} view={view} />
+          )
+        }
+      </Loaded>
+    </>
+  );
+}
+
+export function points(all: readonly SuccessPoint[]): Series["points"] {
+  return all.map((one) => ({ x: one.step, y: one.rate, low: one.low, high: one.high }));
+}
+
+function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; view: ChartView }) {
+  const known = useMemo(() => new Set(Object.keys(metrics.series)), [metrics]);
+  const meanings = useMemo(() => new Map(run.metrics.map((one) => [one.name, one.meaning])), [run.metrics]);
+  const success = useMemo<Series[]>(
+    () => [
+      { label: "training rollouts", color: "--accent", points: points(metrics.success) },
+      { label: "held-out tasks", color: "--good", points: points(metrics.evaluations), dots: true },
+    ],
+    [metrics],
+  );
+  const open = useCallback(
+    (x: number, series: Series) => {
+      if (!series.dots) return navigate(sourcePage(run.run_id, "step", x));
+      const phase = metrics.evaluations.find((one) => one.step === x)?.phase ?? "eval";
+      navigate(sourcePage(run.run_id, phase, x));
+    },
+    [run.run_id, metrics],
+  );
+  return (
+    <>
+      <div className="panel chart-panel">
+        <MetricChart
+          title="Success"
+          hint="Share of rollouts that reached the goal, with 95 % Wilson intervals"
+          series={success}
+          format={percent}
+          yRange={UNIT}
+          height={260}
+          smoothing={view.smoothing}
+          log={view.log}
+          range={view.range}
+          onRange={view.setRange}
+          onPick={open}
+        />
+      </div>
+      {SECTIONS.map((section) => {
+        const charts = section.charts.filter((chart) => metricsOf(chart, known).some((name) => metrics.series[name]?.some((value) => value !== null)));
+        if (charts.length === 0) return null;
+        return (
+          <section key={section.title} className="chart-section">
+            <h2>{section.title}</h2>
+            <div className="chart-grid">
+              {charts.map((chart) => (
+                <SpecChart key={chart.title} chart={chart} metrics={metrics} known={known} meanings={meanings} view={view} open={open} />
+              ))}
+            </div>
+          </section>
+        );
+      })}
+    </>
+  );
+}
+
+function SpecChart(props: {
+  chart: ChartSpec;
+  metrics: MetricSeries;
+  known: ReadonlySet<string>;
+  meanings: ReadonlyMap<string, string | null>;
+  view: ChartView;
+  open: (x: number, series: Series) => void;
+}) {
+  const { chart, metrics, known, meanings, view } = props;
+  const names = useMemo(() => metricsOf(chart, known), [chart, known]);
+  const series = useMemo<Series[]>(
+    () =>
+      names.map((name, index) => ({
+        label: shortName(name, names),
+        color: paletteColor(index),
+        points: metrics.steps.map((step, row) => ({ x: step, y: metrics.series[name]?.[row] ?? null })),
+      })),
+    [names, metrics],
+  );
+  const hint = names.map((name) => `${name}: ${meanings.get(name) ?? "no description"}`).join("\n");
+  return (
+    <div className="panel chart-panel">
+      <MetricChart
+        title={chart.title}
+        hint={hint}
+        series={series}
+        smoothing={view.smoothing}
+        log={view.log}
+        range={view.range}
+        onRange={view.setRange}
+        onPick={props.open}
+        format={chart.percent ? percent : chart.seconds ? formatDuration : undefined}
+      />
+    </div>
+  );
+}

@@ -1,0 +1,109 @@
+import { useCallback, useMemo } from "react";
+import { sourceName, sourcePage } from "../api/paths";
+import type { Evaluation, Run } from "../api/types";
+import { MetricChart } from "../charts/MetricChart";
+import type { Series } from "../charts/series";
+import { formatDuration, formatNumber, formatPercent } from "../format";
+import { Link, navigate } from "../router";
+import { Empty, IntervalBar, Panel, StatusBadge } from "../ui/parts";
+
+const UNIT: [number, number] = [0, 1.02];
+const percent = (value: number) => formatPercent(value);
+
+/** Success on held-out tasks before, during and after training. */
+export function RunEvals({ run }: { run: Run }) {
+  const { evaluations } = run;
+  const series = useMemo<Series[]>(
+    () => [
+      {
+        label: "held-out success",
+        color: "--good",
+        dots: true,
+        points: evaluations.map((one) => ({ x: one.step, y: one.success.rate, low: one.success.low, high: one.success.high })),
+      },
+    ],
+    [evaluations],
+  );
+  const open = useCallback(
+    (x: number) => navigate(sourcePage(run.run_id, evaluations.find((one) => one.step === x)?.phase ?? "eval", x)),
+    [run.run_id, evaluations],
+  );
+  if (evaluations.length === 0) {
+    return (
+      <Empty title="No evaluation">
+        <p>Give the run held-out tasks, and say how often they are tried:</p>
+        <pre>make train ARGS=&quot;eval_every=10&quot;</pre>
+      </Empty>
+    );
+  }
+  return (
+    <>
+      <div className="panel chart-panel">
+        <MetricChart title="Success on held-out tasks" series={series} format={percent} yRange={UNIT} height={220} onPick={open} />
+      </div>
+      <Panel title="Evaluations" flush>
+        <div className="table-scroll">
+          <table className="data">
+            <thead>
+              <tr><th>Evaluation</th><th>Status</th><th>Success, 95 % interval</th><th className="right">Rate</th><th className="right">Rollouts</th><th className="right">Reward</th><th className="right">Adapter</th><th className="right">Took</th></tr>
+            </thead>
+            <tbody>
+              {evaluations.map((one) => <EvaluationRow key={`${one.phase}${one.step}`} run={run} evaluation={one} />)}
+            </tbody>
+          </table>
+        </div>
+      </Panel>
+      <ByCategory evaluations={evaluations} />
+    </>
+  );
+}
+
+function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }) {
+  const { success } = evaluation;
+  const took = evaluation.ended_at ? (Date.parse(evaluation.ended_at) - Date.parse(evaluation.started_at)) / 1000 : null;
+  return (
+    <tr>
+      <td><Link className="text-link" data-row to={sourcePage(run.run_id, evaluation.phase, evaluation.step)}>{sourceName(evaluation.phase, evaluation.step)}</Link></td>
+      <td><StatusBadge status={evaluation.status} /></td>
+      <td className="interval-cell">{success.rate === null ? null : <IntervalBar value={success.rate} low={success.low} high={success.high} />}</td>
+      <td className="right"><b>{formatPercent(success.rate, 1)}</b> <span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span></td>
+      <td className="right">{success.num_successes} / {success.num_rollouts}</td>
+      <td className="right">{formatNumber(evaluation.reward_mean, 3)}</td>
+      <td className="right mono">{evaluation.policy_version}</td>
+      <td className="right">{formatDuration(took)}</td>
+    </tr>
+  );
+}
+
+const CATEGORY = /^eval\/[^/]+\/success_rate\/(.+)$/;
+
+function ByCategory({ evaluations }: { evaluations: readonly Evaluation[] }) {
+  const names = [...new Set(evaluations.flatMap((one) => Object.keys(one.metrics)))].filter((name) => CATEGORY.test(name)).sort();
+  if (names.length === 0) return null;
+  return (
+    <Panel title="By category" flush>
+      <div className="table-scroll">
+        <table className="data">
+          <thead>
+            <tr><th>Category</th>{evaluations.map((one) => <th key={`${one.phase}${one.step}`}>{sourceName(one.phase, one.step)}</th>)}</tr>
+          </thead>
+          <tbody>
+            {names.map((name) => (
+              <tr key={name}>
+                <td>{CATEGORY.exec(name)?.[1]}</td>
+                {evaluations.map((one) => {
+                  const value = one.metrics[name];
+                  return (
+                    <td key={`${one.phase}${one.step}`}>
+                      {value == null ? <span className="faint">–</span> : <div className="row"><IntervalBar value={value} low={null} high={null} /><span className="num">{formatPercent(value)}</span></div>}
+                    </td>
+                  );
+                })}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
+  );
+}

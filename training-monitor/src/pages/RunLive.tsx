@@ -1,0 +1,74 @@
+import { useQuery } from "../api/cache";
+import { rolloutPage, rolloutPath, rolloutsPath, sourceName } from "../api/paths";
+import type { Page, Rollout, RolloutItem, Run } from "../api/types";
+import { formatNumber, plural } from "../format";
+import { describeAction } from "../rollout/actions";
+import { Screenshot } from "../rollout/Screenshot";
+import { Link } from "../router";
+import { Empty, Loaded, Outcome, Panel, StatusBadge } from "../ui/parts";
+
+const SHOWN = 24;
+
+/** What the devices show right now; when none is at work, how the latest rollouts ended. */
+export function RunLive({ run }: { run: Run }) {
+  const running = useQuery<Page<RolloutItem>>(rolloutsPath(run.run_id, { status: "running", limit: SHOWN }));
+  const latest = useQuery<Page<RolloutItem>>(rolloutsPath(run.run_id, { limit: SHOWN }));
+  return (
+    <Loaded query={running}>
+      {(now) =>
+        now.items.length > 0 ? (
+          <Panel title={<>At work now <span className="faint">{plural(run.num_running_rollouts, "rollout")}</span></>} actions={<span className="faint">A card opens its rollout and follows it.</span>}>
+            <Wall run={run} rollouts={now.items} follow />
+          </Panel>
+        ) : (
+          <Loaded query={latest}>
+            {(page) =>
+              page.items.length === 0 ? (
+                <Empty title="No rollout yet"><p>The first ones appear here as soon as a device is ready.</p></Empty>
+              ) : (
+                <Panel title={run.status === "running" ? "No rollout is under way: the trainer is at work. The latest ones:" : "The run has ended. Its latest rollouts:"}>
+                  <Wall run={run} rollouts={page.items} follow={false} />
+                </Panel>
+              )
+            }
+          </Loaded>
+        )
+      }
+    </Loaded>
+  );
+}
+
+function Wall({ run, rollouts, follow }: { run: Run; rollouts: readonly RolloutItem[]; follow: boolean }) {
+  return (
+    <div className="wall">
+      {rollouts.map((rollout) => <Card key={rollout.rollout_id} run={run} rollout={rollout} follow={follow} />)}
+    </div>
+  );
+}
+
+function Card({ run, rollout, follow }: { run: Run; rollout: RolloutItem; follow: boolean }) {
+  const { data } = useQuery<Rollout>(rolloutPath(run.run_id, rollout.rollout_id));
+  const turn = data?.turns.at(-1);
+  const screen = turn?.after ?? turn?.before;
+  const action = describeAction(turn?.action);
+  return (
+    <article className="member">
+      <Link to={`${rolloutPage(run.run_id, rollout.rollout_id)}${follow ? "?follow=1" : ""}`} data-row aria-label={`Rollout of ${data?.instruction ?? rollout.task_id}`}>
+        {screen ? (
+          <Screenshot sha256={screen.sha256} width={screen.width_px} height={screen.height_px} action={turn?.after ? null : turn?.action} alt="Latest screenshot" lazy />
+        ) : (
+          <div className="screen missing" style={{ aspectRatio: "3 / 5" }}>{data ? "getting a device" : ""}</div>
+        )}
+      </Link>
+      <div className="clamp-2">{data?.instruction ?? rollout.task_id}</div>
+      <div className="row between">
+        <span className="faint num">{sourceName(rollout.phase, rollout.step)}</span>
+        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={rollout.override_success ?? rollout.success} fault={rollout.status === "failed"} />}
+      </div>
+      <div className="member-facts num">
+        <span>turn {data?.turns.length ?? rollout.num_turns}</span>
+        <span className="truncate">{rollout.reward === null ? (action?.line ?? "") : `r ${formatNumber(rollout.reward, 3)}`}</span>
+      </div>
+    </article>
+  );
+}

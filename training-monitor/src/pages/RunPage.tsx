@@ -1,0 +1,99 @@
+import { useQuery } from "../api/cache";
+import { runPath } from "../api/paths";
+import type { Run } from "../api/types";
+import { formatAgo, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
+import { useSearchParam } from "../router";
+import { useShortcuts } from "../ui/keys";
+import { Loaded, PageHead, Stat, Tabs } from "../ui/parts";
+import { RunCharts } from "./RunCharts";
+import { RunConfig } from "./RunConfig";
+import { RunEvals } from "./RunEvals";
+import { RunFailures } from "./RunFailures";
+import { RunLive } from "./RunLive";
+import { RunStatus } from "./RunsPage";
+import { RunTasks } from "./RunTasks";
+import { RunTimeline } from "./RunTimeline";
+
+const TABS = ["", "timeline", "live", "tasks", "evals", "failures", "config"] as const;
+type Tab = (typeof TABS)[number];
+
+export function RunPage({ runId }: { runId: string }) {
+  const query = useQuery<Run>(runPath(runId));
+  return <Loaded query={query} height={480}>{(run) => <RunView run={run} />}</Loaded>;
+}
+
+function RunView({ run }: { run: Run }) {
+  const [tabText, setTab] = useSearchParam("tab");
+  const tab: Tab = TABS.find((one) => one === tabText) ?? "";
+  const open = (next: Tab) => setTab(next, false);
+  useShortcuts(Object.fromEntries(TABS.map((one, index) => [String(index + 1), () => open(one)])));
+  return (
+    <>
+      <PageHead
+        crumbs={[{ label: "Runs", to: "/" }, { label: run.run_name }]}
+        title={<>{run.run_name} <RunStatus run={run} /></>}
+        note={<span className="mono truncate">{run.log_path}</span>}
+      />
+      {run.error && <div className="notice bad"><b>The run failed.</b> {run.error}</div>}
+      <RunStats run={run} />
+      <Tabs
+        label="Views of the run"
+        value={tab}
+        onChange={open}
+        options={[
+          { value: "", label: "Charts" },
+          { value: "timeline", label: "Timeline" },
+          { value: "live", label: "Live", count: run.num_running_rollouts || null },
+          { value: "tasks", label: "Tasks" },
+          { value: "evals", label: "Evaluations", count: run.evaluations.length },
+          { value: "failures", label: "Failures" },
+          { value: "config", label: "Configuration" },
+        ]}
+      >
+        <TabContent tab={tab} run={run} />
+      </Tabs>
+    </>
+  );
+}
+
+function TabContent({ tab, run }: { tab: Tab; run: Run }) {
+  switch (tab) {
+    case "":
+      return <RunCharts run={run} />;
+    case "timeline":
+      return <RunTimeline run={run} />;
+    case "live":
+      return <RunLive run={run} />;
+    case "tasks":
+      return <RunTasks run={run} />;
+    case "evals":
+      return <RunEvals run={run} />;
+    case "failures":
+      return <RunFailures run={run} />;
+    case "config":
+      return <RunConfig run={run} />;
+  }
+}
+
+function RunStats({ run }: { run: Run }) {
+  const { baseline, last_eval: held } = run;
+  return (
+    <dl className="stats">
+      <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>
+      <Stat label={run.status === "running" ? "Time left" : "Took"} hint={`started ${formatTime(run.started_at)}`}>
+        {run.status === "running" ? formatDuration(run.eta_s) : formatDuration(run.elapsed_s)}
+        <small>{run.status === "running" ? `${formatDuration(run.elapsed_s)} so far` : formatAgo(run.started_at)}</small>
+      </Stat>
+      <Stat label="Success, latest step">{formatPercent(run.success_rate, 1)}</Stat>
+      <Stat label="Held-out success" hint="baseline → latest evaluation">
+        {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
+        {formatPercent((held ?? baseline)?.rate, 0)}
+        {(held ?? baseline) && <small>{formatPercent((held ?? baseline)?.low)} to {formatPercent((held ?? baseline)?.high)}</small>}
+      </Stat>
+      <Stat label="Reward">{formatNumber(run.reward_mean, 3)}</Stat>
+      <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
+      <Stat label="Step time" hint="median of the last ten steps">{formatDuration(run.step_time_s)}</Stat>
+      <Stat label="Starts" hint="how often the run was started or resumed">{plural(run.num_attempts, "start")}</Stat>
+    </dl>
+  );
+}

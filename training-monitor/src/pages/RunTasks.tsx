@@ -1,0 +1,97 @@
+import { useMemo } from "react";
+import { useQuery } from "../api/cache";
+import { taskPage, tasksPath } from "../api/paths";
+import type { Run, TaskStats } from "../api/types";
+import { formatPercent } from "../format";
+import { Link, useSearchParam } from "../router";
+import { Empty, IntervalBar, Loaded, Panel, Segments } from "../ui/parts";
+
+const ORDERS = [
+  { value: "", label: "Hardest" },
+  { value: "falling", label: "Falling" },
+  { value: "rising", label: "Rising" },
+  { value: "name", label: "Name" },
+] as const;
+
+/** Tasks of the run's training steps, the ones that need attention first. */
+export function RunTasks({ run }: { run: Run }) {
+  const query = useQuery<TaskStats[]>(tasksPath(run.run_id));
+  const [find, setFind] = useSearchParam("find");
+  const [order, setOrder] = useSearchParam("order");
+  return (
+    <Panel
+      title={<>Tasks <span className="faint">{query.data?.length ?? ""}</span></>}
+      flush
+      actions={
+        <>
+          <input className="field" type="search" aria-label="Find a task" placeholder="Find a task" value={find} onChange={(event) => setFind(event.target.value)} />
+          <Segments label="Order" value={order} options={ORDERS} onChange={setOrder} />
+        </>
+      }
+    >
+      <Loaded query={query}>{(tasks) => <TaskTable run={run} tasks={tasks} find={find} order={order} />}</Loaded>
+    </Panel>
+  );
+}
+
+function change(task: TaskStats): number {
+  return (task.recent.rate ?? task.success.rate ?? 0) - (task.success.rate ?? 0);
+}
+
+function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly TaskStats[]; find: string; order: string }) {
+  const shown = useMemo(() => {
+    const wanted = find.toLowerCase();
+    const fits = (task: TaskStats) => [task.task_id, task.instruction, task.category].some((text) => text?.toLowerCase().includes(wanted));
+    const kept = tasks.filter(fits);
+    const recent = (task: TaskStats) => task.recent.rate ?? task.success.rate ?? 2;
+    if (order === "falling") kept.sort((a, b) => change(a) - change(b));
+    else if (order === "rising") kept.sort((a, b) => change(b) - change(a));
+    else if (order === "name") kept.sort((a, b) => a.task_id.localeCompare(b.task_id));
+    else kept.sort((a, b) => recent(a) - recent(b));
+    return kept;
+  }, [tasks, find, order]);
+  if (shown.length === 0) {
+    return <Empty title="No task"><p>{tasks.length ? "No task has this name; clear the search." : "Tasks appear when their first group has ended."}</p></Empty>;
+  }
+  return (
+    <div className="table-scroll">
+      <table className="data">
+        <thead>
+          <tr>
+            <th>Task</th>
+            <th>Category</th>
+            <th>Lately</th>
+            <th className="right">Last quarter</th>
+            <th className="right">Whole run</th>
+            <th className="right" title="Last quarter against the whole run">Change</th>
+            <th className="right">Groups</th>
+            <th className="right">Never solved</th>
+            <th className="right">Last step</th>
+          </tr>
+        </thead>
+        <tbody>
+          {shown.slice(0, 300).map((task) => {
+            const recent = task.recent.rate === null ? task.success : task.recent;
+            const moved = change(task);
+            return (
+              <tr key={task.task_id}>
+                <td className="wrap">
+                  <Link to={taskPage(run.run_id, task.task_id)} data-row className="run-name">{task.task_id}</Link>
+                  <div className="faint clamp-2">{task.instruction}</div>
+                </td>
+                <td className="dim">{task.category ?? "–"}</td>
+                <td className="interval-cell">{recent.rate === null ? null : <IntervalBar value={recent.rate} low={recent.low} high={recent.high} />}</td>
+                <td className="right"><b>{formatPercent(task.recent.rate)}</b></td>
+                <td className="right dim">{formatPercent(task.success.rate)}</td>
+                <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{moved > 0 ? "+" : ""}{(moved * 100).toFixed(0)}</td>
+                <td className="right">{task.num_groups}</td>
+                <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_failed_groups}</td>
+                <td className="right">{task.last_step ?? "–"}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
+  );
+}

@@ -1,0 +1,202 @@
+import { useMemo, useState } from "react";
+import { runsPath, comparePage, runPage } from "../api/paths";
+import { prefetch, useQuery } from "../api/cache";
+import { runPath } from "../api/paths";
+import type { Page, RunSummary } from "../api/types";
+import { Sparkline } from "../charts/Sparkline";
+import { formatAgo, formatDuration, formatPercent } from "../format";
+import { Link, navigate, useSearchParam } from "../router";
+import { Empty, IntervalBar, Loaded, PageHead, Progress, Segments, StatusBadge } from "../ui/parts";
+
+const STATUSES = [
+  { value: "", label: "All" },
+  { value: "running", label: "Running" },
+  { value: "completed", label: "Completed" },
+  { value: "failed", label: "Failed" },
+  { value: "cancelled", label: "Cancelled" },
+] as const;
+
+export function RunsPage() {
+  const [search, setSearch] = useSearchParam("q");
+  const [status, setStatus] = useSearchParam("status");
+  const [cursors, setCursors] = useState<string[]>([]);
+  const [selected, setSelected] = useState<readonly string[]>([]);
+  const query = useQuery<Page<RunSummary>>(runsPath({ search, status, cursor: cursors.at(-1) }));
+  const toggle = (runId: string) =>
+    setSelected((before) => (before.includes(runId) ? before.filter((one) => one !== runId) : [...before, runId]));
+  return (
+    <>
+      <PageHead
+        title="Runs"
+        actions={
+          <>
+            <input
+              className="field"
+              type="search"
+              aria-label="Search runs"
+              placeholder="Search name, model, folder"
+              data-shortcut="search"
+              value={search}
+              onChange={(event) => {
+                setCursors([]);
+                setSearch(event.target.value);
+              }}
+            />
+            <Segments
+              label="Status"
+              value={status}
+              options={STATUSES}
+              onChange={(value) => {
+                setCursors([]);
+                setStatus(value);
+              }}
+            />
+            <button
+              type="button"
+              className="button primary"
+              disabled={selected.length < 2}
+              title={selected.length < 2 ? "Choose two or more runs first" : undefined}
+              onClick={() => navigate(comparePage(selected))}
+            >
+              Compare{selected.length > 0 ? ` ${selected.length}` : ""}
+            </button>
+          </>
+        }
+      />
+      <Loaded query={query}>
+        {(page) =>
+          page.items.length === 0 ? (
+            <NoRuns filtered={search !== "" || status !== ""} />
+          ) : (
+            <section className="panel">
+              <RunsTable runs={page.items} selected={selected} toggle={toggle} />
+              {(page.next_cursor || cursors.length > 0) && (
+                <div className="row between panel-body">
+                  <button className="button" type="button" disabled={cursors.length === 0} onClick={() => setCursors(cursors.slice(0, -1))}>
+                    Newer
+                  </button>
+                  <button
+                    className="button"
+                    type="button"
+                    disabled={!page.next_cursor}
+                    onClick={() => page.next_cursor && setCursors([...cursors, page.next_cursor])}
+                  >
+                    Older
+                  </button>
+                </div>
+              )}
+            </section>
+          )
+        }
+      </Loaded>
+    </>
+  );
+}
+
+function NoRuns({ filtered }: { filtered: boolean }) {
+  if (filtered) {
+    return (
+      <Empty title="No run fits">
+        <p>No run has this name and status. Clear the search or choose “All”.</p>
+      </Empty>
+    );
+  }
+  return (
+    <Empty title="No runs yet">
+      <p>Start one: a tiny model learns to operate a simulated phone, without a GPU, in about ten minutes. It appears here by itself.</p>
+      <pre>make train</pre>
+    </Empty>
+  );
+}
+
+function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly string[]; toggle: (runId: string) => void }) {
+  const now = useMemo(() => Date.now(), [props.runs]);
+  return (
+    <div className="table-scroll">
+      <table className="data runs">
+        <thead>
+          <tr>
+            <th><span className="sr-only">Compare</span></th>
+            <th>Run</th>
+            <th>Status</th>
+            <th>Progress</th>
+            <th>Success in training</th>
+            <th>Held-out success</th>
+            <th className="right">Reward</th>
+            <th className="right">Started</th>
+          </tr>
+        </thead>
+        <tbody>
+          {props.runs.map((run) => (
+            <tr key={run.run_id} className={props.selected.includes(run.run_id) ? "selected" : ""}>
+              <td>
+                <input
+                  type="checkbox"
+                  aria-label={`Compare ${run.run_name}`}
+                  checked={props.selected.includes(run.run_id)}
+                  onChange={() => props.toggle(run.run_id)}
+                />
+              </td>
+              <td className="wrap">
+                <Link to={runPage(run.run_id)} className="run-name" data-row onMouseEnter={() => prefetch(runPath(run.run_id))}>
+                  {run.run_name}
+                </Link>
+                <div className="faint truncate run-model">{run.model_name ?? "tiny model of the package"}{run.project ? ` · ${run.project}` : ""}</div>
+              </td>
+              <td><RunStatus run={run} /></td>
+              <td><RunProgress run={run} /></td>
+              <td><SuccessCell run={run} /></td>
+              <td><HeldOut run={run} /></td>
+              <td className="right">{run.reward_mean === null ? "–" : run.reward_mean.toFixed(2)}</td>
+              <td className="right dim" title={new Date(run.started_at).toLocaleString()}>{formatAgo(run.started_at, now)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+/** The status; a running run without a sign of life is told apart. */
+export function RunStatus({ run }: { run: RunSummary }) {
+  if (run.status === "running" && !run.is_alive) {
+    return <span className="badge warn" title={`No sign of life since ${formatAgo(run.heartbeat_at)}`}>no sign of life</span>;
+  }
+  return <StatusBadge status={run.status} />;
+}
+
+function RunProgress({ run }: { run: RunSummary }) {
+  return (
+    <div className="run-progress">
+      <Progress value={run.progress} label={`Progress of ${run.run_name}`} />
+      <span className="faint num">
+        {run.num_completed_steps} / {run.total_steps} steps ·{" "}
+        {run.eta_s === null ? formatDuration(run.elapsed_s) : `${formatDuration(run.eta_s)} left`}
+      </span>
+    </div>
+  );
+}
+
+function SuccessCell({ run }: { run: RunSummary }) {
+  return (
+    <div className="row">
+      <Sparkline values={run.sparkline} range={[0, 1]} label={`Success of ${run.run_name} over its steps`} width={110} height={26} />
+      <b className="num">{formatPercent(run.success_rate)}</b>
+    </div>
+  );
+}
+
+function HeldOut({ run }: { run: RunSummary }) {
+  const rate = run.last_eval ?? run.baseline;
+  if (!rate || rate.rate === null) return <span className="faint">not measured</span>;
+  const before = run.last_eval ? run.baseline?.rate : null;
+  return (
+    <div className="held-out">
+      <IntervalBar value={rate.rate} low={rate.low} high={rate.high} />
+      <span className="num">
+        {before != null && <span className="faint">{formatPercent(before)} → </span>}
+        <b>{formatPercent(rate.rate)}</b>
+      </span>
+    </div>
+  );
+}

@@ -1,0 +1,275 @@
+import { useEffect, useRef, useState, type FormEvent, type KeyboardEvent, type ReactNode } from "react";
+import { ApiError, signIn, type Query } from "../api/cache";
+import { formatPercent, words } from "../format";
+import { Link } from "../router";
+
+const STATUS_TONES: Record<string, string> = {
+  running: "accent running",
+  rollouts: "accent running",
+  training: "accent running",
+  completed: "good",
+  finished: "good",
+  failed: "bad",
+  cancelled: "warn",
+  stalled: "warn",
+};
+
+export function StatusBadge({ status }: { status: string }) {
+  return <span className={`badge ${STATUS_TONES[status] ?? ""}`}>{words(status)}</span>;
+}
+
+/** Success, failure or a fault of the infrastructure, told by shape and by colour. */
+export function Outcome({ success, fault }: { success: boolean | null | undefined; fault?: boolean }) {
+  if (fault) return <span className="badge warn">! fault</span>;
+  if (success === null || success === undefined) return <span className="badge">… open</span>;
+  return success ? <span className="badge good">✓ success</span> : <span className="badge bad">✕ failure</span>;
+}
+
+export function Panel(props: { title?: ReactNode; actions?: ReactNode; flush?: boolean; children: ReactNode }) {
+  return (
+    <section className="panel">
+      {(props.title || props.actions) && (
+        <div className="panel-head">
+          <h2 className="row wrap">{props.title}</h2>
+          {props.actions && <div className="row wrap">{props.actions}</div>}
+        </div>
+      )}
+      {props.flush ? props.children : <div className="panel-body">{props.children}</div>}
+    </section>
+  );
+}
+
+export function Stat({ label, children, hint }: { label: string; children: ReactNode; hint?: string }) {
+  return (
+    <div className="stat" title={hint}>
+      <dt>{label}</dt>
+      <dd>{children}</dd>
+    </div>
+  );
+}
+
+export type Crumb = { label: string; to?: string };
+
+export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; note?: ReactNode; actions?: ReactNode }) {
+  return (
+    <header className="page-head">
+      <div className="titles">
+        {props.crumbs && (
+          <nav aria-label="Breadcrumb">
+            <ol className="crumbs">
+              {props.crumbs.map((crumb) => (
+                <li key={crumb.label}>
+                  {crumb.to ? <Link to={crumb.to}>{crumb.label}</Link> : <span>{crumb.label}</span>}
+                </li>
+              ))}
+            </ol>
+          </nav>
+        )}
+        <h1 className="row wrap">{props.title}</h1>
+        {props.note && <div className="dim row wrap">{props.note}</div>}
+      </div>
+      {props.actions && <div className="row wrap">{props.actions}</div>}
+    </header>
+  );
+}
+
+export function Empty({ title, children }: { title: string; children?: ReactNode }) {
+  return (
+    <div className="empty">
+      <strong>{title}</strong>
+      {children}
+    </div>
+  );
+}
+
+/** Asks for the monitor's token; `onDone` is called once it has been accepted. */
+export function TokenForm({ onDone }: { onDone?: () => void }) {
+  const [token, setToken] = useState("");
+  const [problem, setProblem] = useState("");
+  const submit = async (event: FormEvent) => {
+    event.preventDefault();
+    try {
+      await signIn(token.trim());
+      setProblem("");
+      onDone?.();
+    } catch (error) {
+      setProblem(error instanceof ApiError ? error.message : String(error));
+    }
+  };
+  return (
+    <form className="stack" onSubmit={(event) => void submit(event)}>
+      <div className="row">
+        <input
+          className="field grow"
+          type="password"
+          aria-label="Access token"
+          placeholder="token, as the monitor printed it"
+          autoComplete="off"
+          value={token}
+          onChange={(event) => setToken(event.target.value)}
+        />
+        <button className="button primary" type="submit" disabled={token.trim() === ""}>
+          Sign in
+        </button>
+      </div>
+      {problem && <p className="bad" role="alert">{problem}</p>}
+    </form>
+  );
+}
+
+export function ErrorState({ error, reload }: { error: ApiError; reload?: () => void }) {
+  if (error.status === 401 || error.status === 403) {
+    return (
+      <Empty title="This monitor asks for a token">
+        <p>{error.message}</p>
+        <TokenForm />
+      </Empty>
+    );
+  }
+  return (
+    <Empty title={error.status === 404 ? "Nothing is stored at this address" : "This could not be loaded"}>
+      <p>{error.message}</p>
+      <div className="row">
+        {reload && (
+          <button className="button" type="button" onClick={reload}>
+            Try again
+          </button>
+        )}
+        <Link className="button" to="/">
+          All runs
+        </Link>
+      </div>
+    </Empty>
+  );
+}
+
+/** Shows data when there is some (also while it is loaded again), else a placeholder or what went wrong. */
+export function Loaded<T>({ query, children, height = 240 }: {
+  query: Query<T>;
+  children: (data: T) => ReactNode;
+  height?: number;
+}) {
+  if (query.data !== undefined) return <>{children(query.data)}</>;
+  if (query.error) return <ErrorState error={query.error} reload={query.reload} />;
+  return <div className="skeleton" role="status" aria-label="Loading" style={{ height }} />;
+}
+
+export function Segments<T extends string>(props: {
+  label: string;
+  value: T;
+  options: readonly { value: T; label: string }[];
+  onChange: (value: T) => void;
+}) {
+  return (
+    <div className="segments" role="group" aria-label={props.label}>
+      {props.options.map((option) => (
+        <button
+          key={option.value}
+          type="button"
+          aria-pressed={option.value === props.value}
+          onClick={() => props.onChange(option.value)}
+        >
+          {option.label}
+        </button>
+      ))}
+    </div>
+  );
+}
+
+/** Tabs as the ARIA pattern has them: arrow keys move, the panel follows. */
+export function Tabs<T extends string>(props: {
+  label: string;
+  value: T;
+  options: readonly { value: T; label: string; count?: number | null }[];
+  onChange: (value: T) => void;
+  children: ReactNode;
+}) {
+  const list = useRef<HTMLDivElement>(null);
+  const move = (event: KeyboardEvent) => {
+    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const index = props.options.findIndex((option) => option.value === props.value);
+    const next = (index + step + props.options.length) % props.options.length;
+    const option = props.options[next];
+    if (option) props.onChange(option.value);
+    list.current?.querySelectorAll<HTMLElement>('[role="tab"]')[next]?.focus();
+  };
+  return (
+    <>
+      <div className="tabs" role="tablist" aria-label={props.label} ref={list} onKeyDown={move}>
+        {props.options.map((option) => (
+          <button
+            key={option.value}
+            type="button"
+            role="tab"
+            id={`tab-${option.value}`}
+            aria-selected={option.value === props.value}
+            aria-controls="tab-panel"
+            tabIndex={option.value === props.value ? 0 : -1}
+            onClick={() => props.onChange(option.value)}
+          >
+            {option.label}
+            {option.count !== undefined && option.count !== null && <span className="count">{option.count}</span>}
+          </button>
+        ))}
+      </div>
+      <div role="tabpanel" id="tab-panel" aria-labelledby={`tab-${props.value}`} className="stack">
+        {props.children}
+      </div>
+    </>
+  );
+}
+
+/** A share with its 95 % interval on a scale from 0 to 1. */
+export function IntervalBar(props: { value: number; low: number | null | undefined; high: number | null | undefined }) {
+  const { value, low, high } = props;
+  const percent = (share: number) => `${Math.min(1, Math.max(0, share)) * 100}%`;
+  const spoken = `${formatPercent(value, 1)}${low == null || high == null ? "" : `, 95 % interval ${formatPercent(low)} to ${formatPercent(high)}`}`;
+  return (
+    <div className="interval" role="img" aria-label={spoken} title={spoken}>
+      <i className="bar" style={{ width: percent(value) }} />
+      {low != null && high != null && <i className="range" style={{ left: percent(low), width: percent(high - low) }} />}
+      <i className="mark" style={{ left: `calc(${percent(value)} - 1px)` }} />
+    </div>
+  );
+}
+
+export function Progress({ value, label }: { value: number; label: string }) {
+  const percent = Math.round(Math.min(1, Math.max(0, value)) * 100);
+  return (
+    <div className="progress" role="progressbar" aria-label={label} aria-valuenow={percent} aria-valuemin={0} aria-valuemax={100}>
+      <i style={{ width: `${percent}%` }} />
+    </div>
+  );
+}
+
+/** A modal that closes with Escape and gives the focus back. */
+export function Dialog({ label, onClose, children }: { label: string; onClose: () => void; children: ReactNode }) {
+  const box = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    const first = box.current?.querySelector<HTMLElement>("input, textarea, select, button, a[href]");
+    (first ?? box.current)?.focus();
+    return () => before?.focus();
+  }, []);
+  const keys = (event: KeyboardEvent) => {
+    event.stopPropagation();
+    if (event.key === "Escape") onClose();
+    if (event.key !== "Tab" || !box.current) return;
+    const all = [...box.current.querySelectorAll<HTMLElement>("input, textarea, select, button, a[href]")];
+    const edge = event.shiftKey ? all[0] : all.at(-1);
+    if (document.activeElement === edge) {
+      event.preventDefault();
+      (event.shiftKey ? all.at(-1) : all[0])?.focus();
+    }
+  };
+  return (
+    <div className="backdrop" onMouseDown={(event) => event.target === event.currentTarget && onClose()}>
+      <div className="dialog" role="dialog" aria-modal="true" aria-label={label} tabIndex={-1} ref={box} onKeyDown={keys}>
+        {children}
+      </div>
+    </div>
+  );
+}
