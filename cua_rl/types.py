@@ -189,6 +189,8 @@ class Validation:
     actual: str
     success: bool
     duration_s: float = 0.0
+    score: float | None = None
+    """How much of the goal was reached, from 0 to 1, where the validator says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

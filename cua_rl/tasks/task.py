@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cua_rl.devices.device import Device
+from cua_rl.devices.gym.reference import GymTaskRef
 from cua_rl.devices.simulator.start import Start
 from cua_rl.types import Validation
 
@@ -35,3 +36,5 @@ class Task:
     """Reads off the prepared device what the agent is told, where nothing else knows; None tells `instruction`."""
     start: Start | None = None
     """How the simulated phone begins; None leaves it to the task's template."""
+    gym: GymTaskRef | None = None
+    """Where a gym server has it."""

@@ -1,0 +1,1 @@
+"""Devices behind the executions of a gym server."""

@@ -1,0 +1,171 @@
+"""Requests to a gym server: executions made a few at a time, evaluated, and always ended."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import quote
+
+import httpx
+
+from cua_rl.devices.gym.fields import Evaluation, Execution, Json, mapping, parse_evaluation, parse_execution
+from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.errors import DeviceError, TaskError
+
+logger = logging.getLogger(__name__)
+
+_RETRIED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymLimits:
+    """How patient the client is, and how many executions it asks for at a time.
+
+    Some servers answer only one of several creations that run side by side: hence one at a time, a time limit for each,
+    and another try.
+    """
+
+    max_parallel_creates: int = 1
+    create_timeout_s: float = 600.0
+    max_create_attempts: int = 3
+    create_retry_s: float = 10.0
+    """The pause after the first failed creation; after the n-th it is n times that."""
+    evaluate_timeout_s: float = 600.0
+    max_evaluate_attempts: int = 2
+    evaluate_retry_s: float = 1.0
+    terminate_timeout_s: float = 60.0
+    max_terminate_attempts: int = 3
+    terminate_retry_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """What the server is told of the agent's work; its success is the agent's claim."""
+
+    answer: str | None = None
+    success_claimed: bool | None = None
+    num_turns: int | None = None
+    max_turns: int | None = None
+    errors: tuple[str, ...] = ()
+
+    def fields(self) -> dict[str, object]:
+        """As the execution data of an evaluation."""
+        return {
+            "task_completed": True,
+            "task_success": bool(self.success_claimed),
+            "num_turns": self.num_turns,
+            "max_turns": self.max_turns,
+            "errors": list(self.errors),
+            "result_message": self.answer or "",
+            "answer": self.answer or "",
+            "answer_text": self.answer or "",
+        }
+
+
+class _Failed(Exception):
+    """One try that may go better next time."""
+
+
+class GymClient:
+    """One gym server."""
+
+    def __init__(self, base_url: str, limits: GymLimits | None = None) -> None:
+        self._limits = limits or GymLimits()
+        self._creating = asyncio.Semaphore(self._limits.max_parallel_creates)
+        pools = httpx.Limits(max_connections=None, max_keepalive_connections=10)
+        timeout = httpx.Timeout(60.0, connect=60.0, pool=None)
+        self._http = httpx.AsyncClient(base_url=base_url.rstrip("/"), limits=pools, timeout=timeout, trust_env=False)
+
+    async def create(self, task: GymTaskRef) -> Execution:
+        """Make an execution of a task, which holds a device until it is ended; raises `DeviceError` after all tries."""
+        path = f"/api/v1/{quote(task.gym_id, safe='')}/tasks/{quote(task.identifier, safe='')}"
+        failure = ""
+        for attempt in range(self._limits.max_create_attempts):
+            if attempt:
+                logger.warning("gym task=%s creation failed (%s), trying again", task.identifier, failure)
+                await asyncio.sleep(self._limits.create_retry_s * attempt)
+            try:
+                async with self._creating:
+                    answer = await self._post(path, {"options": {}}, self._limits.create_timeout_s)
+            except _Failed as failed:
+                failure = str(failed)
+                continue
+            execution = parse_execution(answer)
+            if execution is not None:
+                return execution
+            failure = f"no execution_id in {str(dict(answer))[:300]}"
+        raise DeviceError(f"expected an execution of gym task {task.identifier!r}, got none: {failure}")
+
+    async def evaluate(self, task: GymTaskRef, execution: Execution, report: AgentReport) -> tuple[Evaluation, Json]:
+        """What the server says of an execution, read and raw; raises `TaskError` if it says nothing."""
+        answer = await self._ask_for_evaluation(task, execution, report)
+        evaluation = parse_evaluation(answer)
+        if evaluation is None:
+            raise TaskError(f"expected an evaluation of {execution.execution_id!r}, got {str(dict(answer))[:300]}")
+        return evaluation, answer
+
+    async def _ask_for_evaluation(self, task: GymTaskRef, execution: Execution, report: AgentReport) -> Json:
+        path = f"{_execution_path(task, execution)}/evaluate"
+        body = {"execution_data": report.fields(), "answer_text": report.answer or ""}
+        failure = ""
+        for attempt in range(self._limits.max_evaluate_attempts):
+            await asyncio.sleep(self._limits.evaluate_retry_s * attempt)
+            try:
+                return await self._post(path, body, self._limits.evaluate_timeout_s)
+            except _Failed as failed:
+                failure = str(failed)
+            except DeviceError as error:
+                raise TaskError(str(error)) from error
+        raise TaskError(f"expected an evaluation of execution {execution.execution_id!r}, got none: {failure}")
+
+    async def terminate(self, task: GymTaskRef, execution: Execution) -> None:
+        """End an execution, which frees its device; a failure is logged, for nothing more can be done."""
+        failure = ""
+        for attempt in range(self._limits.max_terminate_attempts):
+            await asyncio.sleep(self._limits.terminate_retry_s * attempt)
+            try:
+                await self._post(f"{_execution_path(task, execution)}/terminate", {}, self._limits.terminate_timeout_s)
+                return
+            except _Failed as failed:
+                failure = str(failed)
+            except DeviceError as error:
+                failure = str(error)
+                break
+        logger.error("cannot end gym execution=%s: %s", execution.execution_id, failure)
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        await self._http.aclose()
+
+    async def _post(self, path: str, body: Mapping[str, object], timeout_s: float) -> Json:
+        """One try; raises `_Failed` if another may succeed and `DeviceError` if the server refuses."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._http.post(path, json=body, timeout=httpx.Timeout(timeout_s, pool=None))
+        except TimeoutError as error:
+            raise _Failed(f"no answer within {timeout_s:g} s") from error
+        except httpx.HTTPError as error:
+            raise _Failed(f"{type(error).__name__} {error}") from error
+        if response.status_code in _RETRIED or response.is_server_error:
+            raise _Failed(f"status {response.status_code}: {_detail(response)}")
+        if response.is_error:
+            raise DeviceError(f"the gym server refused {path} with {response.status_code}: {_detail(response)}")
+        return mapping(_json(response))
+
+
+def _execution_path(task: GymTaskRef, execution: Execution) -> str:
+    return f"/api/v1/{quote(task.gym_id, safe='')}/executions/{quote(execution.execution_id, safe='')}"
+
+
+def _json(response: httpx.Response) -> object:
+    try:
+        return cast("object", response.json())
+    except ValueError:
+        return None
+
+
+def _detail(response: httpx.Response) -> str:
+    detail = mapping(_json(response)).get("detail")
+    return str(detail) if detail else response.text[:300]

@@ -1,0 +1,114 @@
+"""Reading the answers of gym servers, which differ in their field names: the first alternative that is there counts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+Json = Mapping[str, object]
+
+_DEVICE_IDS = (
+    ("box_id",),
+    ("gbox_id",),
+    ("boxId",),
+    ("container_id",),
+    ("env_id",),
+    ("environment_id",),
+    ("device", "device_serial"),
+    ("device", "box_id"),
+    ("device", "id"),
+    ("environment", "id"),
+    ("environment", "box_id"),
+    ("environment", "boxId"),
+    ("box", "id"),
+    ("box", "box_id"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """One attempt at a task, for which the server holds a device."""
+
+    execution_id: str
+    device_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What the server says of an execution."""
+
+    score: float
+    """Weighted over the validators; 1 is full success."""
+    success: bool
+
+
+def mapping(value: object) -> Json:
+    """The value if it is a JSON object, else an empty one."""
+    return cast("Json", value) if isinstance(value, Mapping) else {}
+
+
+def sequence(value: object) -> Sequence[object]:
+    """The value if it is a JSON array, else an empty one."""
+    return cast("Sequence[object]", value) if isinstance(value, list) else ()
+
+
+def text_at(fields: Json, *path: str) -> str | None:
+    """A text, or a whole number as text, at a path of keys; None if there is none, or an empty one."""
+    value: object = fields
+    for key in path:
+        value = mapping(value).get(key)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return value if isinstance(value, str) and value else None
+
+
+def first_text(fields: Json, *paths: tuple[str, ...]) -> str | None:
+    """The first text among several paths."""
+    return next((text for text in (text_at(fields, *path) for path in paths) if text is not None), None)
+
+
+def number_at(fields: Json, key: str) -> float | None:
+    """A number; None if there is none."""
+    value = fields.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def parse_execution(answer: Json) -> Execution | None:
+    """The execution that a server has made; None if the answer names none."""
+    inner = mapping(answer.get("execution"))
+    execution_id = first_text(answer, ("execution_id",), ("executionId",), ("execution", "execution_id"), ("id",))
+    if execution_id is None:
+        return None
+    return Execution(
+        execution_id=execution_id, device_id=first_text(answer, *_DEVICE_IDS) or first_text(inner, *_DEVICE_IDS)
+    )
+
+
+def parse_evaluation(answer: Json) -> Evaluation | None:
+    """Score and success; None if the answer says nothing about either.
+
+    The score is `result.score`, else the weighted mean over `result.validators`, else `reward` or `score` at the top,
+    else 1 for success. Nought counts as nothing said as long as something else is.
+    """
+    result = mapping(answer.get("result"))
+    verdict = next((value for value in (result.get("success"), answer.get("success")) if isinstance(value, bool)), None)
+    validators = [mapping(item) for item in sequence(result.get("validators"))]
+    given = [number_at(result, "score"), _weighted(validators), number_at(answer, "reward"), number_at(answer, "score")]
+    scores = [score for score in given if score is not None]
+    if not scores and (verdict is None or (not result and not verdict and _complaint(answer))):
+        return None
+    score = next((score for score in scores if score), 1.0 if verdict else 0.0)
+    return Evaluation(score=score, success=verdict if verdict is not None else score >= 1.0)
+
+
+def _complaint(answer: Json) -> str | None:
+    """What a server says that could not evaluate at all."""
+    return first_text(answer, ("error",), ("detail",))
+
+
+def _weighted(validators: Sequence[Json]) -> float | None:
+    """Sum of score times weight over the sum of weights; what is missing counts 0."""
+    weights = [number_at(item, "weight") or 0.0 for item in validators]
+    if sum(weights) <= 0:
+        return None
+    scores = [number_at(item, "score") or 0.0 for item in validators]
+    return sum(score * weight for score, weight in zip(scores, weights, strict=True)) / sum(weights)

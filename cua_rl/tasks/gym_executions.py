@@ -1,0 +1,85 @@
+"""Executions of gym servers as the devices of a run."""
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.gym.client import GymClient, GymLimits
+from cua_rl.devices.gym.device import AttachDevice, GymDevice
+from cua_rl.devices.gym.fields import Execution
+from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.errors import DeviceError, TaskError
+from cua_rl.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+GYM = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, site="gym")
+
+
+class GymExecutions:
+    """A `DeviceBackend`: every lease is an execution of the task on its server, ended whatever happens."""
+
+    abilities = GYM
+
+    def __init__(self, *, attach: AttachDevice | None = None, limits: GymLimits | None = None) -> None:
+        self._attach = attach
+        self._limits = limits
+        self._clients: dict[str, GymClient] = {}
+        self._leftovers: set[asyncio.Task[None]] = set()
+
+    async def make(self, task: Task) -> Device:
+        """Make an execution and attach to its device; cancelled, it ends what may have been made."""
+        if task.gym is None:
+            raise TaskError(f"expected a task of a gym server, got {task.task_id!r}; run it on another device")
+        client = self._client(task.gym)
+        creating = asyncio.create_task(client.create(task.gym), name=f"create-{task.gym.identifier}")
+        try:
+            execution = await asyncio.shield(creating)
+        except asyncio.CancelledError:
+            self._clean_up(client, task.gym, creating)
+            raise
+        try:
+            device = await self._device(execution)
+        except BaseException:
+            await asyncio.shield(client.terminate(task.gym, execution))
+            raise
+        return GymDevice(client, task.gym, execution, device)
+
+    async def _device(self, execution: Execution) -> Device | None:
+        if self._attach is None:
+            return None
+        if execution.device_id is None:
+            raise DeviceError(f"expected the device of execution {execution.execution_id!r}, got an answer without one")
+        return await self._attach(execution.device_id)
+
+    def _client(self, task: GymTaskRef) -> GymClient:
+        if task.base_url not in self._clients:
+            self._clients[task.base_url] = GymClient(task.base_url, self._limits)
+        return self._clients[task.base_url]
+
+    def _clean_up(self, client: GymClient, task: GymTaskRef, creating: asyncio.Task[Execution]) -> None:
+        """The server may be making the execution already: wait for it in the background, and end it."""
+
+        async def end() -> None:
+            try:
+                execution = await creating
+            except DeviceError:
+                return
+            await client.terminate(task, execution)
+
+        ending = asyncio.create_task(end(), name=f"end-{task.identifier}")
+        self._leftovers.add(ending)
+        ending.add_done_callback(self._leftovers.discard)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*self._leftovers)
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
