@@ -18,7 +18,8 @@ from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask
-from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources
+from cua_rl.tasks.miniwob.templates import all_templates, development_templates
+from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of
 from cua_rl.tasks.task import Category, Difficulty, Task
 
 __all__ = [
@@ -121,6 +122,7 @@ def _fixed_ids(tasks: TaskSet) -> set[str]:
 
 def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities) -> Sequence[Template]:
     seed = run_seed if config.seed is None else config.seed
+    _require_site(config, device)
     candidates = _fit(_candidates(config, seed, device), config, device)
     _require_known_names(config, candidates)
     found = [template for template in candidates if _passes(template, config)]
@@ -152,11 +154,21 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) ->
             return [_describe(task, f"custom task {i}", device) for i, task in described]
         case "task_adapter":
             return _read_folders(config, seed, device)
+        case "miniwob" | "django_admin" | "page":
+            return _site_tasks(config)
         case "gym":
             raise ConfigError(
                 f"expected a source of tasks that this version has, got 'gym' (gym_base_url={config.gym_base_url!r}): "
                 "a client for gym servers is not part of it; use folders (task_adapter), custom tasks or demo tasks"
             )
+
+
+def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
+    match config.source_type:
+        case "miniwob":
+            return all_templates() if config.task_names or "measuring" in config.tags else development_templates()
+        case _:
+            raise ConfigError(f"expected a source of tasks that this version has, got {config.source_type!r}")
 
 
 def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: DeviceAbilities) -> list[Template]:
@@ -171,6 +183,14 @@ def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: Devic
             raise ConfigError(f"expected tasks whose goals {device.name} can read, got {names}; choose others")
         logger.warning("left out %d tasks whose goals %s cannot read: %s", len(unreadable), device.name, names)
     return [task for task in fitting if task not in unreadable]
+
+
+def _require_site(config: TaskSourceConfig, device: DeviceAbilities) -> None:
+    if site_of(config) != device.site:
+        raise ConfigError(
+            f"expected tasks that run on {device.name}, got source_type {config.source_type!r}; give training and "
+            "evaluation tasks for one kind of device"
+        )
 
 
 def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) -> list[FolderTask]:

@@ -3,7 +3,13 @@
 from typing import Protocol
 
 from cua_rl.devices.pool import DeviceBackend
+from cua_rl.errors import ConfigError
+from cua_rl.tasks.demo.expert import DemoExperts
 from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.expert import Experts
+from cua_rl.tasks.miniwob.device import MiniWobPages
+from cua_rl.tasks.miniwob.expert import MiniWobExperts
+from cua_rl.tasks.source_config import TaskSources, find_site
 
 
 class DeviceSettings(Protocol):
@@ -13,8 +19,36 @@ class DeviceSettings(Protocol):
     def device(self) -> str: ...
     @property
     def screen_scale(self) -> int: ...
+    @property
+    def browser_scale(self) -> float | None: ...
+    @property
+    def tasks(self) -> TaskSources: ...
 
 
 def make_backend(settings: DeviceSettings) -> DeviceBackend:
-    """The configured backend, not yet entered; raises `ConfigError` for what can never work."""
-    return SimulatedPhones(scale=settings.screen_scale)
+    """The configured backend, not yet entered; raises `ConfigError` for what can never work.
+
+    Tasks of a web site bring their device, a browser.
+    """
+    match find_site(settings.tasks):
+        case "miniwob":
+            return MiniWobPages(scale=settings.browser_scale)
+        case _:
+            _refuse_browser_scale(settings)
+            return SimulatedPhones(scale=settings.screen_scale)
+
+
+def make_experts(settings: DeviceSettings) -> Experts:
+    """The scripted experts for tasks on those devices."""
+    match find_site(settings.tasks):
+        case "miniwob":
+            return MiniWobExperts()
+        case _:
+            return DemoExperts()
+
+
+def _refuse_browser_scale(settings: DeviceSettings) -> None:
+    if settings.browser_scale is not None:
+        raise ConfigError(
+            f"browser_scale: expected it only with tasks on web pages, got {settings.browser_scale!r}; leave it out"
+        )

@@ -61,8 +61,7 @@ class EvaluateConfig:
         default="android", doc="gbox: kind of box; all others are android"
     )
     gbox_api_key: str | None = chz.field(
-        default=None, doc="key of a GBox account for device=gbox or coordinate_mode=gbox; better in GBOX_API_KEY; never "
-        "stored",
+        default=None, doc="key of a GBox account, never stored; better given as GBOX_API_KEY in the environment"
     )
     coordinate_mode: Literal["direct", "gbox"] = chz.field(
         default="direct",
@@ -87,6 +86,9 @@ class EvaluateConfig:
     task_timeout_s: float = chz.field(default=1800.0, doc="longest work of the agent on one task, all turns together")
     validate_timeout_s: float = chz.field(default=60.0, doc="longest validation of a task on its device")
     screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
+    browser_scale: float | None = chz.field(
+        default=None, doc="web pages: screenshots have the page's size times this; None is the task set's choice"
+    )
 
     # Engine
     base_url: str | None = chz.field(
@@ -146,6 +148,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "turn_timeout_s": (0.0, 86400.0),
     "task_timeout_s": (0.0, 86400.0),
     "validate_timeout_s": (0.0, 86400.0),
+    "browser_scale": (0.0, 4.0),
     "gpu_memory_utilization": (0.0, 1.0),
     "kv_cache_gib": (0.0, 4096.0),
 }

@@ -10,10 +10,10 @@ from typing import Any
 from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
 from cua_rl.recipes.plain_config import plain_config
+from cua_rl.recipes.run_devices import make_run_backend
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
@@ -22,7 +22,9 @@ from cua_rl.tasks.task import Task
 from cua_rl.types import SamplingParams
 
 _DEFINING = (
-    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "screen_scale", "renderer_name",
+    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type", "coordinate_mode",
+    "screen_scale", "browser_scale",
+    "renderer_name",
 )  # fmt: skip
 """Settings that an evaluation cannot change half way; more tasks, attempts and models may be added."""
 
@@ -72,11 +74,12 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
             "evaluate them one after the other"
         )
-    devices = make_backend(config)
+    log_path = _log_path(config, models)
+    devices = make_run_backend(config, log_path)
     held_out = load_tasks(config.tasks, seed=config.seed, split="eval", device=devices.abilities)
     return EvaluationPlan(
         config=config,
-        log_path=_log_path(config, models),
+        log_path=log_path,
         models=models,
         engines=engines,
         devices=devices,

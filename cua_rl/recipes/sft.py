@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from cua_rl.config import LoraConfig, TrainerConfig
+from cua_rl.devices.pool import DeviceBackend
 from cua_rl.recipes.command_line import given_names
+from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_recipe import run_recipe
@@ -28,7 +30,12 @@ __all__ = ["SftConfig", "cli_main"]
 
 async def cli_main(config: SftConfig) -> None:
     """Check configuration and data, then train; returns when the run is complete and everything it owned is gone."""
-    plan = await plan_sft(config)
+    async with make_backend(config) as devices:
+        await _plan_and_run(config, devices)
+
+
+async def _plan_and_run(config: SftConfig, devices: DeviceBackend) -> None:
+    plan = await plan_sft(config, devices)
     settings = plain_config(config) | plan.effective()
     if config.dry_run:
         print(json.dumps(settings, indent=2))

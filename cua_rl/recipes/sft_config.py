@@ -38,7 +38,12 @@ class SftConfig:
         doc="experts: where tasks come from (TaskSourceConfig)",
     )
     error_rate: float = chz.field(default=0.0, doc="experts: how often, per turn, the expert taps a random element")
-    screen_scale: int = chz.field(default=1, doc="experts: screen of 192x320 pixels times this")
+    device: Literal["simulator"] = chz.field(default="simulator", doc="experts: what tasks run on that bring no device")
+    screen_scale: int = chz.field(default=1, doc="experts: simulated screen of 192x320 pixels times this")
+    browser_scale: float | None = chz.field(
+        default=None, doc="experts: screenshots of web pages have their size times this; None is the task set's choice"
+    )
+    max_turns: int = chz.field(default=20, doc="experts: most turns of a conversation; a task may allow fewer")
     from_run: str | None = chz.field(
         default=None, doc="rollouts: folder of a run with its own database, or name of a run in DATABASE_URL"
     )
@@ -121,6 +126,7 @@ _SMALLEST = {
     "lora_alpha": 1,
     "error_rate": 0.0,
     "screen_scale": 1,
+    "max_turns": 1,
     "run_steps": 1,
     "max_per_task": 1,
     "num_eval_conversations": 0,
@@ -138,7 +144,13 @@ _SMALLEST = {
     "save_every": 0,
 }
 _ONLY_WITH: dict[str, dict[str, object]] = {
-    "experts": {"tasks": {"source_type": "demo_training"}, "error_rate": 0.0, "screen_scale": 1},
+    "experts": {
+        "tasks": {"source_type": "demo_training"},
+        "error_rate": 0.0,
+        "screen_scale": 1,
+        "browser_scale": None,
+        "max_turns": 20,
+    },
     "rollouts": {"from_run": None, "run_steps": None, "max_per_task": None},
 }
 

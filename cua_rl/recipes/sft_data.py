@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.recipes.device_backends import make_experts
 from cua_rl.recipes.sft_config import SftConfig
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
@@ -28,37 +30,47 @@ class OpenedData:
     description: str
 
 
-async def open_data(config: SftConfig, renderer: Renderer, *, max_tokens: int, database_url: str | None) -> OpenedData:
+async def open_data(
+    config: SftConfig, renderer: Renderer, devices: DeviceBackend, *, max_tokens: int, database_url: str | None
+) -> OpenedData:
     """Find and check all data; raises `ConfigError` for the first thing that cannot be learned from."""
     match config.data:
         case "experts":
-            return await _open_experts(config, renderer, max_tokens)
+            return await _open_experts(config, renderer, devices, max_tokens)
         case "rollouts":
             return await _open_rollouts(config, renderer, max_tokens, database_url)
         case path:
             return await asyncio.to_thread(_open_file, config, Path(path), renderer, max_tokens)
 
 
-async def _open_experts(config: SftConfig, renderer: Renderer, max_tokens: int) -> OpenedData:
-    tasks = load_tasks(config.tasks, seed=config.seed, split="train")
-    require_experts(tasks.task_ids)
-    held_out_tasks = load_tasks(config.tasks, seed=config.seed, split="eval").held_out(config.num_eval_conversations)
+async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBackend, max_tokens: int) -> OpenedData:
+    abilities, experts = devices.abilities, make_experts(config)
+    tasks = load_tasks(config.tasks, seed=config.seed, split="train", device=abilities)
+    require_experts(tasks.task_ids, experts)
+    held_out = load_tasks(config.tasks, seed=config.seed, split="eval", device=abilities)
+    held_out_tasks = held_out.held_out(config.num_eval_conversations)
     dataset = ExpertExamples(
         tasks=tasks,
         held_out_tasks=held_out_tasks,
+        devices=devices,
+        experts=experts,
         renderer=renderer,
         error_rate=config.error_rate,
-        screen_scale=config.screen_scale,
+        max_turns=config.max_turns,
         seed=config.seed,
     )
     _require_room(await dataset.batch(0, 1), max_tokens)
-    identity = json.dumps([tasks.task_ids, config.error_rate, config.screen_scale])
+    identity = json.dumps([tasks.task_ids, config.error_rate, _screen(config), config.max_turns])
     return OpenedData(
         dataset=dataset,
         num_held_out=len(held_out_tasks),
         sha256=sha256(identity.encode()).hexdigest(),
         description=f"demonstrations of {len(tasks.task_ids)} tasks, error rate {config.error_rate:g}",
     )
+
+
+def _screen(config: SftConfig) -> list[float | None]:
+    return [config.screen_scale, config.browser_scale]
 
 
 async def _open_rollouts(

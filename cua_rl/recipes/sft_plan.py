@@ -8,6 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.checkpoint_damage import find_damage
 from cua_rl.recipes.log_directory import LogDirectory
@@ -50,8 +51,11 @@ class SftPlan:
         }
 
 
-async def plan_sft(config: SftConfig, environ: Mapping[str, str] = os.environ) -> SftPlan:
-    """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
+async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> SftPlan:
+    """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work.
+
+    `devices` are where experts work; they stay open as long as the plan is used.
+    """
     model_path = find_model(config.model_name)
     renderer = make_renderer(model_path, config.renderer_name)
     if not renderer.supports_images:
@@ -61,7 +65,8 @@ async def plan_sft(config: SftConfig, environ: Mapping[str, str] = os.environ) -
         )
     checkpoint_path = _checkpoint(config)
     max_tokens = _max_tokens(config, model_path)
-    data = await open_data(config, renderer, max_tokens=max_tokens, database_url=_database_url(config, environ))
+    database_url = _database_url(config, environ)
+    data = await open_data(config, renderer, devices, max_tokens=max_tokens, database_url=database_url)
     num_examples = data.dataset.num_examples
     pass_steps = EXPERT_STEPS if num_examples is None else ceil(num_examples / config.batch_size)
     max_steps = pass_steps if config.max_steps is None else config.max_steps

@@ -36,7 +36,7 @@ class CLIConfig:
         doc="what tasks run on: simulator (embedded phone), gbox (boxes in the cloud or self-hosted), adb (attached "
         "phones)",
     )
-    box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; all others are android")
+    box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; other devices have one")
     agent: Literal["gbox", "external"] = chz.field(
         default="gbox", doc="who acts: gbox, the agent of this package, or external, a program of yours"
     )
@@ -55,9 +55,11 @@ class CLIConfig:
     history_block: int = chz.field(default=4, doc="block_drop: screenshots that go at once")
     max_concurrent_rollouts: int = chz.field(default=128, doc="most devices in use at a time")
     screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
+    browser_scale: float | None = chz.field(
+        default=None, doc="web pages: screenshots have the page's size times this; None is the task set's choice"
+    )
     gbox_api_key: str | None = chz.field(
-        default=None, doc="key of a GBox account for device=gbox or coordinate_mode=gbox; better in GBOX_API_KEY; never "
-        "stored",
+        default=None, doc="key of a GBox account, never stored; better given as GBOX_API_KEY in the environment"
     )
     coordinate_mode: Literal["direct", "gbox"] = chz.field(
         default="direct",
@@ -191,7 +193,19 @@ class CLIConfig:
         default=0.05,
         doc="largest mean difference of sampler and trainer log-probabilities, nats; above it the run stops",
     )
-    max_steps_off_policy: int | None = chz.field(default=None, doc="None or 0: synchronous, on-policy training")
+    max_steps_off_policy: int | None = chz.field(
+        default=None,
+        doc="None or 0: synchronous, on-policy training; k: rollouts go on while steps train, at most k steps old",
+    )
+    force_untruncated: bool = chz.field(
+        default=False, doc="max_steps_off_policy: allow a loss whose ratio nothing bounds"
+    )
+    sampling_seed: int | None = chz.field(
+        default=None, doc="seed of every sampled token, by step, group, rollout and turn; None draws afresh each time"
+    )
+    adaptive_concurrency: bool = chz.field(
+        default=True, doc="let fewer rollouts run while vLLM's KV cache or the machine's memory is full"
+    )
 
     # Engine
     base_url: str | None = chz.field(
@@ -268,13 +282,19 @@ class CLIConfig:
                 f"group_size: expected at least 2, because advantages compare the rollouts of a group, got "
                 f"{self.group_size!r}; set group_size=2 or more"
             )
+        if self.min_group_size > self.group_size:
+            raise ValueError(
+                f"min_group_size: expected at most group_size={self.group_size}, got {self.min_group_size!r}; lower it"
+            )
 
     @chz.validate
-    def _is_synchronous(self) -> None:
-        if self.max_steps_off_policy:
+    def _stale_ratios_are_bounded(self) -> None:
+        is_bounded = self.loss != "importance_sampling" or self.tis_cap is not None
+        if self.max_steps_off_policy and not is_bounded and not self.force_untruncated:
             raise ValueError(
-                f"max_steps_off_policy: expected None or 0 (training is synchronous), got "
-                f"{self.max_steps_off_policy!r}; leave it out"
+                f"max_steps_off_policy: expected a loss that bounds the ratio of new to old policy, got "
+                f"loss={self.loss!r} without tis_cap, which lets single tokens of an old policy rule a step; set "
+                "loss=ppo, or tis_cap=2, or force_untruncated=true"
             )
 
 
@@ -312,6 +332,8 @@ _SMALLEST = {
     "history_block": 1,
     "eval_every": 0,
     "save_every": 0,
+    "max_steps_off_policy": 0,
+    "sampling_seed": 0,
     "keep_checkpoints": 0,
     "keep_every": 0,
     "num_groups_to_log": 0,
@@ -329,6 +351,7 @@ _RANGES = {
     "adam_eps": (0.0, 1.0),
     "clip_low": (0.0, 1.0),
     "clip_high": (0.0, 10.0),
+    "browser_scale": (0.0, 4.0),
     "gpu_memory_utilization": (0.0, 1.0),
     "kv_cache_gib": (0.0, 4096.0),
     "server_port": (0, 65535),

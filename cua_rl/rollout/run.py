@@ -6,7 +6,8 @@ The only place that turns an error into data: infrastructure faults end as a `Ro
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
@@ -14,11 +15,12 @@ from uuid import uuid4
 from cua_rl.agent.external import ExternalAgent
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
 from cua_rl.devices.device import Device
-from cua_rl.devices.pool import DevicePool
+from cua_rl.devices.pool import DeviceSource
 from cua_rl.errors import CuaError, DeviceError, SamplingError, TaskError, boundary
 from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
 from cua_rl.rewards.evidence import build_evidence
 from cua_rl.rewards.reward import RewardFunction
+from cua_rl.tasks.readiness import instruct, prepare
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, ModelTurn, Reward, Rollout, SamplingParams, StopReason, Turn, Validation
 
@@ -52,11 +54,11 @@ class ModelAccess(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimits:
-    """The longest that set-up, agent and validator may take, seconds; sampling has no limit of its own, its pace
-    follows load.
-    """
+    """The longest that the stages of a rollout may take, seconds; how long the lease may take is the pool's matter."""
 
     prepare_s: float = 300.0
+    turn_s: float = 300.0
+    """From one turn's end to the next one's, sampling included."""
     agent_s: float = 1800.0
     validate_s: float = 60.0
 
@@ -97,7 +99,7 @@ class RolloutRunner:
     def __init__(
         self,
         *,
-        devices: DevicePool,
+        devices: DeviceSource,
         gateway: ModelAccess,
         agent: Agent | ExternalAgent,
         reward: RewardFunction,
@@ -156,10 +158,12 @@ class RolloutRunner:
         max_turns = min(plan.task.max_turns, self._max_turns)
         first_success_turn: int | None = None
 
-        async with self._devices.lease(plan.task) as device:
+        async with self._devices.lease(plan.task, rollout_id=rollout_id) as device:
+            turn_limit = asyncio.timeout(None)
 
             async def on_turn(done: AgentTurn) -> None:
                 nonlocal first_success_turn
+                _put_off(turn_limit, self._limits.turn_s)
                 turn = join_turn(len(turns), done, self._gateway.turns(rollout_id))
                 turns.append(turn)
                 await self._recorder.record(TurnTaken(rollout_id=rollout_id, turn=turn))
@@ -168,12 +172,13 @@ class RolloutRunner:
                     first_success_turn = len(turns) if is_reached else None
 
             await self._recorder.record(_started(plan, rollout_id, device, max_turns))
-            async with asyncio.timeout(self._limits.prepare_s):
+            async with time_limit("set-up", self._limits.prepare_s):
                 await prepare(plan.task, device)
                 instruction = await instruct(plan.task, device)
-            async with asyncio.timeout(self._limits.agent_s):
-                done = await self._act(instruction, device, rollout_id, max_turns, on_turn)
-            async with asyncio.timeout(self._limits.validate_s):
+            async with time_limit("the agent", self._limits.agent_s):
+                async with time_limit("a turn", self._limits.turn_s, turn_limit):
+                    done = await self._act(instruction, device, rollout_id, max_turns, on_turn)
+            async with time_limit("validation", self._limits.validate_s):
                 validation = await validate(plan.task, device, done.answer)
             return Outcome(
                 stop_reason=done.stop_reason,
@@ -209,19 +214,26 @@ class RolloutRunner:
         return self._reward(evidence)
 
 
-async def prepare(task: Task, device: Device) -> None:
-    """Set the device up for the task, where the task asks for it; raises `TaskError` if that fails."""
-    if task.prepare is not None:
-        with boundary(TaskError, f"prepare task {task.task_id!r}"):
-            await task.prepare(device)
+@asynccontextmanager
+async def time_limit(stage: str, limit_s: float, limit: asyncio.Timeout | None = None) -> AsyncGenerator[None]:
+    """End the block after `limit_s` seconds, or when a `limit` that is put off from time to time expires.
+
+    Raises `TimeoutError` with a message; one from inside passes as it is.
+    """
+    limit = limit or asyncio.timeout(None)
+    try:
+        async with limit:
+            _put_off(limit, limit_s)
+            yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"expected {stage} to take at most {limit_s:g} s, it took longer") from error
 
 
-async def instruct(task: Task, device: Device) -> str:
-    """What the agent is told about the task on this prepared device; raises `TaskError` if it cannot be read."""
-    if task.read_instruction is None:
-        return task.instruction
-    with boundary(TaskError, f"read the instruction of task {task.task_id!r}"):
-        return await task.read_instruction(device)
+def _put_off(limit: asyncio.Timeout, by_s: float) -> None:
+    with suppress(RuntimeError):  # it has expired, and is about to end what it limits
+        limit.reschedule(asyncio.get_running_loop().time() + by_s)
 
 
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from cua_rl.devices.device import Device
+from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
+from cua_rl.supervised.demonstrations import Demonstration, build_supervised_datum, demonstrate
 from cua_rl.task_loader import TaskSet
-from cua_rl.tasks.demo.expert import ImperfectExpert
-from cua_rl.tasks.demo.phone import find_template, make_simulated_phone
+from cua_rl.tasks.expert import Experts
+from cua_rl.tasks.readiness import instruct, prepare
 from cua_rl.tasks.task import Task
 from cua_rl.types import Datum
 
@@ -96,18 +98,22 @@ def split_examples(keys: Sequence[Hashable], num_held_out: int, seed: int) -> tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertExamples:
-    """Demonstrations by scripted experts on simulated phones, each on a phone of its own; there is no end of them.
+    """Demonstrations by scripted experts, each on a device of its own; there is no end of them.
 
     An example has as many turns as a rollout of its task may have.
     """
 
     tasks: TaskSet
     held_out_tasks: Sequence[Task]
-    """On phones (seeds) that training never uses."""
+    """Of seeds that training never uses."""
+    devices: DeviceBackend
+    """Entered by whoever runs the recipe."""
+    experts: Experts
     renderer: Renderer
     error_rate: float
     """How often, per turn, the expert taps a random element. At 0 every example ends in success."""
-    screen_scale: int
+    max_turns: int
+    """Most turns of an example; a task may allow fewer."""
     seed: int
 
     @property
@@ -124,24 +130,33 @@ class ExpertExamples:
         return [await self._demonstrate(task, f"held-out-{place}") for place, task in enumerate(self.held_out_tasks)]
 
     async def _demonstrate(self, task: Task, name: str) -> Datum:
-        phone = make_simulated_phone(task, scale=self.screen_scale)
-        random = Random(f"expert-{self.seed}-{name}")
-        expert = ImperfectExpert(task, error_rate=self.error_rate, random=random)
-        lesson = await demonstrate(task.instruction, phone, expert.decide, max_turns=task.max_turns)
-        if self.error_rate == 0:
-            validation = await task.validate(phone, lesson.answer)
-            if not validation.success:
-                raise TaskError(
-                    f"expected the expert to do {task.task_id!r} on seed {task.seed} in {task.max_turns} turns, got "
-                    f"{validation.actual!r} of {validation.query}; leave the task out"
-                )
+        device = await self.devices.make(task)
+        try:
+            lesson = await self._teach(task, device, Random(f"expert-{self.seed}-{name}"))
+        finally:
+            await device.close()
         return build_supervised_datum(self.renderer, lesson, name=f"{task.task_id}-{task.seed}")
 
+    async def _teach(self, task: Task, device: Device, random: Random) -> Demonstration:
+        await prepare(task, device)
+        max_turns = min(task.max_turns, self.max_turns)
+        expert = self.experts.make(task, device, error_rate=self.error_rate, random=random)
+        lesson = await demonstrate(await instruct(task, device), device, expert, max_turns=max_turns)
+        if self.error_rate == 0:
+            validation = await task.validate(device, lesson.answer)
+            if not validation.success:
+                raise TaskError(
+                    f"expected the expert to do {task.task_id!r} on seed {task.seed} in {max_turns} turns, got "
+                    f"{validation.actual!r} of {validation.query}; leave the task out, or raise max_turns"
+                )
+        return lesson
 
-def require_experts(task_ids: Sequence[str]) -> None:
+
+def require_experts(task_ids: Sequence[str], experts: Experts) -> None:
     """Raises `ConfigError` for a task that no scripted expert can do."""
-    for task_id in task_ids:
-        try:
-            find_template(task_id)
-        except TaskError as error:
-            raise ConfigError(f"tasks: expected tasks with a scripted expert, got {task_id!r}; {error}") from None
+    unknown = [task_id for task_id in task_ids if not experts.knows(task_id)]
+    if unknown:
+        raise ConfigError(
+            f"tasks: expected tasks with a scripted expert, got {len(unknown)} without one, such as {unknown[0]!r}; "
+            "leave them out with task_names or tags"
+        )

@@ -1,9 +1,9 @@
-"""Demonstrations: the real agent works on a simulated phone, and an expert answers in the model's place.
+"""Demonstrations: the real agent works on a device, and an expert answers in the model's place.
 
 So what is imitated is byte for byte what the model will read and write in a rollout.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -12,16 +12,13 @@ from openai.types.responses import Response
 
 from cua_rl.agent.gbox_agent import AgentTurn, GBoxAgent
 from cua_rl.conversation import Item, SampledAnswer, Tool
-from cua_rl.devices.simulator.device import SimulatedPhone
+from cua_rl.devices.device import Device
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.expert_answers import write_decision
-from cua_rl.tasks.demo.expert import Decision
+from cua_rl.tasks.expert import Expert
 from cua_rl.types import Datum
-
-Expert = Callable[[SimulatedPhone], Decision]
-"""Decides the next turn; called once per turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +33,10 @@ class Demonstration:
     """What the expert said at the end, for tasks that ask a question."""
 
 
-async def demonstrate(instruction: str, phone: SimulatedPhone, expert: Expert, *, max_turns: int) -> Demonstration:
-    """Let the expert work on the phone until it ends the task or has answered `max_turns` times."""
-    model = _ExpertModel(phone, expert)
-    outcome = await GBoxAgent().run(instruction, phone, model.client(), max_turns=max_turns, on_turn=_ignore)
+async def demonstrate(instruction: str, device: Device, expert: Expert, *, max_turns: int) -> Demonstration:
+    """Let the expert work on the device until it ends the task or has answered `max_turns` times."""
+    model = _ExpertModel(device, expert)
+    outcome = await GBoxAgent().run(instruction, device, model.client(), max_turns=max_turns, on_turn=_ignore)
     return replace(model.demonstration(), answer=outcome.answer)
 
 
@@ -62,8 +59,8 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
 class _ExpertModel:
     """Stands where the agent expects an OpenAI client: `client().responses.create(...)` asks the expert."""
 
-    def __init__(self, phone: SimulatedPhone, expert: Expert) -> None:
-        self._phone = phone
+    def __init__(self, device: Device, expert: Expert) -> None:
+        self._device = device
         self._expert = expert
         self._request: Mapping[str, object] = {}
         self._answer = ""
@@ -77,7 +74,7 @@ class _ExpertModel:
 
     async def create(self, *, model: str, input: Sequence[object], tools: Sequence[object]) -> Response:
         self._request = {"input": list(input), "tools": list(tools)}
-        self._answer = write_decision(self._expert(self._phone), await self._phone.observe())
+        self._answer = write_decision(await self._expert(), await self._device.observe(), self._device.kind)
         return _response(self._answer, model)
 
     def demonstration(self) -> Demonstration:

@@ -2,26 +2,57 @@
 
 import json
 
-from cua_rl.actions import Action, Button, Click, Drag, LongPress, PressButton, PressKey, TypeText, Wait
-from cua_rl.agent.tools import MAX_COORDINATE, MOBILE_USE
+from cua_rl.actions import (
+    Action,
+    Button,
+    Click,
+    DoubleClick,
+    Drag,
+    LongPress,
+    MoveMouse,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from cua_rl.agent.tools import MAX_COORDINATE, tool_for
 from cua_rl.conversation import ToolCall
+from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import TaskError
 from cua_rl.models.vocabulary import COORDINATE_STEP
 from cua_rl.renderers.answers import write_answer
-from cua_rl.tasks.demo.expert import Decision, Finish
+from cua_rl.tasks.expert import Decision, Finish
 from cua_rl.types import Observation
 
 _BUTTON_NAMES = {Button.BACK: "Back", Button.HOME: "Home", Button.RECENTS: "Menu"}
 
 
-def write_decision(decision: Decision, screen: Observation) -> str:
+def write_decision(decision: Decision, screen: Observation, kind: DeviceKind = "android") -> str:
     """The answer, byte for byte as the model should sample it, without the end of turn."""
-    arguments = _arguments(decision.action, screen)
-    call = ToolCall(call_id="expert", name=MOBILE_USE.name, arguments=json.dumps(arguments, ensure_ascii=False))
+    arguments = _arguments(decision.action, screen, kind)
+    call = ToolCall(call_id="expert", name=tool_for(kind).name, arguments=json.dumps(arguments, ensure_ascii=False))
     return write_answer(reasoning=" ".join(decision.scanned) or None, text=None, tool_calls=[call])
 
 
-def _arguments(action: Action | Finish, screen: Observation) -> dict[str, object]:
+def _arguments(action: Action | Finish, screen: Observation, kind: DeviceKind) -> dict[str, object]:
+    match action:
+        case TypeText(text=text):
+            return {"action": "type", "text": text}
+        case Wait(duration_s=duration_s):
+            return {"action": "wait", "time": duration_s}
+        case Finish(answer=str(answer)):
+            return {"action": "answer", "text": answer}
+        case Finish(success_claimed=success_claimed):
+            return {"action": "terminate", "status": "success" if success_claimed else "failure"}
+        case _ if kind == "android":
+            return _touch(action, screen)
+        case _:
+            return _mouse_or_keys(action, screen)
+
+
+def _touch(action: Action, screen: Observation) -> dict[str, object]:
     match action:
         case Click():
             return {"action": "click", "coordinate": _relative(action.x, action.y, screen)}
@@ -30,20 +61,33 @@ def _arguments(action: Action | Finish, screen: Observation) -> dict[str, object
         case Drag():
             ends = _relative(action.x, action.y, screen), _relative(action.to_x, action.to_y, screen)
             return {"action": "swipe", "coordinate": ends[0], "coordinate2": ends[1]}
-        case TypeText(text=text):
-            return {"action": "type", "text": text}
         case PressButton(button=button) if button in _BUTTON_NAMES:
             return {"action": "system_button", "button": _BUTTON_NAMES[button]}
         case PressKey(keys=("enter",)):
             return {"action": "system_button", "button": "Enter"}
-        case Wait(duration_s=duration_s):
-            return {"action": "wait", "time": duration_s}
-        case Finish(answer=str(answer)):
-            return {"action": "answer", "text": answer}
-        case Finish(success_claimed=success_claimed):
-            return {"action": "terminate", "status": "success" if success_claimed else "failure"}
         case _:
             raise TaskError(f"expected an action that mobile_use has, got {action!r}")
+
+
+def _mouse_or_keys(action: Action, screen: Observation) -> dict[str, object]:
+    """A drag begins where the mouse is: the expert moves it there first."""
+    match action:
+        case Click(x=x, y=y):
+            return {"action": "left_click", "coordinate": _relative(x, y, screen)}
+        case DoubleClick(x=x, y=y):
+            return {"action": "double_click", "coordinate": _relative(x, y, screen)}
+        case RightClick(x=x, y=y):
+            return {"action": "right_click", "coordinate": _relative(x, y, screen)}
+        case MoveMouse(x=x, y=y):
+            return {"action": "mouse_move", "coordinate": _relative(x, y, screen)}
+        case Drag(to_x=x, to_y=y):
+            return {"action": "left_click_drag", "coordinate": _relative(x, y, screen)}
+        case Scroll(x=x, y=y, down_px=down_px, right_px=0):
+            return {"action": "scroll", "coordinate": _relative(x, y, screen), "pixels": -down_px}
+        case PressKey(keys=keys):
+            return {"action": "key", "keys": list(keys)}
+        case _:
+            raise TaskError(f"expected an action that computer_use has, got {action!r}")
 
 
 def _relative(x: int, y: int, screen: Observation) -> list[int]:

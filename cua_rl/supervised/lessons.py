@@ -12,10 +12,11 @@ from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import Start, make_phone_state
 from cua_rl.renderers.answers import write_answer
 from cua_rl.supervised.demonstrations import Demonstration, demonstrate
-from cua_rl.tasks.demo.expert import Decision, Finish, ImperfectExpert, scannable_elements
+from cua_rl.tasks.demo.expert import DemoExperts, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import EMBEDDED_TRAINING
+from cua_rl.tasks.expert import Decision, Finish
 
 NUM_SEEDS = 2**31
 _LISTINGS = (("List the apps you see.", Start()), ("List the settings you see.", Start(app="settings")))
@@ -74,15 +75,17 @@ async def demonstrate_task(
 ) -> Demonstration:
     """A demo task, done by an expert that errs with `error_rate`."""
     task = template.make_task(seed)
-    expert = ImperfectExpert(template, error_rate=error_rate, random=random)
-    return await demonstrate(task.instruction, make_simulated_phone(task), expert.decide, max_turns=max_turns)
+    phone = make_simulated_phone(task)
+    expert = DemoExperts().make(task, phone, error_rate=error_rate, random=random)
+    return await demonstrate(task.instruction, phone, expert, max_turns=max_turns)
 
 
 async def _listing(random: Random, seed: int) -> Demonstration:
     instruction, start = random.choice(_LISTINGS)
-    return await demonstrate(instruction, SimulatedPhone(make_phone_state(seed, start)), _name_all, max_turns=1)
+    phone = SimulatedPhone(make_phone_state(seed, start))
 
+    async def name_all() -> Decision:
+        labels = tuple(element.label for element in scannable_elements(build_screen(phone.state)))
+        return Decision(scanned=labels, action=Finish(success_claimed=True))
 
-def _name_all(phone: SimulatedPhone) -> Decision:
-    labels = tuple(element.label for element in scannable_elements(build_screen(phone.state)))
-    return Decision(scanned=labels, action=Finish(success_claimed=True))
+    return await demonstrate(instruction, phone, name_all, max_turns=1)

@@ -10,7 +10,12 @@ from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import Fields, join_names, read_mapping
 from cua_rl.tasks.task import Category, Difficulty
 
-SourceType = Literal["demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym"]
+SourceType = Literal[
+    "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
+    "page",
+]  # fmt: skip
+Site = Literal["miniwob", "django_admin", "page"]
+"""Sources whose tasks run on web pages of their own, and on nothing else."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -75,6 +80,20 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     if not items:
         raise ConfigError('expected at least one task source, got none; try {"source_type": "demo_training"}')
     return [_parse_source(item) for item in items]
+
+
+def find_site(sources: TaskSources) -> Site | None:
+    """The web site on which all these tasks run; None if they run on the configured device."""
+    used: list[Site | None] = list({site_of(config): None for config in parse_sources(sources)})
+    if len(used) > 1:
+        names = ", ".join(site or "the configured device" for site in used)
+        raise ConfigError(f"expected tasks that run on one kind of device, got {names}; train on one of them at a time")
+    return used[0]
+
+
+def site_of(config: TaskSourceConfig) -> Site | None:
+    """The web site on which this source's tasks run; None if they run on the configured device."""
+    return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
 
 
 def _parse_json(text: str) -> object:

@@ -8,6 +8,8 @@ from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.datums import datums_sha256
 from cua_rl.supervised.datasets import Example, ExpertExamples, FixedExamples, split_examples
 from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.demo.expert import DemoExperts
+from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.types import Datum, EncodedTextChunk, ModelInput
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
@@ -38,9 +40,11 @@ def experts(error_rate: float = 0.0, task_ids: tuple[str, ...] = ("train_02_enab
     return ExpertExamples(
         tasks=load_tasks(source, seed=3, split="train"),
         held_out_tasks=load_tasks(source, seed=3, split="eval").held_out(4),
+        devices=SimulatedPhones(),
+        experts=DemoExperts(),
         renderer=RENDERER,
         error_rate=error_rate,
-        screen_scale=1,
+        max_turns=20,
         seed=3,
     )
 

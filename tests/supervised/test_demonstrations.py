@@ -6,6 +6,7 @@ from cua_rl.actions import Button, Click, Drag, PressButton
 from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
 from cua_rl.conversation import ImagePart, Message, Reasoning, SampledAnswer, ToolCall, ToolResult
+from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.models.tokenizer import build_tokenizer
 from cua_rl.models.vocabulary import pieces
 from cua_rl.renderers.answers import parse_answer
@@ -14,9 +15,11 @@ from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
 from cua_rl.supervised.expert_answers import write_decision
 from cua_rl.supervised.lessons import Mix, draw_lesson, draw_text_lesson
-from cua_rl.tasks.demo.expert import Decision, Finish, decide
+from cua_rl.tasks.demo.expert import DemoExperts
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.templates import TEMPLATES
+from cua_rl.tasks.expert import Decision, Expert, Finish
+from cua_rl.tasks.task import Task
 from cua_rl.types import Observation
 
 SCREEN = Observation(png=b"", width_px=192, height_px=320)
@@ -53,12 +56,16 @@ def test_an_end_without_a_scan_is_a_call_alone() -> None:
     assert parse_action(parsed.tool_calls[0], width_px=192, height_px=320) == ParsedFinish(success_claimed=True)
 
 
+def expert(task: Task, phone: SimulatedPhone) -> Expert:
+    return DemoExperts().make(task, phone, error_rate=0.0, random=Random(0))
+
+
 @pytest.mark.parametrize("template", list(TEMPLATES.values())[::5], ids=lambda template: template.task_id)
 async def test_the_perfect_expert_solves_demo_tasks_through_the_agent(template) -> None:
     task = template.make_task(seed=5)
     phone = make_simulated_phone(task)
     num_answers = max(task.max_turns, len(template.instance(task.seed).route) + 1)
-    lesson = await demonstrate(task.instruction, phone, lambda device: decide(task, device), max_turns=num_answers)
+    lesson = await demonstrate(task.instruction, phone, expert(task, phone), max_turns=num_answers)
     answers = [parse_answer(item.text) for item in lesson.items if isinstance(item, SampledAnswer)]
     told = parse_action(answers[-1].tool_calls[0], width_px=192, height_px=320)
     assert isinstance(told, ParsedFinish)
@@ -68,7 +75,7 @@ async def test_the_perfect_expert_solves_demo_tasks_through_the_agent(template) 
 async def test_a_demonstration_is_the_conversation_that_the_agent_had() -> None:
     task = TEMPLATES["train_02_enable_wifi"].make_task(seed=1)
     phone = make_simulated_phone(task)
-    lesson = await demonstrate(task.instruction, phone, lambda device: decide(task, device), max_turns=4)
+    lesson = await demonstrate(task.instruction, phone, expert(task, phone), max_turns=4)
     kinds = [type(item) for item in lesson.items]
     turn = [Reasoning, ToolCall, ToolResult]
     assert kinds == [Message, Message, *turn, *turn, SampledAnswer]
@@ -79,9 +86,8 @@ async def test_a_demonstration_is_the_conversation_that_the_agent_had() -> None:
 
 async def test_all_answers_are_trained_and_nothing_else() -> None:
     task = TEMPLATES["train_02_enable_wifi"].make_task(seed=1)
-    lesson = await demonstrate(
-        task.instruction, make_simulated_phone(task), lambda device: decide(task, device), max_turns=4
-    )
+    phone = make_simulated_phone(task)
+    lesson = await demonstrate(task.instruction, phone, expert(task, phone), max_turns=4)
     datum = build_supervised_datum(RENDERER, lesson, name="lesson")
     ids = datum.model_input.token_ids(RENDERER.image_token_id)
     trained = RENDERER.decode([token for token, is_on in zip(ids, datum.loss_mask, strict=True) if is_on])

@@ -1,9 +1,9 @@
 """Scripted experts: they read the phone's state, say what they scan in reading order, and act; one of them errs."""
 
-from dataclasses import dataclass
 from random import Random
 
-from cua_rl.actions import Action, Click, Drag, LongPress, PressButton, TypeText
+from cua_rl.actions import Click, Drag, LongPress, PressButton, TypeText
+from cua_rl.devices.device import Device
 from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.elements import Element, Screen
@@ -11,6 +11,7 @@ from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.errors import TaskError
 from cua_rl.tasks.demo.phone import find_template
 from cua_rl.tasks.demo.template import (
     Deed,
@@ -28,6 +29,8 @@ from cua_rl.tasks.demo.template import (
     TurnPage,
     TypeIn,
 )
+from cua_rl.tasks.demo.templates import TEMPLATES
+from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
 
 _FREE_PLACE = 96, 285
@@ -46,22 +49,6 @@ _SCANNED_KINDS = (
     "tile",
     "swatch",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """The expert ends the rollout; `success_claimed` is true, because it reads the state."""
-
-    success_claimed: bool
-    answer: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """One turn of an expert: the labels it scans, up to and including its target, and what it does."""
-
-    scanned: tuple[str, ...]
-    action: Action | Finish
 
 
 def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
@@ -103,6 +90,25 @@ class ImperfectExpert:
         guess = Decision(scanned=_labels_up_to(elements, chosen), action=_tap(chosen, phone.scale))
         self._has_strayed = guess != right
         return guess
+
+
+class DemoExperts:
+    """The `Experts` of demo tasks, on simulated phones."""
+
+    def knows(self, task_id: str) -> bool:
+        """Whether this is a demo task."""
+        return task_id in TEMPLATES
+
+    def make(self, task: Task, device: Device, *, error_rate: float, random: Random) -> Expert:
+        """An expert for one phone; raises `TaskError` for another device."""
+        if not isinstance(device, SimulatedPhone):
+            raise TaskError(f"expected a simulated phone for the experts of demo tasks, got {device.device_id!r}")
+        phone, expert = device, ImperfectExpert(task, error_rate=error_rate, random=random)
+
+        async def decide_next() -> Decision:
+            return expert.decide(phone)
+
+        return decide_next
 
 
 def scannable_elements(screen: Screen) -> tuple[Element, ...]:

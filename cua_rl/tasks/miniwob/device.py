@@ -17,8 +17,8 @@ class MiniWobPages:
 
     abilities: DeviceAbilities = MINIWOB_BROWSER
 
-    def __init__(self, *, scale: float = DEFAULT_SCALE, max_idle: int = _MAX_IDLE_PAGES) -> None:
-        self.pages = BrowserPages(miniwob_settings(scale), max_idle=max_idle)
+    def __init__(self, *, scale: float | None = None, max_idle: int = _MAX_IDLE_PAGES) -> None:
+        self.pages = BrowserPages(miniwob_settings(DEFAULT_SCALE if scale is None else scale), max_idle=max_idle)
 
     async def make(self, task: Task) -> Device:
         """A page, if possible one that shows the task already; `task.prepare` begins it."""

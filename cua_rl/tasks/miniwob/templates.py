@@ -9,7 +9,9 @@ from cua_rl.tasks.miniwob.pages import begin, html_folder, read_result
 from cua_rl.tasks.task import Category, Difficulty, Task
 from cua_rl.types import Validation
 
-MINIWOB_BROWSER = DeviceAbilities(name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True)
+MINIWOB_BROWSER = DeviceAbilities(
+    name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True, site="miniwob"
+)
 MAX_TURNS = 10
 
 

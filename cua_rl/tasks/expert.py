@@ -1,0 +1,42 @@
+"""Scripted experts: they read a device's state, say what they scan, and act in the agent's place."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from cua_rl.actions import Action
+from cua_rl.devices.device import Device
+from cua_rl.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The expert ends the rollout; `success_claimed` is true, because it reads the state."""
+
+    success_claimed: bool
+    answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One turn of an expert: the labels it scans, up to and including its target, and what it does."""
+
+    scanned: tuple[str, ...]
+    action: Action | Finish
+
+
+Expert = Callable[[], Awaitable[Decision]]
+"""Decides the next turn on the device it was made for; called once per turn."""
+
+
+class Experts(Protocol):
+    """Experts for some of the tasks that run on one kind of device."""
+
+    def knows(self, task_id: str) -> bool:
+        """Whether there is an expert for this task."""
+        ...
+
+    def make(self, task: Task, device: Device, *, error_rate: float, random: Random) -> Expert:
+        """An expert for one prepared device, which errs in a share of its turns; raises `TaskError` for others."""
+        ...

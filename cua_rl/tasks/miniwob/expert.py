@@ -1,0 +1,76 @@
+"""Experts for MiniWoB++ tasks: they read what a page shows and act by pixel."""
+
+from random import Random
+
+from cua_rl.actions import Click, TypeText
+from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.device import Device
+from cua_rl.errors import TaskError
+from cua_rl.tasks.expert import Decision, Expert, Finish
+from cua_rl.tasks.miniwob.elements import PageElement, read_elements
+from cua_rl.tasks.miniwob.pages import as_page, read_result
+from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, Write
+from cua_rl.tasks.task import Task
+
+
+class MiniWobExperts:
+    """The `Experts` of MiniWoB++."""
+
+    def knows(self, task_id: str) -> bool:
+        """Whether the task has an expert."""
+        return _page_name(task_id) in ROUTES
+
+    def make(self, task: Task, device: Device, *, error_rate: float, random: Random) -> Expert:
+        """An expert for one page; raises `TaskError` for a task without one."""
+        if not self.knows(task.task_id):
+            raise TaskError(f"expected a task with an expert, got {task.task_id!r}; experts know {', '.join(ROUTES)}")
+        return _PageExpert(_page_name(task.task_id), as_page(device), error_rate, random).decide
+
+
+class _PageExpert:
+    """With `error_rate`, in each turn, clicks a random element, up to which it scans; then it gives up."""
+
+    def __init__(self, name: str, page: BrowserPage, error_rate: float, random: Random) -> None:
+        self._name = name
+        self._page = page
+        self._error_rate = error_rate
+        self._random = random
+        self._has_strayed = False
+
+    async def decide(self) -> Decision:
+        result = await read_result(self._page)
+        if result.is_over or self._has_strayed:
+            return Decision(scanned=(), action=Finish(success_claimed=result.reward >= 1))
+        elements = await read_elements(self._page)
+        match ROUTES[self._name](result.instruction, elements):
+            case ClickOn(element=element):
+                return self._click(element, elements)
+            case Write(text=text):
+                return Decision(scanned=(), action=TypeText(text=text))
+            case None:
+                return Decision(scanned=(), action=Finish(success_claimed=False))
+
+    def _click(self, right: PageElement, elements: tuple[PageElement, ...]) -> Decision:
+        chosen = right
+        if self._random.random() < self._error_rate:
+            chosen = self._random.choice(elements)
+            self._has_strayed = chosen != right
+        scale = self._page.settings.scale
+        x, y = chosen.centre
+        return Decision(
+            scanned=labels_up_to(self._name, elements, chosen), action=Click(x=round(x * scale), y=round(y * scale))
+        )
+
+
+def labels_up_to(name: str, elements: tuple[PageElement, ...], target: PageElement) -> tuple[str, ...]:
+    """The labels of the elements in reading order, the last being the target's."""
+    return tuple(label_of(name, element) for element in elements[: elements.index(target) + 1])
+
+
+def label_of(name: str, element: PageElement) -> str:
+    """What an expert calls an element: what it is, where the task asks for that, else what it says."""
+    return element.kind if name == "click-widget" or not element.text else element.text
+
+
+def _page_name(task_id: str) -> str:
+    return task_id.removeprefix("miniwob/")

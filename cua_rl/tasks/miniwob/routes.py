@@ -1,0 +1,106 @@
+"""What is to be done next on a page, from its instruction and what it shows: pure functions, one per task."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cua_rl.tasks.miniwob.elements import PageElement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickOn:
+    """Click the middle of an element."""
+
+    element: PageElement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """Type into what has the focus."""
+
+    text: str
+
+
+Step = ClickOn | Write
+
+Elements = Sequence[PageElement]
+
+
+class Route(Protocol):
+    """The next step; None if there is none from here."""
+
+    def __call__(self, instruction: str, elements: Elements) -> Step | None: ...
+
+
+def _click_named(pattern: str, kind: str, name: Callable[[PageElement], str] = lambda element: element.text) -> Route:
+    """Click the first element of a kind whose name the instruction gives."""
+
+    def route(instruction: str, elements: Elements) -> Step | None:
+        wanted = _read(pattern, instruction)
+        found = (element for element in elements if (not kind or element.kind == kind) and name(element) == wanted)
+        return _click(next(found, None))
+
+    return route
+
+
+def _click_tab_2_medium(instruction: str, elements: Elements) -> Step | None:
+    wanted = _read(r'the link "(.+)"', instruction)
+    links = (element for element in elements if element.kind == "link" and element.text == wanted)
+    tabs = [element for element in elements if element.kind == "tab"]
+    return _click(next(links, None) or (tabs[1] if len(tabs) > 1 else None))
+
+
+def _choose(instruction: str, elements: Elements) -> Step | None:
+    """Tick what is named and nothing else, then submit."""
+    wanted = _read(r"Select (.+) and click Submit", instruction).split(", ")
+    boxes = [element for element in elements if element.kind in ("radio", "checkbox")]
+    wrong = (box for box in boxes if (box.text in wanted) != (box.value == "true"))
+    return _click(next(wrong, None) or _button(elements))
+
+
+def _fill(*patterns: str) -> Route:
+    """Write into each text field what the instruction names, in order, then press the button."""
+
+    def route(instruction: str, elements: Elements) -> Step | None:
+        texts = [_read(pattern, instruction) for pattern in patterns]
+        fields = [element for element in elements if element.kind in ("text", "password")]
+        for field, text in zip(fields, texts, strict=False):
+            if field.value != text:
+                return Write(text=text) if field.id in _focused(elements) else _click(field)
+        return _click(_button(elements))
+
+    return route
+
+
+def _focused(elements: Elements) -> tuple[str, ...]:
+    return tuple(element.id for element in elements if element.is_focused)
+
+
+def _click(element: PageElement | None) -> Step | None:
+    return None if element is None else ClickOn(element=element)
+
+
+def _button(elements: Elements) -> PageElement | None:
+    return next((element for element in elements if element.kind == "button"), None)
+
+
+def _read(pattern: str, instruction: str) -> str:
+    found = re.search(pattern, instruction)
+    return found[1] if found else ""
+
+
+ROUTES: dict[str, Route] = {
+    "click-button": _click_named(r'Click on the "(.+)" button', "button"),
+    "click-checkboxes": _choose,
+    "click-color": _click_named(r"Click on the (.+) colored box", "color"),
+    "click-dialog-2": _click_named(r'labeled "(.+)"', "button"),
+    "click-link": _click_named(r'Click on the link "(.+)"', "link"),
+    "click-option": _choose,
+    "click-tab-2-medium": _click_tab_2_medium,
+    "click-widget": _click_named(r'Click on a "(.+)" widget', "", lambda element: element.kind),
+    "enter-password": _fill(r'password "(.+?)"', r'password "(.+?)"'),
+    "enter-text": _fill(r'Enter "(.+?)"'),
+    "login-user": _fill(r'username "(.+?)"', r'password "(.+?)"'),
+}
+"""Tasks that have an expert: a choice of the development set."""
