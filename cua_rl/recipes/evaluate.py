@@ -16,7 +16,6 @@ from typing import Any
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import ServerConfig
-from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
     Attempt,
@@ -34,6 +33,7 @@ from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
 from cua_rl.recipes.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
 from cua_rl.recipes.log_directory import Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.run_devices import OpenDevices, open_devices
 from cua_rl.recipes.run_plan import max_lora_rank
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import open_run_log
@@ -68,8 +68,10 @@ async def cli_main(config: EvaluateConfig) -> None:
             print("temperature 0 makes a model's attempts at a task all alike: set one above 0 for pass@k", flush=True)
         async with AsyncExitStack() as stack:
             open_run_log(stack, folder)
-            await stack.enter_async_context(plan.devices)
-            await _run_models(plan, folder, record)
+            devices = await stack.enter_async_context(
+                open_devices(config, plan.devices, max_devices=config.max_concurrent_rollouts)
+            )
+            await _run_models(plan, folder, devices, record)
         comparison = await asyncio.to_thread(_write_results, plan, folder, record.attempts)
         print_comparison(comparison, title=_title(plan))
 
@@ -112,13 +114,13 @@ class AttemptFile:
         self.attempts.append(attempt)
 
 
-async def _run_models(plan: EvaluationPlan, folder: LogDirectory, record: AttemptFile) -> None:
+async def _run_models(plan: EvaluationPlan, folder: LogDirectory, devices: OpenDevices, record: AttemptFile) -> None:
     """One model after the other; models of one folder share a server, which starts only if something is missing."""
     for model in plan.models:
         if isinstance(model, RemoteModel):
             access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
             async with access:
-                await _run_model(plan, model, access, record)
+                await _run_model(plan, model, access, devices, record)
     for model_path in plan.engines:
         models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
         if not any(missing_attempts(_attempt_plan(plan, item), record.attempts) for item in models):
@@ -127,10 +129,12 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, record: Attemp
         async with _make_server(plan, folder, models) as server:
             for model in models:
                 async with _serve_model(plan, model, server) as gateway:
-                    await _run_model(plan, model, gateway, record)
+                    await _run_model(plan, model, gateway, devices, record)
 
 
-async def _run_model(plan: EvaluationPlan, model: Model, access: ModelAccess, record: AttemptFile) -> None:
+async def _run_model(
+    plan: EvaluationPlan, model: Model, access: ModelAccess, devices: OpenDevices, record: AttemptFile
+) -> None:
     attempt_plan = _attempt_plan(plan, model)
     num_missing, started = len(missing_attempts(attempt_plan, record.attempts)), time.monotonic()
     progress = Progress(model=model.name, num_attempts=num_missing)
@@ -139,7 +143,7 @@ async def _run_model(plan: EvaluationPlan, model: Model, access: ModelAccess, re
         await record.keep(attempt)
         progress.count(attempt)
 
-    runner = _make_runner(plan, access)
+    runner = _make_runner(plan, access, devices)
     await run_missing_attempts(runner, attempt_plan, list(record.attempts), keep)
     print(f"{model.name}: {num_missing} attempts in {time.monotonic() - started:.0f} s", flush=True)
 
@@ -165,16 +169,15 @@ def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
     return AttemptPlan(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
 
 
-def _make_runner(plan: EvaluationPlan, access: ModelAccess) -> RolloutRunner:
-    config = plan.config
-
+def _make_runner(plan: EvaluationPlan, access: ModelAccess, devices: OpenDevices) -> RolloutRunner:
     return RolloutRunner(
-        devices=DevicePool(plan.devices.make, max_devices=config.max_concurrent_rollouts),
+        devices=devices.pool,
         gateway=access,
-        agent=GBoxAgent(history=plan.history),
+        agent=GBoxAgent(history=plan.history, grounder=devices.grounder),
         reward=plan.reward,
         recorder=NoRecorder(),
-        max_turns=config.max_turns,
+        max_turns=plan.config.max_turns,
+        time_limits=devices.time_limits,
     )
 
 

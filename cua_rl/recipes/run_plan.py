@@ -15,9 +15,9 @@ from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_damage
-from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.model_folder import find_model
+from cua_rl.recipes.run_devices import make_run_backend
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.load_reward import load_reward
@@ -64,7 +64,6 @@ class RunPlan:
 
 async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
     """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
-    _require_simulator(config)
     _warn_of_idle_keys(config)
     check_agent(config)
     check_learning(config)
@@ -76,7 +75,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
             "or leave renderer_name out"
         )
     _require_room(config, model_path)
-    devices = make_backend(config)
+    devices = make_run_backend(config, log_path(config))
     train_tasks = load_tasks(config.tasks, seed=config.seed, split="train", device=devices.abilities)
     eval_tasks: tuple[Task, ...] = ()
     if config.eval_tasks is not None:
@@ -117,17 +116,11 @@ def log_path(config: CLIConfig) -> Path:
     return (Path(config.log_dir or "runs").expanduser() / run_name(config)).absolute()
 
 
-def _require_simulator(config: CLIConfig) -> None:
-    if config.box_type != "android":
-        raise ConfigError(
-            f"box_type: expected 'android', the kind of the embedded simulator, got {config.box_type!r}; leave it out"
-        )
-
-
 def _warn_of_idle_keys(config: CLIConfig) -> None:
-    for name in ("gbox_api_key", "tinker_api_key"):
-        if getattr(config, name):
-            logger.warning("%s has no effect: tasks run on the embedded simulator, and vLLM samples", name)
+    if config.gbox_api_key and "gbox" not in (config.device, config.coordinate_mode):
+        logger.warning("gbox_api_key has no effect without device=gbox or coordinate_mode=gbox")
+    if config.tinker_api_key:
+        logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
 def _require_room(config: CLIConfig, model_path: Path) -> None:

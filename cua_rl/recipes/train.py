@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LoraConfig, ServerConfig, TrainerConfig
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.devices.pool import DevicePool
+from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.recipes.agents import make_agent
@@ -28,6 +28,9 @@ from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.learning import train_step_settings
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
 from cua_rl.recipes.plain_config import plain_config
+from cua_rl.recipes.resume import Resumed, load_resumed
+from cua_rl.recipes.run_devices import OpenDevices, open_devices
+from cua_rl.recipes.run_loop import run_loop
 from cua_rl.recipes.run_plan import RunPlan, plan_run
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
@@ -35,7 +38,7 @@ from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
-from cua_rl.rl.sync_loop import LoopSettings, Parts, train
+from cua_rl.rl.sync_loop import LoopSettings, Parts
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
@@ -78,15 +81,20 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
         url = await _open_database(stack, plan, folder)
         recorder = await _open_recorder(stack, plan, url)
         report = open_report(stack, plan, folder, first_step)
-        await recorder.record(_training_started(plan, folder, first_step))
+        resumed = await load_resumed(plan.config, folder, plan.run_name, first_step, url)
+        await recorder.record(_training_started(plan, folder, first_step, resumed))
         try:
-            await stack.enter_async_context(plan.devices)
+            devices = await stack.enter_async_context(
+                open_devices(plan.config, plan.devices, max_devices=max(_max_rollouts(plan.config)))
+            )
             report.display.status("starting model server and trainer")
             memory = await load_memory(plan.config, folder, first_step, recorder, url)
             engine = await _start_engine(stack, plan, folder, checkpoint)
             ready = time.monotonic()
             report.display.begin_steps()
-            await train(_loop_settings(plan, first_step), _parts(plan, folder, engine, recorder, report, memory))
+            settings = replace(_loop_settings(plan, first_step), owed_evaluations=resumed.owed_evaluations)
+            parts = _parts(plan, folder, engine, devices, recorder, report, memory)
+            await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
             await asyncio.shield(recorder.record(_training_ended(error)))
             raise
@@ -114,13 +122,14 @@ async def _open_recorder(stack: AsyncExitStack, plan: RunPlan, url: str) -> "Dat
     return await stack.enter_async_context(DatabaseRecorder(url, image_token_id=plan.renderer.image_token_id))
 
 
-def _training_started(plan: RunPlan, folder: LogDirectory, first_step: int) -> TrainingStarted:
+def _training_started(plan: RunPlan, folder: LogDirectory, first_step: int, resumed: Resumed) -> TrainingStarted:
     return TrainingStarted(
         run_name=plan.run_name,
         log_path=str(folder.path),
         config=plain_config(plan.config) | plan.effective(),
         first_step=first_step,
         total_steps=plan.config.max_steps,
+        kept_group_ids=resumed.kept_group_ids,
     )
 
 
@@ -209,12 +218,13 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         save_every=config.save_every,
         image_token_id=plan.renderer.image_token_id,
         num_groups_to_log=config.num_groups_to_log,
+        min_group_size=config.min_group_size,
         max_refill_factor=config.max_refill_factor if config.refill_groups else 1,
     )
 
 
 def _sampling_params(config: CLIConfig) -> SamplingParams:
-    return SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature)
+    return SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.sampling_seed)
 
 
 def _eval_params(config: CLIConfig) -> SamplingParams:
@@ -222,43 +232,57 @@ def _eval_params(config: CLIConfig) -> SamplingParams:
     return SamplingParams(max_tokens=config.max_tokens, temperature=temperature)
 
 
+def _max_rollouts(config: CLIConfig) -> tuple[int, int]:
+    """Most rollouts at a time of training, and of an evaluation."""
+    return config.max_concurrent_rollouts, config.max_concurrent_eval_rollouts or config.max_concurrent_rollouts
+
+
 def _parts(
-    plan: RunPlan, folder: LogDirectory, engine: Engine, recorder: Recorder, report: RunReport, memory: Memory
+    plan: RunPlan,
+    folder: LogDirectory,
+    engine: Engine,
+    devices: OpenDevices,
+    recorder: Recorder,
+    report: RunReport,
+    memory: Memory,
 ) -> Parts:
     """Put the run together: who makes devices, who acts, who judges, who remembers."""
     config = plan.config
+    train_share, eval_share = (devices.pool.share(max_devices) for max_devices in _max_rollouts(config))
     evaluator = Evaluator(
         plan.eval_tasks,
-        runner=_make_runner(
-            plan, engine, recorder, config.max_concurrent_eval_rollouts or config.max_concurrent_rollouts
-        ),
+        runner=_make_runner(plan, engine, recorder, devices, eval_share),
         params=_eval_params(config),
         recorder=recorder,
         num_attempts=config.eval_attempts,
     )
     return Parts(
         tasks=make_task_stream(config, plan.train_tasks, memory),
-        runner=_make_runner(plan, engine, recorder, config.max_concurrent_rollouts),
+        runner=_make_runner(plan, engine, recorder, devices, train_share),
         trainer=engine.trainer,
         policy=_served_policy(plan, engine, folder),
         evaluator=evaluator if plan.eval_tasks else None,
         recorder=recorder,
         log=report,
         memory=memory,
+        device_metrics=devices.pool.take_metrics,
     )
 
 
-def _make_runner(plan: RunPlan, engine: Engine, recorder: Recorder, max_devices: int) -> RolloutRunner:
+def _make_runner(
+    plan: RunPlan, engine: Engine, recorder: Recorder, devices: OpenDevices, share: DeviceSource
+) -> RolloutRunner:
     config = plan.config
-
+    insider = GBoxAgent(history=plan.history, grounder=devices.grounder)
     return RolloutRunner(
-        devices=DevicePool(plan.devices.make, max_devices=max_devices),
+        devices=share,
         gateway=engine.gateway,
-        agent=make_agent(config, GBoxAgent(history=plan.history), engine.gateway, plan.log_path / "logs" / "agents"),
+        agent=make_agent(config, insider, engine.gateway, plan.log_path / "logs" / "agents"),
         reward=plan.reward,
         watch_goal=config.watch_goal,
         recorder=recorder,
         max_turns=config.max_turns,
+        time_limits=devices.time_limits,
     )
 
 

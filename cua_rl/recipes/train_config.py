@@ -36,7 +36,7 @@ class CLIConfig:
         doc="what tasks run on: simulator (embedded phone), gbox (boxes in the cloud or self-hosted), adb (attached "
         "phones)",
     )
-    box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; other devices have one")
+    box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; others are android")
     agent: Literal["gbox", "external"] = chz.field(
         default="gbox", doc="who acts: gbox, the agent of this package, or external, a program of yours"
     )
@@ -285,16 +285,6 @@ class CLIConfig:
         if self.min_group_size > self.group_size:
             raise ValueError(
                 f"min_group_size: expected at most group_size={self.group_size}, got {self.min_group_size!r}; lower it"
-            )
-
-    @chz.validate
-    def _stale_ratios_are_bounded(self) -> None:
-        is_bounded = self.loss != "importance_sampling" or self.tis_cap is not None
-        if self.max_steps_off_policy and not is_bounded and not self.force_untruncated:
-            raise ValueError(
-                f"max_steps_off_policy: expected a loss that bounds the ratio of new to old policy, got "
-                f"loss={self.loss!r} without tis_cap, which lets single tokens of an old policy rule a step; set "
-                "loss=ppo, or tis_cap=2, or force_untruncated=true"
             )
 
 
