@@ -60,8 +60,9 @@ def check_learning(config: CLIConfig) -> None:
         raise ConfigError(
             f"warmup_steps: expected less than max_steps={config.max_steps}, got {config.warmup_steps}; lower it"
         )
-    if config.max_steps_off_policy and not loss_config(config).bounds_ratio:
+    if config.max_steps_off_policy and not loss_config(config).bounds_ratio and not config.force_untruncated:
         raise ConfigError(
             f"loss: expected one that bounds the ratio where max_steps_off_policy={config.max_steps_off_policy}, got "
-            "importance_sampling, which collapses on old tokens; set loss=ppo, or tis_cap=2 (a large tis_cap insists)"
+            "importance_sampling, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
+            "force_untruncated=true"
         )

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -129,11 +129,11 @@ class LogDirectory:
             shutil.rmtree(checkpoint.state_path, ignore_errors=True)
         return sorted(steps)
 
-    def remove_strays(self, num_steps: int) -> None:
+    def remove_strays(self, num_steps: int, keep: Collection[int] = ()) -> None:
         """Delete adapters and states of steps that a killed attempt left behind and no checkpoint refers to, and
-        everything after `num_steps` steps, which will be made again.
+        everything after `num_steps` steps, which will be made again; those of steps in `keep` stay.
         """
-        steps = {checkpoint.step for checkpoint in self.checkpoints()}
+        steps = {*keep, *(checkpoint.step for checkpoint in self.checkpoints())}
         for path in [*self.path.glob("weights/*"), *self.path.glob("sampler_weights/*")]:
             if path.name.isdigit() and (int(path.name) not in steps or int(path.name) > num_steps):
                 shutil.rmtree(path)

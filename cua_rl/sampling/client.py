@@ -15,9 +15,10 @@ from zlib import crc32
 
 import httpx
 
-from cua_rl.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
 from cua_rl.sampling.http_pools import HttpPools
+from cua_rl.sampling.load import ServerLoad, fullest, parse_load
 from cua_rl.sampling.server import ModelServer
 from cua_rl.types import AdapterRef
 
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+_METRICS_PATH = "/metrics"
 
 
 class RequestRejected(SamplingError):
@@ -132,6 +134,10 @@ class SamplingClient:
         finally:
             self.unpin(used)
 
+    async def fetch_load(self) -> ServerLoad:
+        """How busy the replicas are together; raises `SamplingError` if one does not say."""
+        return fullest(await asyncio.gather(*(replica.fetch_load() for replica in self._replicas)))
+
     async def _unload_unused(self) -> None:
         needed = {self.current, *self._uses}
         for replica in self._replicas:
@@ -201,6 +207,13 @@ class _Replica:
             await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
         except RequestRejected as rejected:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, rejected)
+
+    async def fetch_load(self) -> ServerLoad:
+        """How busy the server is."""
+        with boundary(SamplingError, f"read the load of {self.server.base_url}"):
+            response = await self.http.get(_METRICS_PATH)
+            response.raise_for_status()
+            return parse_load(response.text)
 
     async def close(self) -> None:
         """Drop connections; a later restart of the server restores nothing for us."""

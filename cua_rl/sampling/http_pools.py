@@ -34,6 +34,10 @@ class HttpPools:
         """Post JSON; raises `httpx.TransportError` if no answer comes back."""
         return await next(self._turns).post(path, json=body)
 
+    async def get(self, path: str) -> httpx.Response:
+        """Get a page; raises `httpx.TransportError` if no answer comes back."""
+        return await next(self._turns).get(path, timeout=10.0)
+
     async def close(self) -> None:
         """Drop all connections."""
         for client in self._clients:

@@ -56,7 +56,7 @@ BAD = [
     (["reward=shapd"], "did you mean 'shaped'"),
     (["reward=no_such_module:reward"], "ModuleNotFoundError"),
     (["eval_attempts=0"], "eval_attempts: expected at least 1"),
-    (["max_steps_off_policy=2"], "max_steps_off_policy: expected None or 0"),
+    (["max_steps_off_policy=2"], "force_untruncated=true"),
     (["box_type=linux"], "box_type: expected 'android'"),
     (["renderer_name=llama3"], "renderer"),
     (["model_name={place}/nowhere"], "model_name: expected"),

@@ -1,0 +1,55 @@
+"""How busy a vLLM server is, as its Prometheus page says."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_KV_CACHE = "vllm:kv_cache_usage_perc"
+_WAITING = "vllm:num_requests_waiting"
+_RUNNING = "vllm:num_requests_running"
+_PREEMPTIONS = "vllm:num_preemptions_total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """What a server holds at one moment."""
+
+    kv_cache_frac: float
+    """Share of the KV cache in use, 0 to 1."""
+    num_waiting: int
+    """Requests that found no room yet."""
+    num_running: int
+    num_preemptions: int = 0
+    """Requests thrown out of the cache again since the server started."""
+
+
+def parse_load(page: str) -> ServerLoad:
+    """Read the metrics page; engines of one server are added up, of their caches the fullest counts.
+
+    Raises:
+        ValueError: it is no page of vLLM's.
+    """
+    values: dict[str, list[float]] = {}
+    for line in page.splitlines():
+        name, _, rest = line.partition("{")
+        if rest and not line.startswith("#"):
+            values.setdefault(name, []).append(float(rest.rpartition("} ")[2]))
+    missing = [name for name in (_KV_CACHE, _WAITING, _RUNNING) if name not in values]
+    if missing:
+        raise ValueError(f"expected vLLM's metrics, got a page without {missing!r}")
+    return ServerLoad(
+        kv_cache_frac=max(values[_KV_CACHE]),
+        num_waiting=round(sum(values[_WAITING])),
+        num_running=round(sum(values[_RUNNING])),
+        num_preemptions=round(sum(values.get(_PREEMPTIONS, [0.0]))),
+    )
+
+
+def fullest(loads: Iterable[ServerLoad]) -> ServerLoad:
+    """The load of several replicas together: the fullest cache, all their requests."""
+    every = list(loads)
+    return ServerLoad(
+        kv_cache_frac=max(load.kv_cache_frac for load in every),
+        num_waiting=sum(load.num_waiting for load in every),
+        num_running=sum(load.num_running for load in every),
+        num_preemptions=sum(load.num_preemptions for load in every),
+    )
