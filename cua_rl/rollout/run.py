@@ -14,7 +14,10 @@ from uuid import uuid4
 
 from cua_rl.agent.external import ExternalAgent
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
+from cua_rl.agent.mini_agent import MiniAgent
 from cua_rl.devices.device import Device
+from cua_rl.devices.gym.client import AgentReport
+from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.errors import CuaError, DeviceError, SamplingError, TaskError, boundary
 from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
@@ -101,7 +104,7 @@ class RolloutRunner:
         *,
         devices: DeviceSource,
         gateway: ModelAccess,
-        agent: Agent | ExternalAgent,
+        agent: Agent | ExternalAgent | MiniAgent,
         reward: RewardFunction,
         recorder: Recorder,
         max_turns: int,
@@ -178,6 +181,8 @@ class RolloutRunner:
             async with time_limit("the agent", self._limits.agent_s):
                 async with time_limit("a turn", self._limits.turn_s, turn_limit):
                     done = await self._act(instruction, device, rollout_id, max_turns, on_turn)
+            if isinstance(device, GymDevice):
+                device.report(_report(done, turns, max_turns))
             async with time_limit("validation", self._limits.validate_s):
                 validation = await validate(plan.task, device, done.answer)
             return Outcome(
@@ -195,7 +200,7 @@ class RolloutRunner:
     ) -> AgentOutcome:
         """Let the agent work: inside this process over a client, outside it over the rollout's address."""
         match self._agent:
-            case ExternalAgent() as outside:
+            case ExternalAgent() | MiniAgent() as outside:
                 return await outside.run(instruction, device, rollout_id, max_turns=max_turns, on_turn=on_turn)
             case inside:
                 client = self._gateway.openai_client(rollout_id)
@@ -259,6 +264,17 @@ def join_turn(index: int, done: AgentTurn, recorded: tuple[ModelTurn, ...]) -> T
         action_error=done.action_error,
         after=done.after,
         durations_s=done.durations_s,
+    )
+
+
+def _report(done: AgentOutcome, turns: list[Turn], max_turns: int) -> AgentReport:
+    """What a gym server is told of the agent's work."""
+    return AgentReport(
+        answer=done.answer,
+        success_claimed=done.success_claimed,
+        num_turns=len(turns),
+        max_turns=max_turns,
+        errors=tuple(turn.action_error for turn in turns if turn.action_error),
     )
 
 

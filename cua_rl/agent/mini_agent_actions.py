@@ -1,0 +1,159 @@
+"""gbox-mini-agent's account of what it did, as actions of ours. What cannot be read is no action: it was done all the
+same, and only the record is poorer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from cua_rl.actions import (
+    Action,
+    Button,
+    Click,
+    DoubleClick,
+    Drag,
+    LongPress,
+    MoveMouse,
+    OpenApp,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from cua_rl.types import Observation
+
+Json = Mapping[str, object]
+Pixel = tuple[int, int]
+
+FINISH_NAMES = frozenset({"finished", "finish", "terminate", "answer"})
+"""Actions that end the run."""
+
+_BUTTONS = {button.value: button for button in Button} | {"menu": Button.RECENTS, "app_switch": Button.RECENTS}
+_SCROLL_SHARE = 0.3  # of the screen; the account gives a direction only
+
+
+def parse_mini_agent_action(name: str, args: Json, screen: Observation) -> Action | None:
+    """An action by its name and arguments, in pixels of the screen that it was decided on."""
+    maker = _MAKERS.get(name.lower().replace("-", "_"))
+    return maker(args, screen) if maker is not None else None
+
+
+def _pixel(args: Json, screen: Observation, *names: str) -> Pixel | None:
+    """A point, whose numbers go from 0 to 1 or from 0 to 1000."""
+    given = next((args[name] for name in names if args.get(name) is not None), None)
+    numbers = _numbers(given)
+    if len(numbers) != 2:
+        return None
+    scale = 1.0 if max(numbers) <= 1 else 1000.0
+    x, y = numbers[0] / scale * screen.width_px, numbers[1] / scale * screen.height_px
+    return max(0, min(round(x), screen.width_px - 1)), max(0, min(round(y), screen.height_px - 1))
+
+
+def _numbers(value: object) -> list[float]:
+    if isinstance(value, Mapping):
+        fields = cast("Json", value)
+        value = [fields.get("x"), fields.get("y")]
+    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    return [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
+
+
+def _at(make: Callable[[int, int], Action]) -> "_Maker":
+    def maker(args: Json, screen: Observation) -> Action | None:
+        pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
+        return None if pixel is None else make(*pixel)
+
+    return maker
+
+
+def _long_press(args: Json, screen: Observation) -> Action | None:
+    pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
+    return None if pixel is None else LongPress(x=pixel[0], y=pixel[1], duration_s=_seconds(args, 1.0))
+
+
+def _drag(args: Json, screen: Observation) -> Action | None:
+    start = _pixel(args, screen, "startPoint", "point", "coordinate")
+    end = _pixel(args, screen, "endPoint", "coordinate2")
+    if start is None or end is None:
+        return _scroll(args, screen)
+    return Drag(x=start[0], y=start[1], to_x=end[0], to_y=end[1], duration_s=_seconds(args, 0.3))
+
+
+def _scroll(args: Json, screen: Observation) -> Action | None:
+    """A direction says what comes into view: down is what lies below."""
+    x, y = _pixel(args, screen, "point", "coordinate") or (screen.width_px // 2, screen.height_px // 2)
+    across, along = round(screen.width_px * _SCROLL_SHARE), round(screen.height_px * _SCROLL_SHARE)
+    match args.get("direction"):
+        case "down":
+            return Scroll(x=x, y=y, down_px=along)
+        case "up":
+            return Scroll(x=x, y=y, down_px=-along)
+        case "right":
+            return Scroll(x=x, y=y, right_px=across)
+        case "left":
+            return Scroll(x=x, y=y, right_px=-across)
+        case _:
+            return None
+
+
+def _type(args: Json, screen: Observation) -> Action | None:
+    text = args.get("content", args.get("text"))
+    return TypeText(text=text) if isinstance(text, str) else None
+
+
+def _press(args: Json, screen: Observation) -> Action | None:
+    key = args.get("key", args.get("button"))
+    if not isinstance(key, str) or not key:
+        return None
+    button = _BUTTONS.get(key.lower())
+    return PressButton(button=button) if button else PressKey(keys=tuple(key.lower().replace("+", " ").split()))
+
+
+def _button(button: Button) -> "_Maker":
+    return lambda args, screen: PressButton(button=button)
+
+
+def _open(args: Json, screen: Observation) -> Action | None:
+    app = args.get("content", args.get("target"))
+    return OpenApp(name=app) if isinstance(app, str) else None
+
+
+def _wait(args: Json, screen: Observation) -> Action | None:
+    return Wait(duration_s=_seconds(args, 1.0))
+
+
+def _seconds(args: Json, default: float) -> float:
+    given = args.get("durationMs")
+    return given / 1000 if isinstance(given, int | float) and not isinstance(given, bool) else default
+
+
+_Maker = Callable[[Json, Observation], Action | None]
+_click = _at(lambda x, y: Click(x=x, y=y))
+_double_click = _at(lambda x, y: DoubleClick(x=x, y=y))
+_MAKERS: Mapping[str, _Maker] = {
+    "click": _click,
+    "tap": _click,
+    "left_click": _click,
+    "double_click": _double_click,
+    "double_tap": _double_click,
+    "left_double": _double_click,
+    "right_click": _at(lambda x, y: RightClick(x=x, y=y)),
+    "right_single": _at(lambda x, y: RightClick(x=x, y=y)),
+    "move": _at(lambda x, y: MoveMouse(x=x, y=y)),
+    "long_press": _long_press,
+    "swipe": _drag,
+    "drag": _drag,
+    "scroll": _scroll,
+    "type": _type,
+    "input": _type,
+    "press": _press,
+    "key": _press,
+    "hotkey": _press,
+    "press_key": _press,
+    "system_button": _press,
+    "press_home": _button(Button.HOME),
+    "press_back": _button(Button.BACK),
+    "open": _open,
+    "open_app": _open,
+    "wait": _wait,
+}
