@@ -205,7 +205,7 @@ class Gateway:
     ) -> tuple[ModelTurn, ParsedAnswer, int]:
         """One answer of the model, what it says, and the length of its prompt."""
         rollout.num_requests += 1
-        seed = _request_seed(rollout.params.seed, rollout_id, rollout.num_requests)
+        seed = _request_seed(rollout.params.seed, rollout.num_requests)
         started_at, clock = time.time(), time.monotonic()
         request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
@@ -306,11 +306,11 @@ class Gateway:
         return False, rebuild_prompt(sampled.prompt_ids, rendered, image_token_id)
 
 
-def _request_seed(seed: int | None, rollout_id: str, number: int) -> int | None:
-    """A seed of its own for every request, or the members of a group would all say the same."""
+def _request_seed(seed: int | None, number: int) -> int | None:
+    """A seed of its own for every request of a rollout; rollouts have different seeds."""
     if seed is None:
         return None
-    digest = sha256(f"{seed}/{rollout_id}/{number}".encode()).digest()
+    digest = sha256(f"{seed}/{number}".encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 

@@ -303,13 +303,14 @@ async def test_agents_in_other_processes_reach_their_rollout_over_a_socket(gatew
     assert len(gateway.close_rollout("far")) == 1
 
 
-async def test_a_seed_gives_every_request_its_own(gateway: Gateway, fake: FakeVllm) -> None:
-    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3)
-    for rollout_id in ("a", "b"):
-        gateway.open_rollout(rollout_id, params=params)
+async def test_a_seed_gives_every_request_its_own_and_the_same_one_again(gateway: Gateway, fake: FakeVllm) -> None:
+    for rollout_id, seed in (("a", 3), ("b", 4), ("again", 3)):
+        gateway.open_rollout(rollout_id, params=SamplingParams(max_tokens=8, temperature=1.0, seed=seed))
         for _ in range(2):
             await gateway.openai_client(rollout_id).responses.create(model="policy", input="hi")
-    assert len({request["seed"] for request in fake.requests}) == 4
+    seeds = [request["seed"] for request in fake.requests]
+    assert len(set(seeds[:4])) == 4
+    assert seeds[4:] == seeds[:2]
 
 
 async def test_rollouts_follow_the_current_adapter_unless_they_keep_to_one(
