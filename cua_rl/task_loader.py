@@ -17,6 +17,7 @@ from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
+from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of
@@ -157,10 +158,16 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) ->
         case "miniwob" | "django_admin" | "page":
             return _site_tasks(config)
         case "gym":
-            raise ConfigError(
-                f"expected a source of tasks that this version has, got 'gym' (gym_base_url={config.gym_base_url!r}): "
-                "a client for gym servers is not part of it; use folders (task_adapter), custom tasks or demo tasks"
-            )
+            return _gym_tasks(config, seed)
+
+
+def _gym_tasks(config: TaskSourceConfig, seed: int) -> Sequence[GymTask]:
+    """The side of a gym's split that is asked for: the split is made before anything is filtered."""
+    tasks = fetch_gym_tasks(config.gym_base_url or DEFAULT_BASE_URL, config.gym_id or DEFAULT_GYM_ID)
+    train, held_out = split_gym_tasks(
+        tasks, seed=seed, train_ratio=config.train_ratio, eval_number_range=config.eval_number_range
+    )
+    return tasks if config.split_type is None else train if config.split_type == "train" else held_out
 
 
 def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
@@ -266,19 +273,28 @@ def _passes(template: Template, config: TaskSourceConfig) -> bool:
     return (
         (config.category is None or config.category in categories)
         and config.difficulty in (None, template.difficulty)
-        and set(config.tags) <= set(template.tags)
-        and (not config.task_names or any(_is_called(template.task_id, name) for name in config.task_names))
+        and _has_tags(template, config.tags)
+        and (not config.task_names or any(_is_called(template, name) for name in config.task_names))
     )
+
+
+def _has_tags(template: Template, tags: Sequence[str]) -> bool:
+    if isinstance(template, GymTask):
+        return not tags or any(tag.lower() in template.tags for tag in tags)
+    return set(tags) <= set(template.tags)
 
 
 def _require_known_names(config: TaskSourceConfig, candidates: Sequence[Template]) -> None:
     for name in config.task_names:
-        if not any(_is_called(template.task_id, name) for template in candidates):
+        if not any(_is_called(template, name) for template in candidates):
             require_known("task name in task_names", name, [_short_name(template.task_id) for template in candidates])
 
 
-def _is_called(task_id: str, name: str) -> bool:
+def _is_called(template: Template, name: str) -> bool:
     """Whether a name fits: "2", "enable_wifi" and "02_enable_wifi" all fit "train_02_enable_wifi"."""
+    if isinstance(template, GymTask):
+        return template.is_called(name)
+    task_id = template.task_id
     _, number, rest = _name_parts(task_id)
     return name in (task_id, _short_name(task_id), rest) or (
         name.isdigit() and number.isdigit() and int(name) == int(number)

@@ -14,8 +14,8 @@ SourceType = Literal[
     "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
     "page",
 ]  # fmt: skip
-Site = Literal["miniwob", "django_admin", "page"]
-"""Sources whose tasks run on web pages of their own, and on nothing else."""
+Site = Literal["miniwob", "django_admin", "page", "gym"]
+"""Sources whose tasks run on web pages of their own, or on the devices of a gym server, and on nothing else."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -44,7 +44,7 @@ class TaskSourceConfig:
     """A category; for "task_adapter" it may also be the name of a set."""
     difficulty: Difficulty | None = None
     tags: tuple[str, ...] = ()
-    """Tasks must have all of these."""
+    """Tasks must have all of these; those of a gym one of these."""
     task_names: tuple[str, ...] = ()
     """Tasks must have one of these names: "train_02_enable_wifi", "02_enable_wifi", "enable_wifi" or "2"."""
     limit: int | None = None
@@ -52,9 +52,9 @@ class TaskSourceConfig:
     seed: int | None = None
     """Seed of that choice and of a folder's split; None takes the run's."""
     gym_base_url: str | None = None
-    """For "gym": address of the server."""
+    """For "gym": address of the server; None is http://localhost:5010."""
     gym_id: str | None = None
-    """For "gym": which of its gyms."""
+    """For "gym": which of its gyms; None is "umetrip"."""
     eval_number_range: str | None = None
     """For "gym": the task numbers that are for evaluation, such as "001-032"; instead of `train_ratio`."""
 
@@ -83,7 +83,7 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
 
 
 def find_site(sources: TaskSources) -> Site | None:
-    """The web site on which all these tasks run; None if they run on the configured device."""
+    """The web site, or "gym", on which all these tasks run; None if they run on the configured device."""
     used: list[Site | None] = list({site_of(config): None for config in parse_sources(sources)})
     if len(used) > 1:
         names = ", ".join(site or "the configured device" for site in used)
@@ -92,7 +92,7 @@ def find_site(sources: TaskSources) -> Site | None:
 
 
 def site_of(config: TaskSourceConfig) -> Site | None:
-    """The web site on which this source's tasks run; None if they run on the configured device."""
+    """The web site, or "gym", on which this source's tasks run; None if they run on the configured device."""
     return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
 
 
