@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
-from cua_rl.monitor import live_routes, rollout_routes, run_routes, session_routes
+from cua_rl.monitor import ingest_routes, live_routes, rollout_routes, run_routes, session_routes
 from cua_rl.monitor.answers import SafeJson, add_refusals
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed, listening
@@ -49,6 +49,7 @@ def make_app(databases: Databases, rules: AccessRules, *, static: Path = STATIC)
     add_refusals(app)
     app.include_router(session_routes.router)
     app.include_router(live_routes.router)
+    app.include_router(ingest_routes.router)
     app.include_router(rollout_routes.router)  # before those whose {phase} would take their addresses
     app.include_router(run_routes.router)
     _add_pages(app, static)

@@ -1,14 +1,16 @@
 """Which databases are shown, and how a run's address becomes its row."""
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from cua_rl.database.models import Training
-from cua_rl.database.session import make_engine
+from cua_rl.database.session import make_engine, make_writer_engine
 from cua_rl.errors import CuaError
 
 _RUN_ID = re.compile(r"(?:([A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})\.)?([0-9]{1,18})")
@@ -53,6 +55,7 @@ class Databases:
 
     def __init__(self, databases: Sequence[Database]) -> None:
         self._databases = {database.key: database for database in databases}
+        self._writer: Engine | None = None
 
     @property
     def all(self) -> tuple[Database, ...]:
@@ -62,6 +65,13 @@ class Databases:
     def main(self) -> Database:
         """Where what is sent over HTTP goes."""
         return next(iter(self._databases.values()))
+
+    @property
+    def writer_engine(self) -> Engine:
+        """One connection for what is sent over HTTP, so that batches are stored one after the other."""
+        if self._writer is None:
+            self._writer = make_writer_engine(self.main.url)
+        return self._writer
 
     def find(self, run_id: str) -> tuple[Database, int]:
         """The database and the `trainings.id` of an address; raises `NotFoundError`."""
@@ -83,5 +93,7 @@ class Databases:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.dispose)
         for database in self._databases.values():
             await database.engine.dispose()

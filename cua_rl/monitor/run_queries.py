@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, Training
+from cua_rl.database.monitor_models import Project, ProjectRun
 from cua_rl.evaluation.statistics import wilson_interval
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
@@ -76,7 +77,7 @@ async def list_runs(
 async def summarise(
     session: AsyncSession, database: Database, trainings: Sequence[Training]
 ) -> list[schemas.RunSummary]:
-    """Summaries of all these runs with four statements."""
+    """Summaries of all these runs with five statements."""
     ids = [training.id for training in trainings]
     if not ids:
         return []
@@ -84,10 +85,12 @@ async def summarise(
     evaluations = await _evaluation_success(session, ids)
     times = await _step_times(session, ids)
     open_steps = await _open_steps(session, ids)
+    projects = await _projects(session, ids)
     return [
         _summary(
             database,
             training,
+            projects.get(training.id),
             success.get(training.id, []),
             evaluations.get(training.id, []),
             times.get(training.id, []),
@@ -95,6 +98,13 @@ async def summarise(
         )
         for training in trainings
     ]
+
+
+async def _projects(session: AsyncSession, ids: Sequence[int]) -> dict[int, str]:
+    """Names of the projects that sent these runs."""
+    query = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
+    rows = await session.execute(query.where(ProjectRun.training_id.in_(ids)))
+    return {row.training_id: row.name for row in rows}
 
 
 _StepSuccess = tuple[int, int, int, float | None]  # step, successes, rollouts, mean reward
@@ -143,7 +153,7 @@ async def _step_times(session: AsyncSession, ids: Sequence[int]) -> dict[int, li
     """Durations of the last ten finished steps of each run."""
     place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
     took = func.extract("epoch", Step.ended_at - Step.started_at).label("took")
-    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.status == "completed").subquery()
+    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.ended_at.is_not(None)).subquery()
     found: dict[int, list[float]] = defaultdict(list)
     for training_id, seconds in await session.execute(
         select(last.c.training_id, last.c.took).where(last.c.place <= 10)
@@ -163,6 +173,7 @@ async def _open_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, fl
 def _summary(
     database: Database,
     training: Training,
+    project: str | None,
     success: Sequence[_StepSuccess],
     evaluations: Sequence[_EvalSuccess],
     times: Sequence[float],
@@ -181,7 +192,7 @@ def _summary(
         run_id=database.run_id(training.id),
         run_name=training.run_name,
         log_path=training.log_path,
-        project=None,
+        project=project,
         model_name=model_name(training.config),
         status=training.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
         is_alive=is_running and (now - training.heartbeat_at).total_seconds() < _ALIVE_S,

@@ -1,0 +1,269 @@
+"""What other programs send: items of a batch, read tolerantly; fields that have no column are kept as they came.
+
+Names are those of the ingest interface: `max_steps` of a task are turns, `turn` counts from 1, ids are those that
+earlier answers gave. Our own sender adds `cua_rl`, an object with what the interface has no field for.
+"""
+
+import json
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from cua_rl.monitor.schemas import Shown
+
+_YEARS = (1990, 2200)
+
+
+def _parse_time(value: object) -> object:
+    """ISO 8601 or Unix seconds; without a zone it is UTC."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, int | float):
+        parsed = datetime.fromtimestamp(value, UTC) if 6e8 < value < 7e9 else None
+    else:
+        parsed = datetime.fromisoformat(str(value).strip())
+        parsed = parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
+    if parsed is None or not _YEARS[0] <= parsed.year <= _YEARS[1]:
+        raise ValueError(f"expected a time between {_YEARS[0]} and {_YEARS[1]}, got {value!r}")
+    return parsed
+
+
+def _parse_json(value: object) -> object:
+    """JSON, or text that holds JSON; other text stays text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, str) and not value.strip():
+        return None
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _words(value: object) -> object:
+    """A list of words, JSON of one, or words with commas."""
+    value = _parse_json(value)
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return [str(word) for word in cast("list[object]", value)] if isinstance(value, list) else value
+
+
+Time = Annotated[datetime | None, BeforeValidator(_parse_time)]
+Number = Annotated[float | None, BeforeValidator(_finite)]
+Integer = Annotated[int | None, Field(ge=-(2**31), lt=2**31)]
+Key = Annotated[int | None, Field(ge=1, lt=2**63)]
+Text = Annotated[str | None, Field(max_length=4_000_000)]
+Name = Annotated[str | None, Field(max_length=500)]
+AnyJson = Annotated[Any, BeforeValidator(_parse_json)]
+Words = Annotated[list[str] | None, BeforeValidator(_words), Field(max_length=100)]
+
+
+class Sent(BaseModel):
+    """Base of all items."""
+
+    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
+
+    client_id: Name = None
+    status: Name = None
+    error_message: Text = None
+    start_time: Time = None
+    end_time: Time = None
+    created_at: Time = None
+    cua_rl: dict[str, Any] = Field(default_factory=dict)
+
+
+class SentTraining(Sent):
+    training_id: Key = None
+    run_name: Name = None
+    log_path: Name = None
+    config_json: AnyJson = None
+    current_step: Integer = None
+    total_steps: Integer = None
+
+
+class SentTask(Sent):
+    task_id: Name = None
+    name: Text = None
+    instruction: Text = None
+    description: Text = None
+    difficulty: Name = None
+    category: Name = None
+    max_steps: Integer = None
+    tags: Words = None
+
+
+class SentEnvironment(Sent):
+    env_type: Name = None
+    gbox_id: Name = None
+    box_type: Name = None
+    creation_time: Time = None
+    termination_time: Time = None
+
+
+class SentSource(Sent):
+    """A step, a baseline or an evaluation."""
+
+    training_id: Key
+    step: Integer = None
+    learning_rate: Number = None
+    loss: Number = None
+    kl_divergence: Number = None
+    policy_gradient_norm: Number = None
+    reward_mean: Number = None
+    reward_std: Number = None
+    success_rate: Number = None
+    avg_reward: Number = None
+    avg_turns: Number = None
+    num_trajectories: Integer = None
+    num_tokens: Integer = None
+    total_tasks: Integer = None
+    completed_tasks: Integer = None
+    rollout_progress: AnyJson = None
+    metrics_json: AnyJson = None
+    rollout_end_time: Time = None
+
+
+class SentRollout(Sent):
+    rollout_id: Annotated[str, Field(min_length=1, max_length=200)]
+    source_type: Annotated[str | None, Field(pattern="^(baseline|eval|step)$")] = None
+    step_id: Key = None
+    eval_id: Key = None
+    baseline_id: Key = None
+    env_id: Key = None
+    task_id: Key = None
+    group_num: Integer = None
+    group_id: AnyJson = None
+    env_index: Integer = None
+    max_turns: Integer = None
+    num_turns: Integer = None
+    current_turn: Integer = None
+    task_success: bool | None = None
+    validation_passed: bool | None = None
+    reward: Number = None
+    ran_out_of_turns: bool | None = None
+    task_completed: bool | None = None
+    rollout_time: Number = None
+    summary_json: AnyJson = None
+
+
+class SentTurn(Sent):
+    rollout_id: Key
+    turn: Annotated[int, Field(ge=1, le=1_000_000)]
+    turn_time: Number = None
+    model_response: Text = None
+    thinking: Text = None
+    text: Text = None
+    metrics_json: AnyJson = None
+    action_json: AnyJson = None
+    model_specific_input_json: AnyJson = None
+    screen_before: str | None = None
+    screen_after: str | None = None
+
+
+class SentAction(Sent):
+    turn_id: Key
+    action_type: Name = None
+    action_name: Name = None
+    action_args: AnyJson = None
+    action_json: AnyJson = None
+    tokens: AnyJson = None
+    logprobs: AnyJson = None
+
+
+class SentObservation(Sent):
+    turn_id: Key
+    obs_type: Name = None
+    screenshot_uri: str | None = None
+    text_content: Text = None
+    model_input_json: AnyJson = None
+
+
+class SentValidation(Sent):
+    rollout_id: Key
+    validation_query: Text = None
+    expected_result: AnyJson = None
+    actual_result: AnyJson = None
+    success: bool
+    execution_time: Number = None
+    details_json: AnyJson = None
+
+
+class SentValidator(Sent):
+    """Kept, not shown."""
+
+
+ITEM_CLASSES: dict[str, type[Sent]] = {
+    "tasks": SentTask,
+    "validators": SentValidator,
+    "environments": SentEnvironment,
+    "steps": SentSource,
+    "baselines": SentSource,
+    "evals": SentSource,
+    "rollouts": SentRollout,
+    "turns": SentTurn,
+    "actions": SentAction,
+    "observations": SentObservation,
+    "validations": SentValidation,
+}
+"""Kinds in the order in which a batch is read: what is referred to comes first."""
+
+Items = Annotated[list[dict[str, Any]], Field(max_length=2000)]
+
+
+class IngestBatch(BaseModel):
+    """Any subset of kinds. An item that was sent before, by its `client_id`, is updated."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    training: dict[str, Any] | None = None
+    tasks: Items = Field(default_factory=list[dict[str, Any]])
+    validators: Items = Field(default_factory=list[dict[str, Any]])
+    environments: Items = Field(default_factory=list[dict[str, Any]])
+    steps: Items = Field(default_factory=list[dict[str, Any]])
+    baselines: Items = Field(default_factory=list[dict[str, Any]])
+    evals: Items = Field(default_factory=list[dict[str, Any]])
+    rollouts: Items = Field(default_factory=list[dict[str, Any]])
+    turns: Items = Field(default_factory=list[dict[str, Any]])
+    actions: Items = Field(default_factory=list[dict[str, Any]])
+    observations: Items = Field(default_factory=list[dict[str, Any]])
+    validations: Items = Field(default_factory=list[dict[str, Any]])
+
+
+class Mapped(Shown):
+    """The id under which later items refer to this one."""
+
+    client_id: str | None
+    id: int
+
+
+class ItemError(Shown):
+    """An item that was not stored; the rest of its batch was."""
+
+    kind: str
+    index: int
+    client_id: str | None
+    error: str
+
+
+class IngestAnswer(Shown):
+    """Ids of what was stored, in the order in which it was sent."""
+
+    training_id: int | None = None
+    tasks: list[Mapped] = Field(default_factory=list[Mapped])
+    validators: list[Mapped] = Field(default_factory=list[Mapped])
+    environments: list[Mapped] = Field(default_factory=list[Mapped])
+    steps: list[Mapped] = Field(default_factory=list[Mapped])
+    baselines: list[Mapped] = Field(default_factory=list[Mapped])
+    evals: list[Mapped] = Field(default_factory=list[Mapped])
+    rollouts: list[Mapped] = Field(default_factory=list[Mapped])
+    turns: list[Mapped] = Field(default_factory=list[Mapped])
+    actions: list[Mapped] = Field(default_factory=list[Mapped])
+    observations: list[Mapped] = Field(default_factory=list[Mapped])
+    validations: list[Mapped] = Field(default_factory=list[Mapped])
+    errors: list[ItemError] = Field(default_factory=list[ItemError])

@@ -1,0 +1,39 @@
+"""Projects: who may send runs. A token is shown once, when it is made; only its hash is kept."""
+
+import re
+from hashlib import sha256
+
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.dialects.postgresql import insert
+
+from cua_rl.database.monitor_models import Project
+from cua_rl.errors import ConfigError
+from cua_rl.monitor.security import make_token
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
+
+
+def create_project(engine: Engine, name: str) -> tuple[int, str]:
+    """A new project's id and token, or a new token for one that exists (the old one stops working)."""
+    if _NAME.fullmatch(name) is None:
+        raise ConfigError(
+            f"create_project: expected up to 100 letters, digits, spaces, dots and dashes, got {name!r}; choose another"
+        )
+    token = make_token()
+    values = {"token_sha256": _hash(token)}
+    statement = insert(Project).values(name=name, **values)
+    statement = statement.on_conflict_do_update(index_elements=["name"], set_=values).returning(Project.id)
+    with engine.begin() as connection:
+        return connection.execute(statement).scalar_one(), token
+
+
+def find_project(connection: Connection, token: str) -> tuple[int, str] | None:
+    """Id and name of the project that the token belongs to."""
+    query = select(Project.id, Project.name).where(Project.token_sha256 == _hash(token))
+    row = connection.execute(query).one_or_none()
+    return None if row is None else (row.id, row.name)
+
+
+def _hash(token: str) -> bytes:
+    """Tokens are random and long, so that one round is enough."""
+    return sha256(token.encode("utf-8", "replace")).digest()

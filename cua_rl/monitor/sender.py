@@ -1,0 +1,290 @@
+"""Sends a run to another monitor while it goes on: through a queue on disk, in batches, again and again until it
+arrives. Training never waits for it and never fails by it.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import httpx
+
+from cua_rl.errors import CuaError, boundary
+from cua_rl.events import Event, Recorder
+from cua_rl.monitor.sent_items import TRAINING, ItemMaker, Reference, SentItem
+from cua_rl.monitor.spool import Spool, Waiting
+
+logger = logging.getLogger(__name__)
+
+_QUEUE_SIZE = 4096
+_BATCH_LINES, _BATCH_BYTES = 256, 8 * 2**20
+_MAX_SPOOL_BYTES = 4 * 2**30
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 15.0
+_TIMEOUT_S = 120.0
+_CLOSE_TIMEOUT_S = 20.0
+
+
+class SendError(CuaError):
+    """A batch did not arrive; it is sent again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorAddress:
+    """Where to send to, and as whom."""
+
+    base_url: str
+    token: str
+    project_id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"MonitorAddress(base_url={self.base_url!r}, token='***')"
+
+    @property
+    def ingest_url(self) -> str:
+        return f"{self.base_url.rstrip('/')}/api/ingest/batch"
+
+    def run_url(self, training_id: int) -> str:
+        """The page of the run."""
+        query = f"?project_id={self.project_id}" if self.project_id else ""
+        return f"{self.base_url.rstrip('/')}/{training_id}{query}"
+
+
+class SendingRecorder:
+    """A `Recorder` that keeps events with another one and sends them to a monitor; an async context manager.
+
+    What has not arrived when the context is left, waits in `folder` for a run that goes on there.
+    """
+
+    def __init__(
+        self,
+        inner: Recorder,
+        address: MonitorAddress,
+        folder: Path,
+        *,
+        image_token_id: int,
+        max_spool_bytes: int = _MAX_SPOOL_BYTES,
+    ) -> None:
+        self._inner = inner
+        self._address = address
+        self._folder = folder
+        self._maker = ItemMaker(image_token_id=image_token_id)
+        self._max_spool_bytes = max_spool_bytes
+        self._queue: asyncio.Queue[tuple[Event, datetime]] = asyncio.Queue(_QUEUE_SIZE)
+        self._has_more = asyncio.Event()
+        self._ids: dict[Reference, int] = {}
+        self._num_refused = 0
+        self._is_failed = False
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """How much has not arrived yet."""
+        return self._spool.num_bytes
+
+    async def record(self, event: Event) -> None:
+        """Keep the event, and queue it for the monitor."""
+        await self._inner.record(event)
+        if not self._is_failed:
+            await self._queue.put((event, datetime.now(UTC)))
+
+    async def flush(self) -> None:
+        """Wait until the other recorder has everything; the monitor is not waited for."""
+        await self._inner.flush()
+
+    async def __aenter__(self) -> Self:
+        self._spool = await asyncio.to_thread(Spool, self._folder, max_bytes=self._max_spool_bytes)
+        await asyncio.to_thread(self._load_ids)
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {self._address.token}"}, timeout=_TIMEOUT_S, trust_env=False
+        )
+        self._tasks = (
+            asyncio.create_task(self._guarded(self._spool_forever()), name="monitor-spool"),
+            asyncio.create_task(self._guarded(self._send_forever()), name="monitor-send"),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._queue.join()
+                while self._spool.num_bytes and not self._is_failed:
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            logger.warning(
+                "%.1f MB for the monitor wait in %s: they are sent when the run goes on there",
+                self._spool.num_bytes / 1e6,
+                self._folder,
+            )
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+            await self._client.aclose()
+
+    async def _guarded(self, work: Any) -> None:
+        """A mistake in here ends the sending, never the training."""
+        try:
+            with boundary(SendError, "sending to the monitor"):
+                await work
+        except SendError as error:
+            self._is_failed = True
+            logger.error("the run is not sent to the monitor any more: %s", error, exc_info=error)
+            while not self._queue.empty():
+                self._queue.get_nowait()
+                self._queue.task_done()
+
+    async def _spool_forever(self) -> None:
+        while True:
+            events = [await self._queue.get()]
+            while len(events) < 64 and not self._queue.empty():
+                events.append(self._queue.get_nowait())
+            try:
+                await asyncio.to_thread(self._append, events)
+            finally:
+                for _ in events:
+                    self._queue.task_done()
+            self._has_more.set()
+
+    def _append(self, events: Sequence[tuple[Event, datetime]]) -> None:
+        refused = self._spool.num_refused
+        self._spool.append(_encode(item) for event, at in events for item in self._maker.make(event, at))
+        if self._spool.num_refused > refused == 0:
+            logger.error(
+                "the queue for the monitor is full (%.0f MB in %s): newer items are left out, the run's own database "
+                "has them all",
+                self._spool.num_bytes / 1e6,
+                self._folder,
+            )
+
+    async def _send_forever(self) -> None:
+        retry_s, is_away = _FIRST_RETRY_S, False
+        while True:
+            self._has_more.clear()
+            waiting = await asyncio.to_thread(self._spool.peek, max_lines=_BATCH_LINES, max_bytes=_BATCH_BYTES)
+            if waiting is None:
+                await self._has_more.wait()
+                continue
+            try:
+                await self._send(waiting)
+            except SendError as error:
+                if not is_away:
+                    logger.warning("monitor away url=%s, trying again: %s", self._address.base_url, error)
+                is_away = True
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+                continue
+            if is_away:
+                logger.warning("monitor back url=%s, nothing lost", self._address.base_url)
+            retry_s, is_away = _FIRST_RETRY_S, False
+            await asyncio.to_thread(self._spool.acknowledge, waiting)
+
+    async def _send(self, waiting: Waiting) -> None:
+        """Send lines in as few requests as their references allow; raises `SendError` if one does not arrive."""
+        items = [_decode(line) for line in waiting.lines]
+        while items:
+            wave, items = self._next_wave(items)
+            if not wave:
+                self._refuse(items, "refers to an item that was not stored")
+                return
+            await self._post(wave)
+
+    def _next_wave(self, items: Sequence[SentItem]) -> tuple[list[SentItem], list[SentItem]]:
+        """Items whose references are known, and the rest; items that are the same thing keep their order."""
+        wave: list[SentItem] = []
+        rest: list[SentItem] = []
+        held: set[Reference] = set()
+        for item in items:
+            name = (item.kind, item.client_id)
+            is_ready = all(reference in self._ids and reference not in held for reference in item.references.values())
+            has_training = any(one.kind == "training" for one in wave)
+            if not is_ready or name in held or (item.kind == "training" and wave) or has_training:
+                rest.append(item)
+                held.add(name)
+            else:
+                wave.append(item)
+        return wave, rest
+
+    async def _post(self, wave: Sequence[SentItem]) -> None:
+        body: dict[str, Any] = {}
+        for item in wave:
+            references = {name: self._ids[reference] for name, reference in item.references.items()}
+            payload = {**item.payload, **references}
+            if item.kind == "training":
+                body["training"] = payload
+            else:
+                body.setdefault(item.kind, []).append({"client_id": item.client_id, **payload})
+        content = await asyncio.to_thread(lambda: json.dumps(body).encode())
+        answer = await self._request(content)
+        new = dict(_ids_of(answer))
+        if any(self._ids.get(name) != number for name, number in new.items()):
+            self._ids |= new
+            await asyncio.to_thread(self._save_ids, new)
+        if "training_id" in new and TRAINING not in self._ids:
+            logger.info("run is shown at %s", self._address.run_url(new[TRAINING]))
+        for error in answer.get("errors", []):
+            self._num_refused += 1
+            logger.warning("the monitor refused one of %s, %s: %s", error["kind"], error["client_id"], error["error"])
+
+    async def _request(self, content: bytes) -> Mapping[str, Any]:
+        try:
+            answer = await self._client.post(
+                self._address.ingest_url, content=content, headers={"Content-Type": "application/json"}
+            )
+        except httpx.HTTPError as error:
+            raise SendError(f"{type(error).__name__}: {error}") from error
+        try:
+            parsed: Any = answer.json()
+        except ValueError:
+            parsed = None
+        if answer.status_code not in (200, 422) or not isinstance(parsed, dict) or "errors" not in parsed:
+            raise SendError(f"expected the monitor to store a batch, got {answer.status_code}: {answer.text[:200]}")
+        return cast("Mapping[str, Any]", parsed)
+
+    def _refuse(self, items: Sequence[SentItem], reason: str) -> None:
+        self._num_refused += len(items)
+        for item in items[:3]:
+            logger.warning("cannot send one of %s, %s: it %s", item.kind, item.client_id, reason)
+
+    def _load_ids(self) -> None:
+        path = self._folder / "ids.jsonl"
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                if line.endswith("]"):
+                    kind, client_id, number = json.loads(line)
+                    self._ids[kind, client_id] = number
+
+    def _save_ids(self, new: Mapping[Reference, int]) -> None:
+        with (self._folder / "ids.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps([*name, number]) + "\n" for name, number in new.items())
+
+
+_REFERRED = ("tasks", "environments", "steps", "baselines", "evals", "rollouts")
+
+
+def _ids_of(answer: Mapping[str, Any]) -> list[tuple[Reference, int]]:
+    """Ids of what later items refer to."""
+    found: list[tuple[Reference, int]] = []
+    if answer.get("training_id") is not None:
+        found.append((TRAINING, int(answer["training_id"])))
+    for kind in _REFERRED:
+        found += [((kind, str(one["client_id"])), int(one["id"])) for one in answer.get(kind, [])]
+    return found
+
+
+def _encode(item: SentItem) -> bytes:
+    line = {"kind": item.kind, "client_id": item.client_id, "payload": item.payload, "references": item.references}
+    return json.dumps(line, default=str).encode()
+
+
+def _decode(line: bytes) -> SentItem:
+    fields = json.loads(line)
+    references = {name: (str(kind), str(client_id)) for name, (kind, client_id) in fields["references"].items()}
+    return SentItem(
+        kind=fields["kind"], client_id=fields["client_id"], payload=fields["payload"], references=references
+    )

@@ -1,0 +1,364 @@
+"""A run's events as items for another monitor, in the form of the ingest interface.
+
+What refers to something sent before names it (`references`), because its id is known only once that has been stored.
+"""
+
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from cua_rl.database.encoding import encode_action, encode_prompt_chunks
+from cua_rl.events import (
+    CheckpointSaved,
+    EvaluationEnded,
+    Event,
+    GroupEnded,
+    RolloutStarted,
+    Source,
+    SourceStarted,
+    StepTrained,
+    TrainingEnded,
+    TrainingStarted,
+    TurnTaken,
+)
+from cua_rl.tasks.task import Task
+from cua_rl.types import Observation, Rollout, Turn
+
+Reference = tuple[str, str]
+"""Kind and client id of an item."""
+_KINDS = {"baseline": "baselines", "step": "steps", "eval": "evals"}
+TRAINING: Reference = ("training", "training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentItem:
+    """One item; `references` maps fields to the items whose ids belong there."""
+
+    kind: str
+    client_id: str
+    payload: Mapping[str, Any]
+    references: Mapping[str, Reference] = field(default_factory=dict[str, Reference])
+
+
+@dataclass(slots=True)
+class _SourceState:
+    num_groups: int
+    num_ended: int = 0
+
+
+class ItemMaker:
+    """Turns the events of one attempt of a run into items, in order."""
+
+    def __init__(self, *, image_token_id: int) -> None:
+        self._image_token_id = image_token_id
+        self._attempt = str(uuid4())
+        self._run_name = ""
+        self._sources: dict[Source, _SourceState] = {}
+        self._source_of: dict[str, Source] = {}
+        self._last_screen: dict[str, str] = {}
+
+    def make(self, event: Event, at: datetime) -> list[SentItem]:
+        """Items that say what an event says; none for events that nobody else can use."""
+        return list(self._items(event, at))
+
+    def _items(self, event: Event, at: datetime) -> Iterator[SentItem]:
+        match event:
+            case TrainingStarted():
+                yield self._training_started(event, at)
+            case SourceStarted():
+                yield from self._source_started(event, at)
+            case RolloutStarted():
+                yield from self._rollout_started(event, at)
+            case TurnTaken():
+                yield self._turn(event.rollout_id, event.turn)
+            case GroupEnded():
+                yield from self._group_ended(event, at)
+            case StepTrained():
+                yield from self._step_trained(event, at)
+            case EvaluationEnded():
+                yield self._source_item(event.source, _ended(at) | _eval_figures(event.metrics))
+            case CheckpointSaved():
+                last_step = Source(phase="step", step=max(0, event.step - 1))
+                yield self._source_item(last_step, {"checkpoint_path": event.state_path})
+            case TrainingEnded():
+                ended = {"status": event.status, "error_message": event.error, "end_time": _iso(at)}
+                yield self._training_item(ended)
+            case _:
+                return
+
+    def _training_item(self, payload: Mapping[str, Any]) -> SentItem:
+        return SentItem(kind="training", client_id="training", payload={"run_name": self._run_name, **payload})
+
+    def _training_started(self, event: TrainingStarted, at: datetime) -> SentItem:
+        self._run_name = event.run_name
+        return self._training_item(
+            {
+                "status": "running",
+                "current_phase": "rollout",
+                "log_path": event.log_path,
+                "config_json": dict(event.config),
+                "current_step": event.first_step,
+                "total_steps": event.total_steps,
+                "start_time": _iso(at),
+                "cua_rl": {
+                    "attempt": self._attempt,
+                    "first_step": event.first_step,
+                    "image_token_id": self._image_token_id,
+                },
+            }
+        )
+
+    def _source_id(self, source: Source) -> str:
+        return f"{source.phase}-{self._run_name}-{source.step}-0"
+
+    def _source_item(self, source: Source, payload: Mapping[str, Any]) -> SentItem:
+        return SentItem(
+            kind=_KINDS[source.phase],
+            client_id=self._source_id(source),
+            payload={"step": source.step, "batch": 0, **payload},
+            references={"training_id": TRAINING},
+        )
+
+    def _source_started(self, event: SourceStarted, at: datetime) -> Iterator[SentItem]:
+        self._sources[event.source] = _SourceState(num_groups=len(event.tasks))
+        yield from {_task_id(task): _task_item(task) for task in event.tasks}.values()
+        yield self._source_item(
+            event.source,
+            {
+                "status": "rollout_running" if event.source.phase == "step" else "running",
+                "start_time": _iso(at),
+                "cua_rl": {"policy_version": event.policy_version, "group_size": event.group_size},
+                **self._progress(event.source),
+            },
+        )
+
+    def _progress(self, source: Source) -> dict[str, Any]:
+        state = self._sources.get(source, _SourceState(num_groups=0))
+        if source.phase != "step":
+            return {"total_tasks": state.num_groups, "completed_tasks": state.num_ended}
+        return {"rollout_progress": {"total_groups": state.num_groups, "completed_groups": state.num_ended}}
+
+    def _rollout_started(self, event: RolloutStarted, at: datetime) -> Iterator[SentItem]:
+        self._source_of[event.rollout_id] = event.source
+        yield _task_item(event.task)
+        yield SentItem(
+            kind="environments",
+            client_id=f"{event.rollout_id}:env",
+            payload={"status": "running", "gbox_id": event.device_id, "creation_time": _iso(at)},
+        )
+        payload = {
+            "group_num": event.group_index,
+            "env_index": event.member_index,
+            "max_turns": event.max_turns,
+            "status": "running",
+            "current_phase": "task_execution",
+            "start_time": _iso(at),
+            "cua_rl": {"group_id": event.group_id, "seed": event.task.seed},
+        }
+        yield self._rollout_item(event.source, event.rollout_id, _task_id(event.task), payload)
+
+    def _rollout_item(
+        self, source: Source, rollout_id: str, task_id: str | None, payload: Mapping[str, Any]
+    ) -> SentItem:
+        references: dict[str, Reference] = {
+            f"{source.phase}_id": (_KINDS[source.phase], self._source_id(source)),
+            "env_id": ("environments", f"{rollout_id}:env"),
+        }
+        if task_id is not None:
+            references["task_id"] = ("tasks", task_id)
+        head = {"rollout_id": rollout_id, "source_type": source.phase, "is_eval": source.phase != "step", "batch": 0}
+        return SentItem(kind="rollouts", client_id=rollout_id, payload=head | dict(payload), references=references)
+
+    def _turn(self, rollout_id: str, turn: Turn) -> SentItem:
+        before = _reference(turn.before) if self._is_known(rollout_id, turn.before) else _data_uri(turn.before)
+        if turn.after is not None:
+            self._last_screen[rollout_id] = turn.after.sha256
+        payload: dict[str, Any] = {
+            "turn": turn.index + 1,
+            "start_time": _iso(datetime.fromtimestamp(turn.model.started_at, UTC)),
+            "turn_time": sum(turn.durations_s.values()),
+            "model_response": turn.model.text,
+            "metrics_json": {"stage_timings": dict(turn.durations_s)},
+            "screen_before": before,
+            "screen_after": None if turn.after is None else _data_uri(turn.after),
+            "model_specific_input_json": dict(turn.model.request),
+            "cua_rl": self._exact_turn(turn),
+        }
+        return _turn_item(rollout_id, turn.index, payload)
+
+    def _is_known(self, rollout_id: str, screen: Observation) -> bool:
+        """The turn before has sent the same screenshot as the one after it."""
+        return self._last_screen.get(rollout_id) == screen.sha256
+
+    def _exact_turn(self, turn: Turn) -> dict[str, Any]:
+        model = turn.model
+        exact: dict[str, Any] = {
+            "response_id": model.response_id,
+            "prompt_token_ids": model.prompt.token_ids(self._image_token_id),
+            "prompt_chunks": encode_prompt_chunks(model.prompt),
+            "sampled_tokens": list(model.sampled_tokens),
+            "sampling_logprobs": list(model.sampling_logprobs),
+            "policy_version": model.policy_version,
+            "stop": model.stop,
+            "prompt_matches_renderer": model.prompt_matches_renderer,
+            "cached_tokens": model.cached_tokens,
+            "started_unix_s": model.started_at,
+            "duration_s": model.duration_s,
+            "durations_s": dict(turn.durations_s),
+            "action_error": turn.action_error,
+        }
+        if turn.action is not None:
+            exact["action"] = encode_action(turn.action)
+        if model.failure is not None:
+            exact |= {"failure_kind": model.failure.kind, "failure_message": model.failure.message}
+        return exact
+
+    def _group_ended(self, event: GroupEnded, at: datetime) -> Iterator[SentItem]:
+        group = event.group
+        advantages = event.advantages or (None,) * len(group.rollouts)
+        for position, rollout in enumerate(group.rollouts):
+            ours = {"group_id": group.group_id, "position": position, "advantage": advantages[position]}
+            yield from self._rollout_ended(event.source, rollout, at, ours)
+        for rollout in group.faulty:
+            yield from self._rollout_ended(event.source, rollout, at, {"group_id": group.group_id})
+        state = self._sources.get(event.source)
+        if state is not None:
+            state.num_ended += 1
+            state.num_groups += event.replaced_by is not None
+            yield self._source_item(event.source, self._progress(event.source))
+
+    def _rollout_ended(
+        self, source: Source, rollout: Rollout, at: datetime, ours: Mapping[str, Any]
+    ) -> Iterator[SentItem]:
+        is_fault = rollout.stop_reason.is_fault
+        yield SentItem(
+            kind="environments",
+            client_id=f"{rollout.rollout_id}:env",
+            payload={
+                "status": "error" if rollout.stop_reason == "device_error" else "terminated",
+                "gbox_id": rollout.device_id or "none",
+                "termination_time": _iso(at),
+                "error_message": rollout.error,
+            },
+        )
+        reward = rollout.reward
+        payload = {
+            "group_num": rollout.group_index,
+            "env_index": rollout.member_index,
+            "status": "failed" if is_fault else "completed",
+            "end_time": _iso(at),
+            "rollout_time": rollout.duration_s,
+            "num_turns": len(rollout.turns),
+            "task_completed": rollout.stop_reason == "finished",
+            "ran_out_of_turns": rollout.stop_reason == "max_turns",
+            "task_success": None if is_fault else rollout.success,
+            "reward": None if reward is None else reward.total,
+            "error_message": rollout.error,
+            "cua_rl": {
+                "stop_reason": str(rollout.stop_reason),
+                "reward_parts": None if reward is None else dict(reward.parts),
+                "started_unix_s": rollout.started_at,
+                "duration_s": rollout.duration_s,
+                "answer": rollout.answer,
+                "seed": rollout.seed,
+                **ours,
+            },
+        }
+        yield self._rollout_item(source, rollout.rollout_id, None, payload)
+        if rollout.validation is not None:
+            yield _validation_item(rollout)
+        self._last_screen.pop(rollout.rollout_id, None)
+        self._source_of.pop(rollout.rollout_id, None)
+
+    def _step_trained(self, event: StepTrained, at: datetime) -> Iterator[SentItem]:
+        for rollout_id, turns in event.training_logprobs.items():
+            for index, logprobs in turns:
+                payload = {"turn": index + 1, "cua_rl": {"training_logprobs": list(logprobs)}}
+                yield _turn_item(rollout_id, index, payload)
+        metrics = event.metrics
+        payload = {
+            "metrics_json": dict(metrics),
+            "loss": metrics.get("loss/total"),
+            "kl_divergence": metrics.get("policy/kl_sampling_training/mean"),
+            "policy_gradient_norm": metrics.get("optim/grad_norm"),
+            "reward_mean": metrics.get("reward/mean"),
+            "cua_rl": {
+                "trained_policy_version": event.policy_version,
+                "num_datums": event.num_datums,
+                "datums_sha256": event.datums_sha256,
+            },
+        }
+        source = Source(phase="step", step=event.step)
+        yield self._source_item(source, _ended(at) | payload)
+        self._sources.pop(source, None)
+
+
+def _ended(at: datetime) -> dict[str, Any]:
+    return {"status": "completed", "end_time": _iso(at)}
+
+
+def _eval_figures(metrics: Mapping[str, float]) -> dict[str, Any]:
+    rates = [value for name, value in metrics.items() if name.count("/") == 2 and name.endswith("/success_rate")]
+    return {"metrics_json": dict(metrics), "success_rate": rates[0] if rates else None}
+
+
+def _task_id(task: Task) -> str:
+    return f"{task.task_id}@{task.seed}"
+
+
+def _task_item(task: Task) -> SentItem:
+    return SentItem(
+        kind="tasks",
+        client_id=_task_id(task),
+        payload={
+            "task_id": task.task_id,
+            "name": task.task_id,
+            "instruction": task.instruction,
+            "difficulty": task.difficulty,
+            "category": task.category,
+            "max_steps": task.max_turns,
+            "tags": list(task.tags),
+            "cua_rl": {"seed": task.seed},
+        },
+    )
+
+
+def _turn_item(rollout_id: str, index: int, payload: Mapping[str, Any]) -> SentItem:
+    return SentItem(
+        kind="turns",
+        client_id=f"{rollout_id}:turn:{index + 1}",
+        payload=payload,
+        references={"rollout_id": ("rollouts", rollout_id)},
+    )
+
+
+def _validation_item(rollout: Rollout) -> SentItem:
+    assert rollout.validation is not None
+    validation = rollout.validation
+    return SentItem(
+        kind="validations",
+        client_id=f"{rollout.rollout_id}:validation",
+        payload={
+            "validation_query": validation.query,
+            "expected_result": validation.expected,
+            "actual_result": validation.actual,
+            "success": validation.success,
+            "execution_time": validation.duration_s,
+        },
+        references={"rollout_id": ("rollouts", rollout.rollout_id)},
+    )
+
+
+def _data_uri(screen: Observation) -> str:
+    return f"data:image/png;base64,{b64encode(screen.png).decode()}"
+
+
+def _reference(screen: Observation) -> str:
+    return f"sha256:{screen.sha256}"
+
+
+def _iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat()

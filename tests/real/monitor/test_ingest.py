@@ -1,0 +1,270 @@
+"""Payloads as other programs send them: one item a request, relations by the ids that came back."""
+
+import json
+from base64 import b64encode
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+
+from tests.real.database.conftest import run_sql
+from tests.real.monitor.conftest import Monitor
+
+ROLLOUT = "5f1d2c3b4a5968778695a4b3c2d1e0f0"
+
+
+def screenshot(color: str) -> str:
+    buffer = BytesIO()
+    Image.new("RGB", (32, 48), color).save(buffer, "PNG")
+    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode()
+
+
+async def send(monitor: Monitor, **body: Any) -> dict[str, Any]:
+    answer = await monitor.project.post("/api/ingest/batch", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["errors"] == []
+    return answer.json()
+
+
+async def send_one(monitor: Monitor, kind: str, item: dict[str, Any]) -> int:
+    answer = await send(monitor, **{kind: [item]})
+    assert answer[kind][0]["client_id"] == item.get("client_id")
+    return answer[kind][0]["id"]
+
+
+async def send_rollout(monitor: Monitor) -> tuple[int, dict[str, Any]]:
+    """A rollout from its start to its reward, in the order in which a trainer reports it."""
+    started = await send(
+        monitor,
+        training={
+            "run_name": "exp_trial_20261121-120000",
+            "status": "running",
+            "current_phase": "rollout",
+            "experiment_name": "exp",
+            "trial_name": "trial",
+            "api_key": "sk-very-secret-value",
+        },
+    )
+    training_id = started["training_id"]
+    task = await send_one(
+        monitor,
+        "tasks",
+        {
+            "client_id": "task-019",
+            "task_id": "task-019",
+            "name": "019_check_recent",
+            "instruction": "Check the flight.",
+            "description": "flight",
+            "difficulty": "medium",
+            "category": "app",
+            "max_steps": 20,
+            "validation_type": "genv_graphql",
+            "tags": '["gym", "hard"]',
+            "prerequisites": "[]",
+            "source_type": "gym",
+            "created_at": "2026-11-21T12:00:00",
+        },
+    )
+    step = await send_one(
+        monitor,
+        "steps",
+        {
+            "client_id": f"step-{training_id}-3-0",
+            "training_id": training_id,
+            "step": 3,
+            "batch": 0,
+            "status": "running",
+            "current_phase": "rollout",
+            "start_time": "2026-11-21T12:00:01",
+        },
+    )
+    environment = await send_one(
+        monitor,
+        "environments",
+        {
+            "client_id": f"{ROLLOUT}:env",
+            "env_type": "gbox",
+            "status": "created",
+            "gbox_id": "run-77",
+            "box_type": "android",
+            "creation_time": "2026-11-21T12:00:02",
+        },
+    )
+    parents = {
+        "client_id": ROLLOUT,
+        "rollout_id": ROLLOUT,
+        "source_type": "step",
+        "step_id": step,
+        "eval_id": None,
+        "baseline_id": None,
+        "env_id": environment,
+        "task_id": task,
+        "model_path": "/models/qwen",
+    }
+    rollout = await send_one(
+        monitor,
+        "rollouts",
+        parents
+        | {
+            "is_eval": False,
+            "batch": 0,
+            "group_num": 2,
+            "env_index": 1,
+            "group_id": None,
+            "max_turns": 20,
+            "status": "running",
+            "current_phase": "env_creation",
+            "start_time": "2026-11-21T12:00:03",
+        },
+    )
+    turn = {
+        "client_id": f"{ROLLOUT}:turn:1",
+        "rollout_id": rollout,
+        "turn": 1,
+        "start_time": "2026-11-21T12:00:04",
+        "end_time": "2026-11-21T12:00:06.500",
+        "turn_time": 2.5,
+        "episode_done": False,
+        "model_response": "I tap.",
+        "thinking": "The button is red.",
+        "metrics_json": json.dumps({"stage_timings": {"model_inference": 1.5, "action_exec": 0.25}}),
+        "action_json": json.dumps({"action": "click", "x": 3, "y": 4}),
+        "screen_before": screenshot("red"),
+        "screen_after": screenshot("blue"),
+    }
+    turn_id = await send_one(monitor, "turns", turn)
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": screenshot("red")}}]}]
+    await send(
+        monitor,
+        actions=[
+            {
+                "turn_id": turn_id,
+                "action_type": "click",
+                "action_name": "click",
+                "tokens": [1, 2],
+                "logprobs": [-0.5, -1],
+            }
+        ],
+        observations=[
+            {"turn_id": turn_id, "obs_type": "screenshot_before", "screenshot_uri": screenshot("red")},
+            {
+                "turn_id": turn_id,
+                "obs_type": "model_input",
+                "model_input_json": {"messages": messages, "meta": {"turn": 1}},
+            },
+        ],
+    )
+    await send_one(
+        monitor, "environments", {"client_id": f"{ROLLOUT}:env", "status": "terminated", "gbox_id": "run-77"}
+    )
+    await send_one(
+        monitor, "rollouts", parents | {"status": "completed", "reward": 1.0, "task_success": True, "num_turns": 1}
+    )
+    await send(
+        monitor,
+        validations=[
+            {
+                "rollout_id": rollout,
+                "validator_id": None,
+                "validation_query": "flight",
+                "expected_result": "C919",
+                "actual_result": "C919",
+                "success": True,
+                "execution_time": 0.1,
+                "details_json": json.dumps({"genv_evaluation": {"score": 1}}),
+            }
+        ],
+    )
+    return training_id, turn
+
+
+async def test_a_rollout_that_another_trainer_sends_is_shown_like_our_own(monitor: Monitor) -> None:
+    training_id, _ = await send_rollout(monitor)
+
+    rollout = await monitor.json(f"/api/runs/{training_id}/rollouts/{ROLLOUT}")
+    (turn,) = rollout["turns"]
+    assert (rollout["success"], rollout["reward"], rollout["status"]) == (True, 1.0, "completed")
+    assert (rollout["task_id"], rollout["instruction"], rollout["step"]) == ("task-019", "Check the flight.", 3)
+    assert rollout["device"]["device_id"] == "run-77"
+    assert rollout["device"]["status"] == "released"
+    assert rollout["validation"]["expected"] == "C919"
+    assert (turn["thinking"], turn["answer"]) == ("The button is red.", "I tap.")
+    assert turn["action"] == {"type": "click", "action": "click", "x": 3, "y": 4} or turn["action"]["type"] == "click"
+    assert turn["durations_s"] == {"respond": 1.5, "execute": 0.25}
+    assert (turn["before"]["width_px"], turn["before"]["height_px"]) == (32, 48)
+    image = turn["request"]["messages"][0]["content"][0]["image_url"]["url"]
+    assert image == f"sha256:{turn['before']['sha256']}"
+    tokens = await monitor.json(f"/api/runs/{training_id}/rollouts/{ROLLOUT}/turns/0/tokens")
+    assert tokens["sampling_logprobs"] == [-0.5, -1.0]
+    run = await monitor.json(f"/api/runs/{training_id}")
+    assert (run["project"], run["config"]["experiment_name"], run["config"]["api_key"]) == ("tests", "exp", "***")
+
+
+async def test_what_is_sent_twice_is_stored_once(monitor: Monitor) -> None:
+    first, _ = await send_rollout(monitor)
+    second, _ = await send_rollout(monitor)
+
+    assert first == second
+    counts = "SELECT (SELECT count(*) FROM {}) FROM trainings"
+    for table, count in {
+        "rollouts": 1,
+        "turns": 1,
+        "steps": 1,
+        "screenshots": 2,
+        "validations": 1,
+        "groups": 1,
+    }.items():
+        assert run_sql(monitor.url, counts.format(table)) == [(count,)], table
+    assert run_sql(monitor.url, "SELECT count(*) FROM ingest_items") == [(9,)]
+
+
+async def test_one_bad_item_does_not_spoil_its_batch(monitor: Monitor) -> None:
+    training_id = (await send(monitor, training={"run_name": "r"}))["training_id"]
+    steps = [
+        {"client_id": "good", "training_id": training_id, "step": 0, "status": "completed", "reward_mean": 0.5},
+        {"client_id": "no-number", "training_id": training_id, "step": "many"},
+        {"client_id": "not-mine", "training_id": training_id + 1000, "step": 1},
+        {"client_id": "unknown-status", "training_id": training_id, "step": 2, "status": "fine"},
+    ]
+
+    answer = await monitor.project.post("/api/ingest/batch", json={"steps": steps})
+
+    assert answer.status_code == 200
+    assert [mapped["client_id"] for mapped in answer.json()["steps"]] == ["good"]
+    assert [(error["index"], error["client_id"]) for error in answer.json()["errors"]] == [
+        (1, "no-number"),
+        (2, "not-mine"),
+        (3, "unknown-status"),
+    ]
+    assert (await monitor.json(f"/api/runs/{training_id}"))["num_completed_steps"] == 1
+    refused = await monitor.project.post("/api/ingest/batch", json={"steps": steps[1:]})
+    assert refused.status_code == 422
+
+
+async def test_a_run_is_ended_by_its_training_id(monitor: Monitor) -> None:
+    training_id = (await send(monitor, training={"run_name": "r", "status": "running"}))["training_id"]
+
+    await send(monitor, training={"status": "completed", "training_id": training_id})
+
+    run = await monitor.json(f"/api/runs/{training_id}")
+    assert (run["status"], run["run_name"]) == ("completed", "r")
+    assert [change["new_status"] for change in run["history"]] == ["running", "completed"]
+
+
+async def test_ingest_needs_a_project_token_and_stays_in_its_project(monitor: Monitor) -> None:
+    training_id = (await send(monitor, training={"run_name": "r"}))["training_id"]
+    run_sql(monitor.url, "INSERT INTO projects (name, token_sha256) VALUES ('other', sha256('other-token'))")
+    body = {"training": {"training_id": training_id, "status": "failed"}}
+
+    for client, headers in (
+        (monitor.stranger, {}),
+        (monitor.client, {}),
+        (monitor.stranger, {"Authorization": "Bearer x"}),
+    ):
+        assert (await client.post("/api/ingest/batch", json=body, headers=headers)).status_code == 401
+    other = {"Authorization": "Bearer other-token"}
+    assert (await monitor.stranger.post("/api/ingest/batch", json=body, headers=other)).status_code == 422
+    assert (await monitor.json(f"/api/runs/{training_id}"))["status"] == "running"
+    assert run_sql(
+        monitor.url, "SELECT count(*) FROM projects WHERE token_sha256 = '" + monitor.project_token + "'"
+    ) == [(0,)]
