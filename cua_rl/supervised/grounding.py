@@ -1,7 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """First stage of the tiny model: its vision tower learns what lies where.
 
-`python -m cua_rl.supervised.grounding FOLDER SEED NUM_STEPS` changes a model folder in place.
+`python -m cua_rl.supervised.grounding FOLDER SEED NUM_STEPS [SCREENS]` changes a model folder in place. It looks at
+random screens of phones, or at those of web pages in the file SCREENS.
 
 Every image token on something that can be tapped learns three things: the merger's output should point at the embedding
 of its name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. The language model, which
@@ -11,8 +12,8 @@ training finding out that the image matters at all.
 
 import io
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
@@ -24,12 +25,11 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from transformers import Qwen2VLImageProcessor, Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import MAX_COORDINATE
-from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
-from cua_rl.devices.simulator.elements import Element, Rect
 from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import Start, make_phone_state
 from cua_rl.models.vocabulary import COORDINATE_STEP, names
+from cua_rl.supervised.page_screens import LabelledBox, PageScreen, read_screens
 from cua_rl.tasks.demo.expert import scannable_elements
 from cua_rl.training.vision import use_linear_patch_embedding
 
@@ -47,8 +47,13 @@ class _Screenshot:
     """[3, num_image_tokens]: ids of name, x and y; _UNKNOWN where nothing can be tapped."""
 
 
-def train_grounding(folder: Path, *, seed: int, num_steps: int, batch_size: int, learning_rate: float) -> None:
-    """Train the vision tower of the model in `folder` in place, on random home and Settings screens."""
+_Draw = Callable[[Random, Tokenizer], _Screenshot]
+
+
+def train_grounding(
+    folder: Path, draw: _Draw, *, seed: int, num_steps: int, batch_size: int, learning_rate: float
+) -> None:
+    """Train the vision tower of the model in `folder` in place, on screenshots from `draw`."""
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     processor = Qwen2VLImageProcessor.from_pretrained(folder)
@@ -59,7 +64,7 @@ def train_grounding(folder: Path, *, seed: int, num_steps: int, batch_size: int,
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, num_steps, pct_start=0.1)
     random = Random(seed)
     for step in range(num_steps):
-        screenshots = [_draw(random, tokenizer) for _ in range(batch_size)]
+        screenshots = [draw(random, tokenizer) for _ in range(batch_size)]
         batch = processor(images=[screenshot.image for screenshot in screenshots], return_tensors="pt")
         output = tower(batch["pixel_values"], grid_thw=batch["image_grid_thw"], return_dict=True)
         features = torch.stack([output.pooler_output, *output.deepstack_features])
@@ -85,42 +90,68 @@ def _loss(features: Tensor, targets: Tensor, embeddings: Tensor) -> tuple[Tensor
     return loss, right.sum(dim=1) / known.sum(dim=1)
 
 
-def _draw(random: Random, tokenizer: Tokenizer) -> _Screenshot:
+def draw_phone(random: Random, tokenizer: Tokenizer) -> _Screenshot:
+    """A random home or Settings screen."""
     start = random.choice([Start(), Start(home_page=1), Start(app="settings"), Start(app="settings")])
     state = make_phone_state(random.randrange(2**31), start)
     elements = [element for element in scannable_elements(build_screen(state)) if element.label in names()]
     image = Image.open(io.BytesIO(draw_png(state, 1))).convert("RGB")
-    cells = [
-        Rect(x=x, y=y, width=_CELL_PX, height=_CELL_PX)
-        for y in range(0, HEIGHT, _CELL_PX)
-        for x in range(0, WIDTH, _CELL_PX)
-    ]
-    targets = [_target(cell, elements, tokenizer) for cell in cells]
+    boxes = [LabelledBox(label=item.label, **asdict(item.rect)) for item in elements]
+    return _with_targets(image, boxes, tokenizer)
+
+
+def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) -> _Draw:
+    """Random choices of screens of web pages, at the size at which the model sees them."""
+
+    def draw(random: Random, tokenizer: Tokenizer) -> _Screenshot:
+        screen = random.choice(screens)
+        image = Image.open(io.BytesIO(screen.observation.png)).convert("RGB")
+        width, height = (round(side / factor_px) * factor_px for side in image.size)
+        across, down = width / image.width, height / image.height
+        boxes = [
+            LabelledBox(
+                label=box.label, x=box.x * across, y=box.y * down, width=box.width * across, height=box.height * down
+            )
+            for box in screen.boxes
+        ]
+        return _with_targets(image.resize((width, height), Image.Resampling.BICUBIC), boxes, tokenizer)
+
+    return draw
+
+
+def _with_targets(image: Image.Image, boxes: Sequence[LabelledBox], tokenizer: Tokenizer) -> _Screenshot:
+    width, height = image.size
+    cells = [(x, y) for y in range(0, height, _CELL_PX) for x in range(0, width, _CELL_PX)]
+    targets = [_target(cell, boxes, image.size, tokenizer) for cell in cells]
     return _Screenshot(image=image, targets=torch.tensor(targets).T)
 
 
-def _target(cell: Rect, elements: Sequence[Element], tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """Ids of name, x and y of the element that covers most of the cell, if that is at least a quarter."""
-    best = max(elements, key=lambda element: _overlap(cell, element.rect))
-    if _overlap(cell, best.rect) < _CELL_PX**2 // 4:
+def _target(
+    cell: tuple[int, int], boxes: Sequence[LabelledBox], size: tuple[int, int], tokenizer: Tokenizer
+) -> tuple[int, int, int]:
+    """Ids of name, x and y of the box that covers most of the cell, if that is at least a quarter, or most of it."""
+    best = max(boxes, key=lambda box: _overlap(cell, box))
+    if _overlap(cell, best) < min(_CELL_PX**2 / 4, best.width * best.height / 2):
         return _UNKNOWN, _UNKNOWN, _UNKNOWN
-    x, y = best.rect.centre
-    texts = (f" {best.label}", _coordinate(x, WIDTH), _coordinate(y, HEIGHT))
+    x, y = best.x + best.width / 2, best.y + best.height / 2
+    texts = (f" {best.label}", _coordinate(x, size[0]), _coordinate(y, size[1]))
     name_id, x_id, y_id = (tokenizer.encode(text, add_special_tokens=False).ids[0] for text in texts)
     return name_id, x_id, y_id
 
 
-def _coordinate(position: int, length: int) -> str:
+def _coordinate(position: float, length: int) -> str:
     return str(round(position * MAX_COORDINATE / length / COORDINATE_STEP) * COORDINATE_STEP)
 
 
-def _overlap(one: Rect, other: Rect) -> int:
-    width = min(one.right, other.right) - max(one.x, other.x)
-    height = min(one.bottom, other.bottom) - max(one.y, other.y)
-    return max(0, width) * max(0, height)
+def _overlap(cell: tuple[int, int], box: LabelledBox) -> float:
+    x, y = cell
+    width = min(x + _CELL_PX, box.x + box.width) - max(x, box.x)
+    height = min(y + _CELL_PX, box.y + box.height) - max(y, box.y)
+    return max(0.0, width) * max(0.0, height)
 
 
 if __name__ == "__main__":
+    _draw = make_page_draw(read_screens(Path(sys.argv[4]))) if len(sys.argv) > 4 else draw_phone
     train_grounding(
-        Path(sys.argv[1]), seed=int(sys.argv[2]), num_steps=int(sys.argv[3]), batch_size=16, learning_rate=2e-3
+        Path(sys.argv[1]), _draw, seed=int(sys.argv[2]), num_steps=int(sys.argv[3]), batch_size=16, learning_rate=2e-3
     )

@@ -9,7 +9,7 @@ from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.miniwob.elements import PageElement, read_elements
 from cua_rl.tasks.miniwob.pages import as_page, read_result
-from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, Write
+from cua_rl.tasks.miniwob.routes import ROUTES, SCANNED_KINDS, ClickOn, Write
 from cua_rl.tasks.task import Task
 
 
@@ -41,7 +41,7 @@ class _PageExpert:
         result = await read_result(self._page)
         if result.is_over or self._has_strayed:
             return Decision(scanned=(), action=Finish(success_claimed=result.reward >= 1))
-        elements = await read_elements(self._page)
+        elements = await read_scanned(self._page, self._name)
         match ROUTES[self._name](result.instruction, elements):
             case ClickOn(element=element):
                 return self._click(element, elements)
@@ -60,6 +60,18 @@ class _PageExpert:
         return Decision(
             scanned=labels_up_to(self._name, elements, chosen), action=Click(x=round(x * scale), y=round(y * scale))
         )
+
+
+async def read_scanned(page: BrowserPage, name: str) -> tuple[PageElement, ...]:
+    """What an expert looks through on a task's page, in reading order: only one kind of thing, where that is asked."""
+    kind = SCANNED_KINDS.get(name)
+    return tuple(element for element in await read_elements(page) if kind in (None, element.kind))
+
+
+def find_target(name: str, instruction: str, elements: tuple[PageElement, ...]) -> PageElement | None:
+    """What to click next; None if that is not the next step."""
+    step = ROUTES[name](instruction, elements)
+    return step.element if isinstance(step, ClickOn) else None
 
 
 def labels_up_to(name: str, elements: tuple[PageElement, ...], target: PageElement) -> tuple[str, ...]:

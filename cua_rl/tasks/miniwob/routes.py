@@ -104,3 +104,6 @@ ROUTES: dict[str, Route] = {
     "login-user": _fill(r'username "(.+?)"', r'password "(.+?)"'),
 }
 """Tasks that have an expert: a choice of the development set."""
+
+SCANNED_KINDS = {"click-button": "button", "click-color": "color", "click-dialog-2": "button", "click-link": "link"}
+"""What experts look through; everything on pages that are not here."""

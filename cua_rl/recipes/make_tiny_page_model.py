@@ -1,0 +1,161 @@
+"""Make a tiny model for web pages from the one for phones: `python -m cua_rl.recipes.make_tiny_page_model`.
+
+Its lessons come from scripted experts on MiniWoB++ pages: first a vision tower that knows what lies where, then naming
+and pointing after a perfect expert, then a short while after one that errs. The last stage leaves a policy that succeeds
+sometimes and explores: what reinforcement learning starts from.
+"""
+
+import asyncio
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import chz
+
+from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.errors import TrainingError
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.processes import OwnedProcess
+from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.supervised.demonstrations import build_supervised_datum
+from cua_rl.supervised.page_lessons import draw_page_lesson, draw_page_text_lesson
+from cua_rl.supervised.page_screens import PageScreen, collect_screens, read_screens, write_screens
+from cua_rl.task_loader import SEED_RANGES
+from cua_rl.tasks.miniwob.tiny_tasks import TINY_TASKS
+from cua_rl.training.client import TrainingClient
+from cua_rl.types import Datum
+
+_EVALUATED = 96
+"""Held-out screens to measure on."""
+
+
+@chz.chz
+class TinyPageModelConfig:
+    """How the model is made."""
+
+    output_path: Path = chz.field(default=Path("tiny_page_model"), doc="folder for the trained model")
+    model_path: Path = chz.field(default=TINY_QWEN3_VL, doc="the tiny model to start from")
+    screens_path: Path | None = chz.field(
+        default=None, doc="file of screens; made if it is not there; None makes them anew"
+    )
+    browser_scale: float = chz.field(default=1.2, doc="screenshots have the page's size times this")
+    num_screens: int = chz.field(default=3000, doc="pages to learn from")
+    seed: int = chz.field(default=0, doc="seed of pages and lessons")
+    grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone")
+    perfect_steps: int = chz.field(default=500, doc="steps after a perfect expert")
+    imperfect_steps: int = chz.field(default=60, doc="steps after an expert that errs")
+    error_rate: float = chz.field(default=0.5, doc="how often that expert clicks a random element")
+    batch_size: int = chz.field(default=16, doc="screens per step")
+    text_lessons: int = chz.field(default=16, doc="lessons per step, beyond those, whose page is given as text")
+    learning_rate: float = chz.field(default=1e-3, doc="highest learning rate; warm-up and decay are linear")
+    listing_share: float = chz.field(default=0.3, doc="share of lessons that only name what is on the page")
+    eval_every: int = chz.field(default=100, doc="steps between evaluations")
+    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
+
+
+async def main(config: TinyPageModelConfig) -> None:
+    """Make the model, saying how it goes."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_page_model_") as folder:
+        scratch = Path(folder)
+        screens_path = await _find_screens(config, scratch)
+        screens = await asyncio.to_thread(read_screens, screens_path)
+        print(f"{len(screens)} screens {time.monotonic() - started:.0f}s", flush=True)
+        start = scratch / "grounded"
+        await _run_python("cua_rl.supervised.extended_model", config.model_path, start, config.seed, scratch=scratch)
+        await _run_python(
+            "cua_rl.supervised.grounding", start, config.seed, config.grounding_steps, screens_path, scratch=scratch
+        )
+        trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
+        log_path = scratch / "trainer.log"
+        async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
+            await _train(config, client, make_renderer(start), screens)
+            await client.save_weights_for_sampler(config.output_path)
+    print(f"saved {config.output_path} {time.monotonic() - started:.0f}s")
+
+
+async def _find_screens(config: TinyPageModelConfig, scratch: Path) -> Path:
+    path = config.screens_path or scratch / "screens.jsonl"
+    if not await asyncio.to_thread(path.is_file):
+        num_screens = config.num_screens + _EVALUATED
+        screens = await collect_screens(
+            TINY_TASKS, SEED_RANGES["train"], num_screens, scale=config.browser_scale, seed=config.seed
+        )
+        await asyncio.to_thread(write_screens, path, screens)
+    return path
+
+
+async def _run_python(module: str, *arguments: object, scratch: Path) -> None:
+    """Run a module that needs torch in a process of its own."""
+    started, command = time.monotonic(), [sys.executable, "-m", module, *map(str, arguments)]
+    async with OwnedProcess(command, name=module, log_path=scratch / f"{module}.log") as process:
+        if await process.wait() != 0:
+            raise TrainingError(f"expected {module} to finish, got an error:\n{process.log_tail()}")
+    lines = process.log_tail(1).strip()
+    print(f"{module} {time.monotonic() - started:.0f}s {lines}", flush=True)
+
+
+async def _train(
+    config: TinyPageModelConfig, client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]
+) -> None:
+    """All steps; the last screens are never trained on."""
+    started, num_steps = time.monotonic(), config.perfect_steps + config.imperfect_steps
+    seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]
+    random = Random(config.seed)
+    for step in range(num_steps):
+        batch = _draw_batch(config, renderer, random, seen, step)
+        output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
+        await client.optim_step(_optim(config, step, num_steps))
+        num_done = step + 1
+        if num_done % 25 == 0 or num_done == num_steps:
+            loss = output.metrics["loss/cross_entropy"]
+            is_evaluated = num_done % config.eval_every == 0 or num_done in (config.perfect_steps, num_steps)
+            share = await _evaluate(client, renderer, held_out) if is_evaluated else ""
+            print(f"step={num_done} loss={loss:.4f} {time.monotonic() - started:.0f}s {share}", flush=True)
+
+
+def _draw_batch(
+    config: TinyPageModelConfig, renderer: Renderer, random: Random, screens: Sequence[PageScreen], step: int
+) -> list[Datum]:
+    is_perfect = step < config.perfect_steps
+    shares = (config.listing_share, 0.0) if is_perfect else (0.0, config.error_rate)
+    lessons = [
+        draw_page_lesson(random.choice(screens), random, listing_share=shares[0], error_rate=shares[1])
+        for _ in range(config.batch_size)
+    ]
+    if is_perfect:
+        asked = [(screen.instruction, screen.boxes[screen.target].label) for screen in random.sample(screens, 64)]
+        lessons += [draw_page_text_lesson(asked, random) for _ in range(config.text_lessons)]
+    return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
+
+
+def _optim(config: TinyPageModelConfig, step: int, num_steps: int) -> OptimConfig:
+    """Linear warm-up over 30 steps, and linear decay to a tenth over the last fifth."""
+    warm_up = min(1.0, (step + 1) / 30)
+    decay = min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
+    return OptimConfig(learning_rate=config.learning_rate * warm_up * decay, beta2=0.98, weight_decay=0.01)
+
+
+async def _evaluate(client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]) -> str:
+    """How likely the model is to write the expert's answer, scan and click, token for token."""
+    datums = [
+        build_supervised_datum(
+            renderer, draw_page_lesson(screen, Random(0), listing_share=0.0, error_rate=0.0), name="held-out"
+        )
+        for screen in screens
+    ]
+    logprobs = await client.forward(datums)
+    shares = [math.exp(sum(row)) for row in logprobs]
+    words = [screen.instruction.split()[2] for screen in screens]
+    by_kind = {word: [share for share, other in zip(shares, words, strict=True) if other == word] for word in words}
+    means = " ".join(f"{word}={sum(part) / len(part):.3f}" for word, part in sorted(by_kind.items()))
+    return f"right={sum(shares) / len(shares):.3f} {means}"
+
+
+if __name__ == "__main__":
+    sys.exit(run_recipe(TinyPageModelConfig, main))

@@ -1,0 +1,66 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""The tiny model with more words: `python -m cua_rl.supervised.extended_model BASE FOLDER SEED`.
+
+All weights stay; new tokens begin near old ones that mean the same. Imports torch and transformers, so recipes run it
+as a process of its own.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Tokenizer
+from torch import Tensor
+from transformers import Qwen3VLForConditionalGeneration
+
+from cua_rl.agent.tools import MOBILE_USE
+from cua_rl.models.page_vocabulary import CLICK_PREFIX, label_forms, page_pieces, system_block
+from cua_rl.models.vocabulary import names
+from cua_rl.tasks.miniwob.tiny_tasks import LABELS
+
+_PHONE_CLICK = f'<tool_call>\n{{"name": "{MOBILE_USE.name}", "arguments": {{"action": "click", "coordinate": ['
+
+
+def write_extended_model(base: Path, folder: Path, *, seed: int) -> None:
+    """Copy the model in `base` to `folder`, with tokens for web pages."""
+    shutil.copytree(base, folder, dirs_exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    num_before = tokenizer.get_vocab_size()
+    known = set(tokenizer.get_vocab(with_added_tokens=True))
+    new = [piece for piece in page_pieces() if piece not in known]
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in new])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    torch.manual_seed(seed)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(base, dtype=torch.float32)
+    model.resize_token_embeddings(-(-tokenizer.get_vocab_size() // 64) * 64, mean_resizing=False)
+    _place(model.model.language_model.embed_tokens.weight, tokenizer, num_before, new)
+    model.save_pretrained(folder)
+
+
+@torch.no_grad()
+def _place(embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Sequence[str]) -> None:
+    """Random directions of the usual length; the forms of a label differ as those of the phone's names do."""
+    usual = embeddings[:num_before]
+    embeddings[num_before:] = torch.randn_like(embeddings[num_before:]) * usual.std()
+
+    def row(text: str) -> Tensor:
+        token_id = tokenizer.token_to_id(text)
+        assert token_id is not None, text
+        return embeddings[token_id]
+
+    line_start = torch.stack([row(f"\n{name}") - row(f" {name}") for name in names()]).mean(dim=0)
+    quote = 0.5 * torch.randn_like(line_start) * usual.std()
+    for label in LABELS:
+        plain, at_start, quoted = label_forms(label)
+        if at_start in new:
+            row(at_start).copy_(row(plain) + line_start)
+        if quoted in new:
+            row(quoted).copy_(row(plain) + quote)
+    row(CLICK_PREFIX).copy_(row(_PHONE_CLICK))
+    row(system_block()).mul_(0.5)
+
+
+if __name__ == "__main__":
+    write_extended_model(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]))

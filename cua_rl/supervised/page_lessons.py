@@ -1,0 +1,64 @@
+"""What a tiny model for web pages learns from: screenshots of pages on which an expert knows what is what.
+
+A page is looked at once and kept; lessons of all stages are drawn from what was kept, without a browser.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from cua_rl.actions import Click
+from cua_rl.agent.gbox_agent import load_system_prompt
+from cua_rl.agent.responses import function_tool, system_item, user_item
+from cua_rl.agent.tools import COMPUTER_USE
+from cua_rl.conversation import Message, SampledAnswer, TextPart
+from cua_rl.renderers.answers import write_answer
+from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.supervised.demonstrations import Demonstration
+from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.supervised.page_screens import PageScreen
+from cua_rl.tasks.expert import Decision, Finish
+from cua_rl.tasks.miniwob.tiny_tasks import LABELS
+
+LISTING = "List what you see."
+
+
+def draw_page_lesson(screen: PageScreen, random: Random, *, listing_share: float, error_rate: float) -> Demonstration:
+    """One answer on that page: naming everything, or scanning up to the target, or to a random box, and clicking it."""
+    if random.random() < listing_share:
+        labels = tuple(box.label for box in screen.boxes)
+        return _demonstration(LISTING, screen, Decision(scanned=labels, action=Finish(success_claimed=True)))
+    errs = random.random() < error_rate
+    target = random.randrange(len(screen.boxes)) if errs else screen.target
+    box = screen.boxes[target]
+    click = Click(x=round(box.x + box.width / 2), y=round(box.y + box.height / 2))
+    scanned = tuple(box.label for box in screen.boxes[: target + 1])
+    return _demonstration(screen.instruction, screen, Decision(scanned=scanned, action=click))
+
+
+def draw_page_text_lesson(instructions: Sequence[tuple[str, str]], random: Random) -> Demonstration:
+    """A task whose page is given as text: scan the labels up to the one asked for.
+
+    `instructions` are pairs of an instruction and the label it asks for. There is nothing to click, so the answer is
+    open.
+    """
+    instruction, target = random.choice(instructions)
+    others = [label for label in random.sample(LABELS, random.randrange(1, 7)) if label != target]
+    place = random.randrange(len(others) + 1)
+    shown = [*others[:place], target, *others[place:]]
+    items = (
+        Message(role="system", content=(TextPart(text=load_system_prompt("browser")),)),
+        Message(role="user", content=(TextPart(text=f"{instruction} {' '.join(shown)}"),)),
+        SampledAnswer(text=write_answer(reasoning=" ".join(shown[: place + 1]), text=None, tool_calls=[])),
+    )
+    return Demonstration(items=items, tools=(COMPUTER_USE,), is_open=True)
+
+
+def _demonstration(instruction: str, screen: PageScreen, decision: Decision) -> Demonstration:
+    """The conversation as the agent has it."""
+    request = {
+        "input": [system_item(load_system_prompt("browser")), user_item(instruction, screen.observation)],
+        "tools": [function_tool(COMPUTER_USE)],
+    }
+    conversation = conversation_from_responses(request)
+    answer = SampledAnswer(text=write_decision(decision, screen.observation, "browser"))
+    return Demonstration(items=(*conversation.items, answer), tools=conversation.tools)

@@ -1,0 +1,124 @@
+"""Screenshots of web pages on which an expert knows what is what, and files of them."""
+
+import asyncio
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+from cua_rl.devices.device import Device
+from cua_rl.errors import TaskError
+from cua_rl.tasks.miniwob.device import MiniWobPages
+from cua_rl.tasks.miniwob.expert import find_target, label_of, read_scanned
+from cua_rl.tasks.miniwob.pages import as_page, read_result
+from cua_rl.tasks.miniwob.templates import MiniWobTemplate
+from cua_rl.tasks.readiness import prepare
+from cua_rl.types import Observation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledBox:
+    """Something to click: what it is called, and its rectangle in pixels of the screenshot."""
+
+    label: str
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageScreen:
+    """A page as an expert sees it, in reading order."""
+
+    instruction: str
+    observation: Observation
+    boxes: tuple[LabelledBox, ...]
+    target: int
+    """Index of the box to click."""
+
+
+async def look_at(device: Device, name: str) -> PageScreen:
+    """The page of a task that one click solves, prepared; raises `TaskError` if no click would."""
+    page, scale = as_page(device), as_page(device).settings.scale
+    result, elements = await read_result(page), await read_scanned(page, name)
+    target = find_target(name, result.instruction, elements)
+    if target is None:
+        raise TaskError(f"expected something to click on {name!r} for {result.instruction!r}, got none")
+    boxes = tuple(
+        LabelledBox(
+            label=label_of(name, element),
+            x=element.x * scale,
+            y=element.y * scale,
+            width=element.width * scale,
+            height=element.height * scale,
+        )
+        for element in elements
+    )
+    return PageScreen(
+        instruction=result.instruction,
+        observation=await page.observe(),
+        boxes=boxes,
+        target=elements.index(target),
+    )
+
+
+async def collect_screens(
+    names: Sequence[str], seeds: range, num_screens: int, *, scale: float, seed: int, num_pages: int = 4
+) -> list[PageScreen]:
+    """Screens of these tasks in turn, of random instances."""
+    random = Random(f"screens-{seed}")
+    plans = [(names[index % len(names)], random.choice(seeds)) for index in range(num_screens)]
+    screens: list[PageScreen | None] = [None] * num_screens
+    places = iter(range(num_screens))
+    async with MiniWobPages(scale=scale) as pages, asyncio.TaskGroup() as workers:
+
+        async def work() -> None:
+            for place in places:
+                name, instance = plans[place]
+                task = MiniWobTemplate(name=name).make_task(instance)
+                device = await pages.make(task)
+                try:
+                    await prepare(task, device)
+                    screens[place] = await look_at(device, name)
+                finally:
+                    await device.close()
+
+        for _ in range(num_pages):
+            workers.create_task(work())
+    return [screen for screen in screens if screen is not None]
+
+
+def write_screens(path: Path, screens: Sequence[PageScreen]) -> None:
+    """One JSON object a line."""
+    with path.open("w", encoding="utf-8") as file:
+        for screen in screens:
+            shown = screen.observation
+            image = {"png": b64encode(shown.png).decode(), "width_px": shown.width_px, "height_px": shown.height_px}
+            fields = {
+                "instruction": screen.instruction,
+                "observation": image,
+                "boxes": [asdict(box) for box in screen.boxes],
+                "target": screen.target,
+            }
+            file.write(json.dumps(fields) + "\n")
+
+
+def read_screens(path: Path) -> list[PageScreen]:
+    """What `write_screens` wrote."""
+    return [_parse_screen(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _parse_screen(line: str) -> PageScreen:
+    fields = json.loads(line)
+    image = fields["observation"]
+    return PageScreen(
+        instruction=fields["instruction"],
+        observation=Observation(
+            png=b64decode(image["png"]), width_px=image["width_px"], height_px=image["height_px"]
+        ),
+        boxes=tuple(LabelledBox(**box) for box in fields["boxes"]),
+        target=fields["target"],
+    )
