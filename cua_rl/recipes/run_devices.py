@@ -12,7 +12,9 @@ from cua_rl.agent.element_tools import Grounder
 from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.device_backends import DeviceSettings, make_backend
+from cua_rl.recipes.gym_devices import make_gym_executions
 from cua_rl.rollout.run import TimeLimits
+from cua_rl.tasks.source_config import find_site
 
 _SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits do not cover
 
@@ -22,6 +24,14 @@ class RunDeviceSettings(DeviceSettings, Protocol):
 
     @property
     def box_type(self) -> Literal["android", "linux"]: ...
+    @property
+    def agent(self) -> str: ...
+    @property
+    def gym_base_url(self) -> str | None: ...
+    @property
+    def gym_id(self) -> str | None: ...
+    @property
+    def gym_parallel_creates(self) -> int: ...
     @property
     def coordinate_mode(self) -> Literal["direct", "gbox"]: ...
     @property
@@ -50,6 +60,8 @@ def make_run_backend(
     settings: RunDeviceSettings, log_path: Path, environ: Mapping[str, str] = os.environ
 ) -> DeviceBackend:
     """The configured backend, not yet entered; raises `ConfigError` for what can never work."""
+    if find_site(settings.tasks) == "gym":
+        return make_gym_executions(settings, environ)
     _check(settings, environ)
     match settings.device:
         case "gbox":
@@ -82,9 +94,9 @@ async def _open_grounder(stack: AsyncExitStack, settings: RunDeviceSettings) -> 
     if settings.coordinate_mode == "direct":
         return None
     from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
-    from cua_rl.devices.gbox.service import make_client
+    from cua_rl.devices.gbox.service import make_gbox
 
-    model = GboxCoordinateModel(make_client(settings.gbox_api_key))
+    model = GboxCoordinateModel(make_gbox(settings.gbox_api_key).client)
     stack.push_async_callback(model.close)
     return model
 
@@ -120,7 +132,7 @@ def _check_gbox(settings: RunDeviceSettings, environ: Mapping[str, str]) -> None
 def _make_boxes(settings: RunDeviceSettings, log_path: Path) -> DeviceBackend:
     from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes, run_key
     from cua_rl.devices.gbox.device import Capture
-    from cua_rl.devices.gbox.service import make_client
+    from cua_rl.devices.gbox.service import make_gbox
 
     stages = (settings.setup_timeout_s, settings.task_timeout_s, settings.validate_timeout_s)
     plan = BoxPlan(
@@ -132,7 +144,7 @@ def _make_boxes(settings: RunDeviceSettings, log_path: Path) -> DeviceBackend:
         capture=Capture(is_stored=settings.gbox_screenshots == "stored"),
         recordings=log_path / "recordings" if settings.record_devices else None,
     )
-    return GboxBoxes(plan, lambda: make_client(settings.gbox_api_key))
+    return GboxBoxes(plan, lambda: make_gbox(settings.gbox_api_key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,14 +124,18 @@ class GboxDouble:
         status = self.faults.draw(self.faults.creations)
         if status:
             return _refusal(429 if status == 404 else status)
+        given = body.get("config", {})
+        box = self.add_box(kind, given.get("labels", {}), given.get("expiresIn"))
+        return JSONResponse(box.as_json())
+
+    def add_box(self, kind: str, labels: Mapping[str, str], expires_in: str | None = None) -> Box:
+        """A box as a creation makes it."""
         number = next(self._numbers)
         inside = PhoneBox(number) if kind == "android" else DesktopBox(number)
-        given = body.get("config", {})
-        config = {"labels": given.get("labels", {}), "envs": given.get("envs", {}), "expiresIn": given.get("expiresIn")}
-        box = Box(f"box-{number}", kind, config, inside)
+        box = Box(f"box-{number}", kind, {"labels": dict(labels), "expiresIn": expires_in}, inside)
         self.boxes[box.box_id] = box
         self.most_alive = max(self.most_alive, len(self.alive))
-        return JSONResponse(box.as_json())
+        return box
 
     async def _list(self, request: Request) -> Response:
         page, size = int(request.query_params.get("page", 1)), int(request.query_params.get("pageSize", 10))

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Literal, Self
 
 import gbox_sdk
-import httpx
 from gbox_sdk import AsyncGboxClient
 
 from cua_rl.devices.android.queries import ANDROID_QUERIES
@@ -20,7 +19,7 @@ from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.gbox.actions import duration
 from cua_rl.devices.gbox.device import Capture, GboxDevice
 from cua_rl.devices.gbox.linux_queries import LINUX_QUERIES
-from cua_rl.devices.gbox.service import ask, gbox_errors
+from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
 from cua_rl.devices.pool import LEASED_FOR
 from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
 from cua_rl.tasks.task import Task
@@ -68,11 +67,10 @@ def run_key(log_path: Path) -> str:
 class GboxBoxes:
     """The `DeviceBackend` of GBox boxes, one fresh box a rollout."""
 
-    def __init__(self, plan: BoxPlan, make_client: Callable[[], AsyncGboxClient]) -> None:
+    def __init__(self, plan: BoxPlan, connect: Callable[[], Gbox]) -> None:
         self._plan = plan
-        self._make_client = make_client
-        self._client: AsyncGboxClient | None = None
-        self._http: httpx.AsyncClient | None = None
+        self._connect = connect
+        self._gbox: Gbox | None = None
 
     @property
     def abilities(self) -> DeviceAbilities:
@@ -80,13 +78,13 @@ class GboxBoxes:
 
     async def make(self, task: Task) -> Device:
         """A new box whose screen has been seen; raises `DeviceError`."""
-        client, http = self._open_clients()
+        gbox = self._open()
+        client = gbox.client
         rollout_id = LEASED_FOR.get()
         box_id = await self._create(client, {TASK_LABEL: task.task_id[:63], ROLLOUT_LABEL: rollout_id})
         film = self._plan.recordings
         device = GboxDevice(
-            client,
-            http,
+            gbox,
             box_id,
             kind=self._plan.box_type,
             end=self._terminate,
@@ -104,13 +102,12 @@ class GboxBoxes:
         return device
 
     async def __aenter__(self) -> Self:
-        self._client = self._make_client()
-        self._http = httpx.AsyncClient()
+        self._gbox = self._connect()
         try:
-            await self._check_key(self._client)
+            await self._check_key(self._gbox.client)
             num_removed = await self.remove_boxes()
         except BaseException:
-            await self._close_clients()
+            await self._disconnect()
             raise
         if num_removed:
             logger.warning("terminated %d boxes that an earlier attempt at this run had left", num_removed)
@@ -126,11 +123,11 @@ class GboxBoxes:
         except DeviceError as failure:
             logger.warning("boxes of this run may be left, they end by themselves: %s", failure)
         finally:
-            await self._close_clients()
+            await self._disconnect()
 
     async def remove_boxes(self) -> int:
         """Terminate every living box with the run's label; returns how many there were. Raises `DeviceError`."""
-        client, _ = self._open_clients()
+        client = self._open().client
         left = await self._list_box_ids(client)
         side_by_side = asyncio.Semaphore(_SIDE_BY_SIDE)
 
@@ -208,7 +205,7 @@ class GboxBoxes:
 
     async def _terminate(self, box_id: str) -> None:
         """End a box; one that is gone already is fine."""
-        client, _ = self._open_clients()
+        client = self._open().client
         try:
             await ask(
                 lambda: client.v1.boxes.terminate(box_id, wait=False), f"terminate {box_id!r}", is_repeatable=True
@@ -216,13 +213,11 @@ class GboxBoxes:
         except DeviceLostError:
             logger.debug("box_id=%s was gone before it was terminated", box_id)
 
-    def _open_clients(self) -> tuple[AsyncGboxClient, httpx.AsyncClient]:
-        if self._client is None or self._http is None:
+    def _open(self) -> Gbox:
+        if self._gbox is None:
             raise RuntimeError("expected the backend to be entered before it makes devices")
-        return self._client, self._http
+        return self._gbox
 
-    async def _close_clients(self) -> None:
-        client, http = self._open_clients()
-        self._client = self._http = None
-        await client.close()
-        await http.aclose()
+    async def _disconnect(self) -> None:
+        gbox, self._gbox = self._open(), None
+        await gbox.client.close()

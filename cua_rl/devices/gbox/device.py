@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gbox_sdk
-import httpx
-from gbox_sdk import AsyncGboxClient, omit
+from gbox_sdk import omit
 from gbox_sdk.types.v1.boxes import ActionResult
 from gbox_sdk.types.v1.boxes.action_common_options_param import ActionCommonOptionsParam
 
@@ -19,7 +18,7 @@ from cua_rl.devices.device import ActionRejected, DeviceKind
 from cua_rl.devices.gbox.actions import duration, perform
 from cua_rl.devices.gbox.linux_queries import read_linux_query
 from cua_rl.devices.gbox.screenshots import fetch_observation, fetch_stored
-from cua_rl.devices.gbox.service import ask, gbox_errors
+from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
 from cua_rl.errors import DeviceError, DeviceTimeoutError
 from cua_rl.types import Observation
 
@@ -47,8 +46,7 @@ class GboxDevice:
 
     def __init__(
         self,
-        client: AsyncGboxClient,
-        http: httpx.AsyncClient,
+        gbox: Gbox,
         box_id: str,
         *,
         kind: DeviceKind,
@@ -56,8 +54,8 @@ class GboxDevice:
         capture: Capture | None = None,
         recording_path: Path | None = None,
     ) -> None:
-        self._client = client
-        self._http = http
+        self._gbox = gbox
+        self._client = gbox.client
         self._box_id = box_id
         self._kind: DeviceKind = kind
         self._end = end
@@ -154,7 +152,7 @@ class GboxDevice:
         with gbox_errors("stop the recording"):
             film = await self._client.v1.boxes.actions.recording_stop(self._box_id)
         return await fetch_stored(
-            self._client, self._http, self._box_id, storage_key=film.storage_key, presigned_url=film.presigned_url
+            self._gbox, self._box_id, storage_key=film.storage_key, presigned_url=film.presigned_url
         )
 
     async def close(self) -> None:
@@ -183,7 +181,7 @@ class GboxDevice:
         after = result.screenshot.after if result.screenshot else None
         if after is None or not after.uri:
             return None
-        return await fetch_observation(self._client, self._http, self._box_id, after.uri, after.presigned_url)
+        return await fetch_observation(self._gbox, self._box_id, after.uri, after.presigned_url)
 
     async def _take_screenshot(self) -> Observation:
         output = "storageKey" if self._capture.is_stored else "base64"
@@ -192,7 +190,7 @@ class GboxDevice:
             f"take a screenshot of {self._box_id!r}",
             is_repeatable=True,
         )
-        return await fetch_observation(self._client, self._http, self._box_id, shot.uri, shot.presigned_url)
+        return await fetch_observation(self._gbox, self._box_id, shot.uri, shot.presigned_url)
 
     def _check_open(self, doing: str) -> None:
         if self._is_closed:

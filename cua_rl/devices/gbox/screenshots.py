@@ -9,7 +9,7 @@ import httpx
 from gbox_sdk import AsyncGboxClient
 from PIL import Image
 
-from cua_rl.devices.gbox.service import ask
+from cua_rl.devices.gbox.service import Gbox, ask
 from cua_rl.errors import DeviceError, DeviceServiceError, DeviceTimeoutError
 from cua_rl.types import Observation
 
@@ -19,28 +19,24 @@ _EXPIRED = (400, 401, 403, 404, 410)
 """What storages answer to an address whose time is over."""
 
 
-async def fetch_observation(
-    client: AsyncGboxClient, http: httpx.AsyncClient, box_id: str, uri: str, presigned_url: str | None
-) -> Observation:
+async def fetch_observation(gbox: Gbox, box_id: str, uri: str, presigned_url: str | None) -> Observation:
     """The screenshot behind an answer's `uri`; raises `DeviceError`."""
     if uri.startswith("data:"):
         return await asyncio.to_thread(_decode_data_uri, uri)
     address = uri if uri.startswith(("http://", "https://")) else presigned_url
-    data = await fetch_stored(client, http, box_id, storage_key=uri, presigned_url=address)
+    data = await fetch_stored(gbox, box_id, storage_key=uri, presigned_url=address)
     return await asyncio.to_thread(build_observation, data)
 
 
-async def fetch_stored(
-    client: AsyncGboxClient, http: httpx.AsyncClient, box_id: str, *, storage_key: str, presigned_url: str | None
-) -> bytes:
+async def fetch_stored(gbox: Gbox, box_id: str, *, storage_key: str, presigned_url: str | None) -> bytes:
     """Download from a box's storage; an address that has expired is asked for anew, once."""
     if presigned_url is not None:
-        response = await _get(http, presigned_url)
+        response = await _get(gbox.http, presigned_url)
         if response.is_success:
             return response.content
         if response.status_code not in _EXPIRED:
             raise DeviceServiceError(_no_download(storage_key, response))
-    response = await _get(http, await _presign(client, box_id, storage_key))
+    response = await _get(gbox.http, await _presign(gbox.client, box_id, storage_key))
     if not response.is_success:
         raise DeviceServiceError(_no_download(storage_key, response))
     return response.content

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import gbox_sdk
@@ -10,7 +11,6 @@ import httpx
 from gbox_sdk import AsyncGboxClient, DefaultAsyncHttpxClient
 
 from cua_rl.errors import (
-    ConfigError,
     DeviceError,
     DeviceLostError,
     DeviceQuotaError,
@@ -26,14 +26,22 @@ LONGEST_PAUSE_S = 30.0
 _CONNECTIONS = httpx.Limits(max_connections=1000, max_keepalive_connections=200)
 
 
-def make_client(api_key: str | None, base_url: str | None = None) -> AsyncGboxClient:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gbox:
+    """A client of the API, and the connections below it, which downloads use too."""
+
+    client: AsyncGboxClient
+    http: httpx.AsyncClient
+
+
+def make_gbox(api_key: str | None, base_url: str | None = None) -> Gbox:
     """A client that never retries by itself: a tap that may have been done must not be done twice.
 
     Without a key, GBOX_API_KEY is read; without an address, GBOX_CLIENT_BASE_URL, then GBox's own.
     """
-    return AsyncGboxClient(
-        api_key=api_key, base_url=base_url, max_retries=0, http_client=DefaultAsyncHttpxClient(limits=_CONNECTIONS)
-    )
+    http = DefaultAsyncHttpxClient(limits=_CONNECTIONS)
+    client = AsyncGboxClient(api_key=api_key, base_url=base_url, max_retries=0, http_client=http)
+    return Gbox(client=client, http=http)
 
 
 @contextmanager
@@ -96,12 +104,3 @@ async def ask(call: Callable[[], Awaitable[T]], doing: str, *, is_repeatable: bo
         await asyncio.sleep(FIRST_PAUSE_S * 2 ** (number - 1) if pause_s is None else pause_s)
     with gbox_errors(doing):
         return await call()
-
-
-def require_key(api_key: str | None) -> None:
-    """Refuse to begin without a key; raises `ConfigError`."""
-    if not api_key:
-        raise ConfigError(
-            "gbox_api_key: expected the key of a GBox account for device=gbox, got none; set GBOX_API_KEY in the "
-            "environment or in .env (a self-hosted server takes any text)"
-        )
