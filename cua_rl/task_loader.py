@@ -155,7 +155,7 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) ->
             return [_describe(task, f"custom task {i}", device) for i, task in described]
         case "task_adapter":
             return _read_folders(config, seed, device)
-        case "miniwob" | "django_admin" | "page":
+        case "miniwob" | "django_admin" | "page" | "desktop":
             return _site_tasks(config)
         case "gym":
             return _gym_tasks(config, seed)
@@ -172,6 +172,10 @@ def _gym_tasks(config: TaskSourceConfig, seed: int) -> Sequence[GymTask]:
 
 def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
     match config.source_type:
+        case "desktop":
+            from cua_rl.tasks.desktop.templates import DESKTOP_TASKS  # needs packages of its own
+
+            return DESKTOP_TASKS
         case "miniwob":
             return all_templates() if config.task_names or "measuring" in config.tags else development_templates()
         case _:

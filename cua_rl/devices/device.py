@@ -69,6 +69,6 @@ class DeviceAbilities:
     is_seeded: bool
     """A task's seed makes the device: instances of a template differ, and can be told how to begin."""
     site: str | None = None
-    """The web site that they show: its tasks, and no others, run there."""
+    """The web site that they show, or "desktop": its tasks, and no others, run there."""
     queries: frozenset[str] | None = None
     """Names that `query` knows, without what may follow a colon; None if only a device can tell."""

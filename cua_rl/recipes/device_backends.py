@@ -1,5 +1,6 @@
 """From what the user asked for to where devices come from."""
 
+from importlib.util import find_spec
 from typing import Protocol
 
 from cua_rl.devices.pool import DeviceBackend
@@ -28,14 +29,27 @@ class DeviceSettings(Protocol):
 def make_backend(settings: DeviceSettings) -> DeviceBackend:
     """The configured backend, not yet entered; raises `ConfigError` for what can never work.
 
-    Tasks of a web site bring their device, a browser.
+    Tasks of a web site bring their device, a browser; desktop tasks bring a Linux desktop.
     """
     match find_site(settings.tasks):
+        case "desktop":
+            return _make_desktops()
         case "miniwob":
             return MiniWobPages(scale=settings.browser_scale)
         case _:
             _refuse_browser_scale(settings)
             return SimulatedPhones(scale=settings.screen_scale)
+
+
+def _make_desktops() -> DeviceBackend:
+    if find_spec("Xlib") is None or find_spec("mss") is None:
+        raise ConfigError(
+            "tasks: expected the packages python-xlib and mss for Linux desktops, got none; install them: pip install "
+            "'cua_rl[desktop]'"
+        )
+    from cua_rl.tasks.desktop.desktops import LinuxDesktops
+
+    return LinuxDesktops()
 
 
 def make_experts(settings: DeviceSettings) -> Experts:

@@ -12,10 +12,11 @@ from cua_rl.tasks.task import Category, Difficulty
 
 SourceType = Literal[
     "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
-    "page",
+    "page", "desktop",
 ]  # fmt: skip
-Site = Literal["miniwob", "django_admin", "page", "gym"]
-"""Sources whose tasks run on web pages of their own, or on the devices of a gym server, and on nothing else."""
+Site = Literal["miniwob", "django_admin", "page", "desktop", "gym"]
+"""Sources whose tasks run on web pages of their own, on Linux desktops, or on the devices of a gym server, and on
+nothing else."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -83,7 +84,7 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
 
 
 def find_site(sources: TaskSources) -> Site | None:
-    """The web site, or "gym", on which all these tasks run; None if they run on the configured device."""
+    """The web site, "desktop" or "gym", on which all these tasks run; None if they run on the configured device."""
     used: list[Site | None] = list({site_of(config): None for config in parse_sources(sources)})
     if len(used) > 1:
         names = ", ".join(site or "the configured device" for site in used)
@@ -92,7 +93,7 @@ def find_site(sources: TaskSources) -> Site | None:
 
 
 def site_of(config: TaskSourceConfig) -> Site | None:
-    """The web site, or "gym", on which this source's tasks run; None if they run on the configured device."""
+    """The web site, "desktop" or "gym", on which this source's tasks run; None if they run on the configured device."""
     return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
 
 

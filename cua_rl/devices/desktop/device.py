@@ -32,7 +32,11 @@ from cua_rl.errors import DeviceError, TaskError
 from cua_rl.types import Observation
 
 DESKTOP_ABILITIES = DeviceAbilities(
-    name="a Linux desktop", has_shell=True, is_seeded=False, queries=frozenset({"file", "files", "window_titles"})
+    name="Linux desktops",
+    has_shell=True,
+    is_seeded=True,
+    queries=frozenset({"file", "files", "window_titles"}),
+    site="desktop",
 )
 
 _P = ParamSpec("_P")

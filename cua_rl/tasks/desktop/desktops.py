@@ -1,4 +1,4 @@
-"""Where Linux desktops come from: the `DeviceBackend` of `device=linux`."""
+"""Where Linux desktops come from: the `DeviceBackend` of desktop tasks."""
 
 import asyncio
 import os

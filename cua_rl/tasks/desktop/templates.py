@@ -102,7 +102,9 @@ async def _validate(instance: DesktopInstance, device: Device, answer: str | Non
 
 def _desktop(device: Device) -> LinuxDesktop:
     if not isinstance(device, LinuxDesktop):
-        raise TaskError(f"expected a Linux desktop for a desktop task, got {device.device_id!r}; set device=linux")
+        raise TaskError(
+            f"expected a Linux desktop for a desktop task, got {device.device_id!r}; give tasks of source_type 'desktop' alone"
+        )
     return device
 
 
