@@ -103,7 +103,31 @@ def _filtered(query: Select[Any], wanted: RolloutFilter) -> Select[Any]:
 async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.RolloutItem]:
     """Rows of `_rollouts_of` as items."""
     overrides = await load_overrides(run.session, (row[0].id for row in rows))
-    return [schemas.RolloutItem(**_item(run, overrides, *row)) for row in rows]
+    screens = await _last_screens(run, [row[0].id for row in rows])
+    tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
+    instructions = dict((await run.session.execute(tasks)).tuples().all())
+    return [
+        schemas.RolloutItem(
+            **_item(run, overrides, *row),
+            **screens.get(row[0].id, {}),
+            instruction=instructions.get(row[0].task_pk),
+        )
+        for row in rows
+    ]
+
+
+async def _last_screens(run: RunAccess, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """What each rollout's device showed last, and the action if that is still to come."""
+    query = (
+        select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
+        .where(TurnRow.rollout_pk.in_(keys))
+        .order_by(TurnRow.rollout_pk, TurnRow.turn_index.desc())
+        .distinct(TurnRow.rollout_pk)
+    )
+    return {
+        key: {"last_sha256": after or before, "last_action": None if after else action}
+        for key, before, after, action in await run.session.execute(query)
+    }
 
 
 async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> list[schemas.RolloutItem]:

@@ -124,6 +124,9 @@ class RolloutItem(RolloutCell):
     group_id: str
     task_id: str
     seed: int
+    instruction: str | None = None
+    last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
+    last_action: Json | None = Field(default=None, description="done on that screenshot, null if it shows the outcome")
 
 
 class ScreenshotRef(Shown):
