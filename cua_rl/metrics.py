@@ -87,6 +87,7 @@ METRICS: Mapping[str, str] = {
     "policy/ess_frac": "effective sample size of the importance ratios over their number: 1 if all are equal",
     "policy/clip_frac": "share of trained tokens whose ratio was clipped",
     "policy/mask_frac": "share of trained tokens left out because sampler and trainer differ too much (IcePop)",
+    "policy/entropy": "mean entropy of the distributions that trained tokens were drawn from, nats",
     "policy/entropy_estimate": "mean of -log p over sampled tokens",
     "optim/learning_rate": "learning rate of this step",
     "optim/grad_norm": "gradient norm before clipping; with several sub-steps, their mean",

@@ -1,26 +1,38 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Log-probabilities of given tokens, in float32, without ever holding [n, vocabulary] logits for the whole batch."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import checkpoint
 
 _MAX_LOGITS = 2**25
 """Most logits at a time: 128 MiB in float32."""
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """log softmax(hidden @ weight.T / temperature) at `targets`.
+class TokenScores(NamedTuple):
+    """What the head says of n tokens: float32, [n] each."""
 
-    hidden [n, hidden], weight [vocabulary, hidden], targets [n] -> [n] float32. Memory does not grow with
-    n * vocabulary, neither forward nor backward.
+    logprobs: Tensor
+    entropies: Tensor
+    """Of the whole distribution that the token was drawn from, nats; no gradient."""
+
+
+def token_scores(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenScores:
+    """log softmax(hidden @ weight.T / temperature) at `targets`, and the entropy of that softmax.
+
+    hidden [n, hidden], weight [vocabulary, hidden], targets [n]. Memory does not grow with n * vocabulary, neither
+    forward nor backward.
     """
     if weight.requires_grad and torch.is_grad_enabled():
         return _trained_head(hidden, weight, targets, temperature)
-    return _FrozenHead.apply(hidden, weight, targets, temperature)  # type: ignore[no-any-return]
+    return TokenScores(*_FrozenHead.apply(hidden, weight, targets, temperature))  # type: ignore[misc]
+
+
+def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    """The log-probabilities alone."""
+    return token_scores(hidden, weight, targets, temperature).logprobs
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -30,20 +42,24 @@ class _FrozenHead(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        needs_gradient: bool = ctx.needs_input_grad[0]  # type: ignore[attr-defined]
-        logprobs, directions = [], []
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        needs_gradient: bool = ctx.needs_input_grad[0]
+        logprobs, entropies, directions = [], [], []
         matrix = _matrix(weight)
         for part, part_targets in zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True):
             logits = _logits(part, matrix) / temperature
             normaliser = logits.logsumexp(dim=1, keepdim=True)
             logprobs.append((logits.gather(1, part_targets[:, None]) - normaliser)[:, 0])
+            probabilities = (logits - normaliser).exp_()
+            entropies.append(_entropies(probabilities, logits, normaliser))
             if needs_gradient:
-                expected = (logits - normaliser).exp_().to(matrix.dtype) @ matrix
+                expected = probabilities.to(matrix.dtype) @ matrix
                 directions.append((matrix[part_targets] - expected).to(hidden.dtype) / temperature)
         if needs_gradient:
             ctx.save_for_backward(torch.cat(directions))
-        return torch.cat(logprobs)
+        together = torch.cat(entropies)
+        ctx.mark_non_differentiable(together)
+        return torch.cat(logprobs), together
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -51,15 +67,27 @@ class _FrozenHead(torch.autograd.Function):
         return directions * gradients[0][:, None].to(directions.dtype), None, None, None
 
 
-def _trained_head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def _trained_head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenScores:
     """The plain way, for a head that is trained too; logits are computed again in the backward pass."""
 
-    def score(part: Tensor, part_targets: Tensor) -> Tensor:
+    def score(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
         logits = _logits(part, _matrix(weight)) / temperature
-        return logits.log_softmax(dim=1).gather(1, part_targets[:, None])[:, 0]
+        normaliser = logits.logsumexp(dim=1, keepdim=True)
+        with torch.no_grad():
+            entropies = _entropies((logits - normaliser).exp_(), logits, normaliser)
+        return (logits.gather(1, part_targets[:, None]) - normaliser)[:, 0], entropies
 
     parts = zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True)
-    return torch.cat([checkpoint(score, part, part_targets, use_reentrant=False) for part, part_targets in parts])
+    scores = [checkpoint(score, part, part_targets, use_reentrant=False) for part, part_targets in parts]
+    return TokenScores(
+        torch.cat([logprobs for logprobs, _ in scores]), torch.cat([entropies for _, entropies in scores])
+    )
+
+
+def _entropies(probabilities: Tensor, logits: Tensor, normaliser: Tensor) -> Tensor:
+    """- sum p log p = normaliser - sum p * logit, row by row, without another matrix of that size."""
+    expected_logits = torch.bmm(probabilities[:, None, :], logits[:, :, None])
+    return normaliser[:, 0] - expected_logits[:, 0, 0]
 
 
 def _chunks(rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:

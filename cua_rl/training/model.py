@@ -20,7 +20,7 @@ from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.attention import PACKED_ATTENTION
 from cua_rl.training.batching import MicroBatch
-from cua_rl.training.head import token_logprobs
+from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.lora import FusedLoraLinear
 from cua_rl.training.vision import use_linear_patch_embedding
 
@@ -85,12 +85,12 @@ class PolicyModel:
         with self._peft.disable_adapter():
             yield
 
-    def logprobs(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> Tensor:
-        """Log-probabilities [n] of the trained tokens; `features` as from `encode_images`."""
+    def scores(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> TokenScores:
+        """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`."""
         with self.precision():
             hidden = self._hidden_states(micro_batch, features)
         predictors = (micro_batch.target_positions - 1).to(self.device)
-        return token_logprobs(
+        return token_scores(
             hidden[predictors], self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature
         )
 

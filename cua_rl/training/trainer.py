@@ -16,6 +16,7 @@ from cua_rl.training import checkpoint, wire
 from cua_rl.training.account import Account, measure_shape
 from cua_rl.training.batching import MicroBatch, align_with_tokens, check_datums, make_micro_batches
 from cua_rl.training.feature_cache import FeatureCache
+from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.loss_inputs import check_rows, make_loss_tokens, token_weights
 from cua_rl.training.loss_metrics import loss_metrics
@@ -61,11 +62,12 @@ class Trainer:
             batch = self._prepare(request.datums)
             if request.weights == "base":
                 with self.model.base_weights():
-                    logprobs = [
-                        self._logprobs(batch, part, request.temperature, adapter=False) for part in batch.micro_batches
+                    scores = [
+                        self._scores(batch, part, request.temperature, adapter=False) for part in batch.micro_batches
                     ]
             else:
-                logprobs = [self._logprobs(batch, part, request.temperature) for part in batch.micro_batches]
+                scores = [self._scores(batch, part, request.temperature) for part in batch.micro_batches]
+        logprobs = [part.logprobs for part in scores]
         return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
 
     def forward_backward(self, request: wire.ForwardBackward) -> wire.ForwardBackwardOutput:
@@ -74,20 +76,21 @@ class Trainer:
         check_rows(request)
         self._check_weighting(request)
         batch = self._prepare(request.datums)
-        logprobs, losses = [], []
+        scores, losses = list[TokenScores](), list[TokenLoss]()
         encoded_before = self.account.num_encoded_images
         with ExitStack() as if_it_fails:
             if_it_fails.callback(self._drop_gradients)
             for micro_batch in batch.micro_batches:
-                part_logprobs, part_loss = self._backward(batch, micro_batch, request)
-                logprobs.append(part_logprobs)
+                part_scores, part_loss = self._backward(batch, micro_batch, request)
+                scores.append(part_scores)
                 losses.append(part_loss)
             if_it_fails.pop_all()
+        logprobs = [part.logprobs for part in scores]
         self._num_trained_tokens += sum(len(part) for part in logprobs)
         self._is_weighted = request.token_weights is not None
         return wire.ForwardBackwardOutput(
             training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs),
-            metrics=_metrics(request.loss, batch, logprobs, losses)
+            metrics=_metrics(request.loss, batch, scores, losses)
             | {"optim/encoded_images": float(self.account.num_encoded_images - encoded_before)},
         )
 
@@ -100,8 +103,8 @@ class Trainer:
 
     def _backward(
         self, batch: _Batch, micro_batch: MicroBatch, request: wire.ForwardBackward
-    ) -> tuple[Tensor, TokenLoss]:
-        logprobs = self._logprobs(batch, micro_batch, request.loss.temperature)
+    ) -> tuple[TokenScores, TokenLoss]:
+        logprobs, entropies = self._scores(batch, micro_batch, request.loss.temperature)
         loss = token_losses(request.loss, make_loss_tokens(request, micro_batch.datum_indices, logprobs))
         total = (loss.losses * token_weights(request, micro_batch.datum_indices, logprobs)).sum()
         if not math.isfinite(total.item()):
@@ -112,7 +115,7 @@ class Trainer:
             )
         if len(logprobs):
             total.backward()
-        return logprobs.detach(), loss.detach()
+        return TokenScores(logprobs.detach(), entropies), loss.detach()
 
     def optim_step(self, request: wire.OptimStep) -> wire.OptimStepOutput:
         """AdamW along the summed gradient, which is divided by its trained tokens if it came without weights.
@@ -187,7 +190,9 @@ class Trainer:
         )
         return _Batch(datums=datums, micro_batches=list(micro_batches), images=images)
 
-    def _logprobs(self, batch: _Batch, micro_batch: MicroBatch, temperature: float, *, adapter: bool = True) -> Tensor:
+    def _scores(
+        self, batch: _Batch, micro_batch: MicroBatch, temperature: float, *, adapter: bool = True
+    ) -> TokenScores:
         backward = torch.is_grad_enabled()
         images = {name: batch.images[name] for name in micro_batch.image_hashes}
         features = self._encode(images) if self.model.trains_vision else self._cached_features(images)
@@ -197,7 +202,7 @@ class Trainer:
             backward=backward,
             adapter=adapter and not self.model.trains_vision,
         )
-        return self.model.logprobs(micro_batch, features, temperature)
+        return self.model.scores(micro_batch, features, temperature)
 
     @torch.no_grad()
     def _cached_features(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
@@ -224,11 +229,13 @@ class Trainer:
 
 
 def _metrics(
-    config: LossConfig, batch: _Batch, logprobs: Sequence[Tensor], losses: Sequence[TokenLoss]
+    config: LossConfig, batch: _Batch, scores: Sequence[TokenScores], losses: Sequence[TokenLoss]
 ) -> dict[str, float]:
-    training_logprobs = torch.cat(list(logprobs))
+    training_logprobs = torch.cat([part.logprobs for part in scores])
+    entropies = torch.cat([part.entropies for part in scores])
     sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
     return loss_metrics(config, losses, training_logprobs, sampling_logprobs.to(training_logprobs.device)) | {
+        "policy/entropy": float(entropies.double().mean()),
         "optim/num_datums": float(len(batch.datums)),
         "optim/num_micro_batches": float(len(batch.micro_batches)),
         "optim/trained_tokens": float(len(training_logprobs)),

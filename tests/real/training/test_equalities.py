@@ -160,10 +160,12 @@ def test_a_chunked_head_equals_a_plain_one(
     monkeypatch.setattr(head, "_MAX_LOGITS", 7 * 320)  # 7 of 60 tokens at a time
     chunked = loss_and_gradients(trainer, datums)
 
-    def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-        return (hidden @ weight.T / temperature).log_softmax(1).gather(1, targets[:, None])[:, 0]
+    def plain(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> head.TokenScores:
+        logprobs = (hidden @ weight.T / temperature).log_softmax(1)
+        entropies = -(logprobs.exp() * logprobs).sum(1).detach()
+        return head.TokenScores(logprobs.gather(1, targets[:, None])[:, 0], entropies)
 
-    monkeypatch.setattr("cua_rl.training.model.token_logprobs", plain)
+    monkeypatch.setattr("cua_rl.training.model.token_scores", plain)
 
     assert_equal(whole, chunked)
     assert_equal(chunked, loss_and_gradients(trainer, datums))

@@ -14,10 +14,13 @@ def test_chunked_logprobs_and_gradients_equal_the_plain_ones(monkeypatch: pytest
     targets, factors = torch.randint(50, (11,)), torch.randn(11)
     inputs = (hidden, weight) if trained else (hidden,)
 
-    logprobs = head.token_logprobs(hidden, weight, targets, 0.7)
+    logprobs, entropies = head.token_scores(hidden, weight, targets, 0.7)
     found = torch.autograd.grad((logprobs * factors).sum(), inputs)
 
-    plain = (hidden @ weight.T / 0.7).log_softmax(1)[torch.arange(11), targets]
+    distributions = (hidden @ weight.T / 0.7).log_softmax(1)
+    plain = distributions[torch.arange(11), targets]
     torch.testing.assert_close(logprobs, plain)
+    torch.testing.assert_close(entropies, -(distributions.exp() * distributions).sum(1))
+    assert not entropies.requires_grad
     for one, other in zip(found, torch.autograd.grad((plain * factors).sum(), inputs), strict=True):
         torch.testing.assert_close(one, other)
