@@ -1,14 +1,26 @@
-"""From what the user asked for to who acts: our own agent, gbox-mini-agent, or a program of the user's."""
+"""From what the user asked for to who acts: our own agent, gbox-mini-agent, or a program of the user's; and to the
+gateway through which they reach the model.
+"""
 
 import shlex
 import shutil
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
 from cua_rl.errors import ConfigError
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_images import ImageFetcher
+from cua_rl.tasks.source_config import TaskSources, find_site
+from cua_rl.types import SamplingParams
+
+_ONLY_WITH = {"agent_command": "external", "agent_url": "external", "gbox_mini_agent_base_url": "mini_agent"}
 
 
 class AgentSettings(Protocol):
@@ -20,36 +32,65 @@ class AgentSettings(Protocol):
     def agent_command(self) -> str | None: ...
     @property
     def agent_url(self) -> str | None: ...
+    @property
+    def gbox_mini_agent_base_url(self) -> str | None: ...
+    @property
+    def gbox_mini_agent_agent(self) -> str: ...
+    @property
+    def gbox_mini_agent_standard_action_space(self) -> str: ...
+    @property
+    def tasks(self) -> TaskSources: ...
+    @property
+    def gateway_host(self) -> str: ...
+    @property
+    def gateway_port(self) -> int | None: ...
+    @property
+    def gateway_public_url(self) -> str | None: ...
+    @property
+    def allowed_media_domains(self) -> Sequence[str]: ...
+    @property
+    def task_timeout_s(self) -> float: ...
+    @property
+    def turn_timeout_s(self) -> float: ...
 
 
 def check_agent(settings: AgentSettings) -> None:
     """Raise `ConfigError` for an agent that can never work."""
-    given = [name for name in ("agent_command", "agent_url") if _value(settings, name) is not None]
-    if settings.agent != "external":
-        if given:
+    given = {
+        "agent_command": settings.agent_command,
+        "agent_url": settings.agent_url,
+        "gbox_mini_agent_base_url": settings.gbox_mini_agent_base_url,
+    }
+    for name, value in given.items():
+        if value is not None and settings.agent != _ONLY_WITH[name]:
             raise ConfigError(
-                f"{given[0]}: expected it only with agent=external, got it with agent={settings.agent}; "
-                "set agent=external"
+                f"{name}: expected it only with agent={_ONLY_WITH[name]}, got it with agent={settings.agent}; set "
+                f"agent={_ONLY_WITH[name]} or leave it out"
             )
-        return
-    if len(given) != 1:
+        if name != "agent_command":
+            _require_address(name, value)
+    _require_address("gateway_public_url", settings.gateway_public_url)
+    if settings.agent == "external":
+        _check_program(settings)
+    if settings.agent == "mini_agent" and find_site(settings.tasks) != "gym":
         raise ConfigError(
-            f"agent: expected either agent_command or agent_url with agent=external, got "
-            f"{' and '.join(given) or 'neither'}; say how the agent is reached"
-        )
-    if settings.agent_command is not None:
-        _require_command(settings.agent_command)
-    elif not (settings.agent_url or "").startswith(("http://", "https://")):
-        raise ConfigError(
-            f"agent_url: expected an address such as 'http://localhost:4000/work', got {settings.agent_url!r}; "
-            "correct it"
+            "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"
         )
 
 
 def make_agent(
     settings: AgentSettings, own: GBoxAgent, gateway: Gateway, log_folder: Path
-) -> GBoxAgent | ExternalAgent:
+) -> GBoxAgent | ExternalAgent | MiniAgent:
     """Our own agent unless another one is configured, whose programs write to `log_folder`."""
+    if settings.agent == "mini_agent":
+        mini = MiniAgentSettings(
+            base_url=settings.gbox_mini_agent_base_url or MiniAgentSettings.base_url,
+            agent=settings.gbox_mini_agent_agent,
+            action_space=settings.gbox_mini_agent_standard_action_space,
+            max_run_time_s=settings.task_timeout_s,
+            max_step_time_s=settings.turn_timeout_s,
+        )
+        return MiniAgent(mini, gateway)
     if settings.agent_command is not None:
         argv = tuple(shlex.split(settings.agent_command))
         return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder), gateway)
@@ -58,8 +99,38 @@ def make_agent(
     return own
 
 
-def _value(settings: AgentSettings, name: str) -> str | None:
-    return settings.agent_command if name == "agent_command" else settings.agent_url
+@asynccontextmanager
+async def open_gateway(
+    settings: AgentSettings, client: SamplingClient, renderer: Renderer, params: SamplingParams
+) -> AsyncGenerator[Gateway]:
+    """The gateway; on a socket if agents in other processes are to reach it."""
+    gateway = Gateway(
+        client,
+        renderer,
+        params,
+        public_url=settings.gateway_public_url,
+        images=ImageFetcher(settings.allowed_media_domains),
+    )
+    if settings.gateway_port is None and settings.agent == "gbox":
+        yield gateway
+        return
+    async with gateway.serve(settings.gateway_host, settings.gateway_port or 0):
+        yield gateway
+
+
+def _check_program(settings: AgentSettings) -> None:
+    if (settings.agent_command is None) == (settings.agent_url is None):
+        raise ConfigError(
+            f"agent: expected either agent_command or agent_url with agent=external, got "
+            f"{'neither' if settings.agent_url is None else 'both'}; say how the agent is reached"
+        )
+    if settings.agent_command is not None:
+        _require_command(settings.agent_command)
+
+
+def _require_address(name: str, value: str | None) -> None:
+    if value is not None and not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name}: expected an address such as 'http://localhost:4000', got {value!r}; correct it")
 
 
 def _require_command(command: str) -> None:

@@ -28,6 +28,7 @@ from cua_rl.evaluation.attempts import (
 )
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
+from cua_rl.recipes.agents import make_agent, open_gateway
 from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
@@ -170,10 +171,12 @@ def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
 
 
 def _make_runner(plan: EvaluationPlan, access: ModelAccess, devices: OpenDevices) -> RolloutRunner:
+    own = GBoxAgent(history=plan.history, grounder=devices.grounder)
+    log_folder = plan.log_path / "logs" / "agents"
     return RolloutRunner(
         devices=devices.pool,
         gateway=access,
-        agent=GBoxAgent(history=plan.history, grounder=devices.grounder),
+        agent=make_agent(plan.config, own, access, log_folder) if isinstance(access, Gateway) else own,
         reward=plan.reward,
         recorder=NoRecorder(),
         max_turns=plan.config.max_turns,
@@ -211,7 +214,8 @@ async def _serve_model(
             adapter = AdapterRef(path=model.adapter.path, policy_version=model.adapter.policy_version)
             canary = Canary(tokens=canary_tokens(renderer), changes_model=model.adapter.changes_model)
             await client.publish(adapter, canary)
-        yield Gateway(client, renderer, plan.params)
+        async with open_gateway(plan.config, client, renderer, plan.params) as gateway:
+            yield gateway
 
 
 def _write_results(plan: EvaluationPlan, folder: LogDirectory, attempts: Sequence[Attempt]) -> Comparison:

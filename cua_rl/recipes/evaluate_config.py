@@ -37,7 +37,35 @@ class EvaluateConfig:
     num_attempts: int = chz.field(default=1, doc="attempts of each model at each instance, for pass@k")
     seed: int = chz.field(default=0, doc="seed of the task instances; held-out tasks of a training with this seed")
 
+    gym_base_url: str | None = chz.field(
+        default=None, doc="gym server of task sources that name none; None is http://localhost:5010"
+    )
+    gym_id: str | None = chz.field(default=None, doc="gym of task sources that name none; None is umetrip")
+    gym_parallel_creates: int = chz.field(
+        default=1, doc="executions that a gym server makes at a time; some servers answer only one of several"
+    )
+
     # Agent and devices
+    agent: Literal["gbox", "mini_agent", "external"] = chz.field(
+        default="gbox",
+        doc="who acts: gbox, the agent of this package; mini_agent, a gbox-mini-agent server on tasks of a gym; "
+        "external, a program of yours",
+    )
+    agent_command: str | None = chz.field(
+        default=None, doc="agent=external: a command that works on one rollout, told about it by its environment"
+    )
+    agent_url: str | None = chz.field(
+        default=None, doc="agent=external: address of a server that is sent each rollout and answers when it is done"
+    )
+    gbox_mini_agent_base_url: str | None = chz.field(
+        default=None, doc="agent=mini_agent: address of the server; None is http://localhost:3000"
+    )
+    gbox_mini_agent_agent: Literal["mai-ui", "qwen3-vl"] = chz.field(
+        default="mai-ui", doc="agent=mini_agent: which of its agents"
+    )
+    gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = chz.field(
+        default="mobile", doc="agent=mini_agent: which actions it has"
+    )
     max_turns: int = chz.field(default=20, doc="most turns of an attempt; a task may allow fewer")
     history: HistoryPolicy = chz.field(
         default="full",
@@ -96,6 +124,19 @@ class EvaluateConfig:
         doc="URL of a vLLM server that is already running (with LoRA updating on) for models and adapters of ours; "
         "None starts one",
     )
+    gateway_port: int | None = chz.field(
+        default=None, doc="port on which agents outside this process reach the gateway; None takes a free one"
+    )
+    gateway_host: str = chz.field(
+        default="127.0.0.1", doc="address on which the gateway listens; 0.0.0.0 lets agents on other machines in"
+    )
+    gateway_public_url: str | None = chz.field(
+        default=None,
+        doc="how agents elsewhere reach the gateway, such as http://trainer:8100; None is where it listens",
+    )
+    allowed_media_domains: list[str] = chz.field(
+        default_factory=list, doc="hosts from which the gateway fetches screenshots that agents send as links"
+    )
     max_model_len: int | None = chz.field(
         default=None, doc="longest prompt plus answer, tokens; None is what the model takes, at most 16384"
     )
@@ -132,6 +173,7 @@ _SMALLEST: Mapping[str, float] = {
     "num_attempts": 1,
     "seed": 0,
     "max_turns": 1,
+    "gym_parallel_creates": 1,
     "history_images": 1,
     "history_block": 1,
     "max_tokens": 1,

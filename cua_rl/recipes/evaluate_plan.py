@@ -10,8 +10,10 @@ from typing import Any
 from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
+from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
+from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_devices import make_run_backend
 from cua_rl.renderers.renderer import Renderer, make_renderer
@@ -75,8 +77,9 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             "evaluate them one after the other"
         )
     log_path = _log_path(config, models)
+    _check_agent(config, models)
     devices = make_run_backend(config, log_path)
-    held_out = load_tasks(config.tasks, seed=config.seed, split="eval", device=devices.abilities)
+    held_out = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="eval", device=devices.abilities)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
@@ -88,6 +91,16 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
+
+
+def _check_agent(config: EvaluateConfig, models: Sequence[Model]) -> None:
+    check_agent(config)
+    others = [model.name for model in models if not isinstance(model, LocalModel)]
+    if config.agent != "gbox" and others:
+        raise ConfigError(
+            f"agent: expected agent=gbox for models behind somebody else's endpoint, got {config.agent!r} with "
+            f"{', '.join(others)}; evaluate them apart"
+        )
 
 
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:

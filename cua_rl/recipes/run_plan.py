@@ -15,6 +15,7 @@ from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_damage
+from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.model_folder import find_model
 from cua_rl.recipes.run_devices import make_run_backend
@@ -76,10 +77,12 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         )
     _require_room(config, model_path)
     devices = make_run_backend(config, log_path(config))
-    train_tasks = load_tasks(config.tasks, seed=config.seed, split="train", device=devices.abilities)
+    train_tasks = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="train", device=devices.abilities)
     eval_tasks: tuple[Task, ...] = ()
     if config.eval_tasks is not None:
-        held_out = load_tasks(config.eval_tasks, seed=config.seed, split="eval", device=devices.abilities)
+        held_out = load_tasks(
+            name_gym(config.eval_tasks, config), seed=config.seed, split="eval", device=devices.abilities
+        )
         require_disjoint(train_tasks, held_out)
         eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
     for name in ("server_port", "gateway_port"):

@@ -22,7 +22,7 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
-from cua_rl.recipes.agents import make_agent
+from cua_rl.recipes.agents import make_agent, open_gateway
 from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.learning import train_step_settings
@@ -43,7 +43,6 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import SamplingParams
@@ -161,15 +160,9 @@ async def _start_engine(
     elif plan.checkpoint_path is not None:
         await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
     sampler = await stack.enter_async_context(SamplingClient(server))
-    gateway = Gateway(
-        sampler,
-        plan.renderer,
-        _sampling_params(plan.config),
-        public_url=plan.config.gateway_public_url,
-        images=ImageFetcher(plan.config.allowed_media_domains),
+    gateway = await stack.enter_async_context(
+        open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config))
     )
-    if plan.config.gateway_port is not None or plan.config.agent != "gbox":
-        await stack.enter_async_context(gateway.serve(plan.config.gateway_host, plan.config.gateway_port or 0))
     return Engine(trainer=trainer, sampler=sampler, gateway=gateway)
 
 

@@ -37,14 +37,25 @@ class CLIConfig:
         "phones)",
     )
     box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; others are android")
-    agent: Literal["gbox", "external"] = chz.field(
-        default="gbox", doc="who acts: gbox, the agent of this package, or external, a program of yours"
+    agent: Literal["gbox", "mini_agent", "external"] = chz.field(
+        default="gbox",
+        doc="who acts: gbox, the agent of this package; mini_agent, a gbox-mini-agent server on tasks of a gym; "
+        "external, a program of yours",
     )
     agent_command: str | None = chz.field(
         default=None, doc="agent=external: a command that works on one rollout, told about it by its environment"
     )
     agent_url: str | None = chz.field(
         default=None, doc="agent=external: address of a server that is sent each rollout and answers when it is done"
+    )
+    gbox_mini_agent_base_url: str | None = chz.field(
+        default=None, doc="agent=mini_agent: address of the server; None is http://localhost:3000"
+    )
+    gbox_mini_agent_agent: Literal["mai-ui", "qwen3-vl"] = chz.field(
+        default="mai-ui", doc="agent=mini_agent: which of its agents"
+    )
+    gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = chz.field(
+        default="mobile", doc="agent=mini_agent: which actions it has"
     )
     max_turns: int = chz.field(default=20, doc="most turns of a rollout; a task may allow fewer")
     history: HistoryPolicy = chz.field(
@@ -88,6 +99,13 @@ class CLIConfig:
     )
 
     # Tasks
+    gym_base_url: str | None = chz.field(
+        default=None, doc="gym server of task sources that name none; None is http://localhost:5010"
+    )
+    gym_id: str | None = chz.field(default=None, doc="gym of task sources that name none; None is umetrip")
+    gym_parallel_creates: int = chz.field(
+        default=1, doc="executions that a gym server makes at a time; some servers answer only one of several"
+    )
     tasks: Tasks = chz.field(
         default_factory=lambda: {"source_type": "demo_training"},
         doc="where training tasks come from (TaskSourceConfig)",
@@ -293,6 +311,7 @@ _SMALLEST = {
     "lora_rank": 1,
     "lora_alpha": 1,
     "max_turns": 1,
+    "gym_parallel_creates": 1,
     "max_concurrent_rollouts": 1,
     "screen_scale": 1,
     "num_eval_rollouts": 1,

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Self
 
@@ -19,12 +21,22 @@ GYM = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, sit
 
 
 class GymExecutions:
-    """A `DeviceBackend`: every lease is an execution of the task on its server, ended whatever happens."""
+    """A `DeviceBackend`: every lease is an execution of the task on its server, ended whatever happens.
+
+    With `open_attach` their devices are operated from here; without, whoever drives the execution does it.
+    """
 
     abilities = GYM
 
-    def __init__(self, *, attach: AttachDevice | None = None, limits: GymLimits | None = None) -> None:
-        self._attach = attach
+    def __init__(
+        self,
+        *,
+        open_attach: Callable[[], AbstractAsyncContextManager[AttachDevice]] | None = None,
+        limits: GymLimits | None = None,
+    ) -> None:
+        self._open_attach = open_attach
+        self._attach: AttachDevice | None = None
+        self._stack = AsyncExitStack()
         self._limits = limits
         self._clients: dict[str, GymClient] = {}
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -74,6 +86,8 @@ class GymExecutions:
         ending.add_done_callback(self._leftovers.discard)
 
     async def __aenter__(self) -> Self:
+        if self._open_attach is not None:
+            self._attach = await self._stack.enter_async_context(self._open_attach())
         return self
 
     async def __aexit__(
@@ -83,3 +97,4 @@ class GymExecutions:
         for client in self._clients.values():
             await client.close()
         self._clients.clear()
+        await self._stack.aclose()
