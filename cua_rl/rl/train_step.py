@@ -43,6 +43,10 @@ class Trainer(Protocol):
 
     async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
 
+    async def take_account(self) -> dict[str, float]:
+        """What was computed since the last time, how fast and in how much memory, under metric names."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepSettings:
@@ -143,6 +147,7 @@ async def train_step(
     work.metrics |= combine_metrics(metrics)
     work.metrics |= {"optim/learning_rate": learning_rate, "optim/num_substeps": float(len(parts))}
     work.metrics |= await _measure_move(trainer, work.datums, before, settings, replayed_ids)
+    work.metrics |= await trainer.take_account()
     return TrainStepResult(training_logprobs=tuple(before), metrics=work.metrics)
 
 

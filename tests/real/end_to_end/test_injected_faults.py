@@ -66,6 +66,9 @@ class LocalTrainer:
     async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
         return self.trainer.optim_step(wire.OptimStep(optim=optim))
 
+    async def take_account(self) -> dict[str, float]:
+        return self.trainer.account.take()
+
     async def save_state(self, path: Path) -> None:
         self.trainer.save_state(path)
 
