@@ -19,14 +19,17 @@ proof, every step measures it). No group is discarded. The trainer is finite, an
 one that fails cancels all.
 
 The parity gate compares what sampler and trainer say of the same weights, so only turns of the version that the trainer
-holds before the step count. A batch may have none; then finished groups that wait for a later batch are asked.
+holds before the step count. A batch may have none; then finished groups that wait for a later batch are asked. If the
+gate saw nothing for `PARITY_EVERY` steps, because training is the slower side, the next batch waits until a group with
+such a turn has finished: one rollout's time in ten steps. In between, the canary proves every adapter.
 """
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 
 from cua_rl.events import BatchTaken, Source, SourceStarted
 from cua_rl.rl.datums import build_datums
@@ -52,10 +55,11 @@ from cua_rl.rl.sync_loop import (
 from cua_rl.rollout.group import GroupPlan, run_group
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, Datum, RolloutGroup
+from cua_rl.types import AdapterRef, Datum, Rollout, RolloutGroup
 
 logger = logging.getLogger(__name__)
 
+PARITY_EVERY = 10
 NUM_PROBES = 4  # sequences that the parity gate asks about where the batch itself has no turn of the newest policy
 
 
@@ -124,6 +128,8 @@ class _AsyncRun:
         self._begun_steps: set[int] = set()
         self._task_batches: dict[int, list[Task]] = {}
         self._publish_s: float | None = None
+        self._parity_due = settings.first_step
+        """From this step on, a batch waits for something that the parity gate can look at."""
 
     def restore(self, start: AsyncStart) -> None:
         """Go on where an earlier attempt was."""
@@ -195,7 +201,7 @@ class _AsyncRun:
             clock = Clock()
             with clock.time("step"):
                 with clock.time("wait"):
-                    taken, dropped = await self._take_batch()
+                    taken, dropped = await self._take_batch(step)
                 trained = await self._train_batch(step, taken, dropped, clock)
                 saved = None
                 if trained.has_moved:
@@ -209,13 +215,21 @@ class _AsyncRun:
                 await save_checkpoint(self._parts, step + 1)
             await self._saved.put(_Saved(num_steps=step + 1, policy=saved))
 
-    async def _take_batch(self) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+    async def _take_batch(self, step: int) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
         """The groups of the next step, and constant ones that were replaced since the last."""
         async with self._changed:
+            if step >= self._parity_due:
+                await self._changed.wait_for(self._can_look)
             while (batch := self._buffer.take_batch()) is None:
                 await self._changed.wait()
             self._changed.notify_all()
         return [finished.group for finished in batch], self._buffer.take_dropped()
+
+    def _can_look(self) -> bool:
+        """Whether the parity gate finds a turn of the trainer's version, or will find none however long it waits."""
+        is_announced = self._buffer.announced_step == self._buffer.next_step
+        is_over = is_announced and not self._buffer.num_running and not self._buffer.may_start
+        return is_over or any(map(self._is_fresh, self._trained_rollouts(self._buffer.waiting)))
 
     async def _train_batch(
         self, step: int, taken: list[RolloutGroup], dropped: list[RolloutGroup], clock: Clock
@@ -229,6 +243,8 @@ class _AsyncRun:
         version = self._trainer_version
         trained = await train_groups(self._settings, self._parts, step, groups, version, clock, parity_version=version)
         trained.metrics.update(lag_metrics(lags) | probed)
+        if "policy/parity_mean_abs" in trained.metrics:
+            self._parity_due = step + PARITY_EVERY
         return trained
 
     async def _probe_parity(self, step: int, taken: list[RolloutGroup]) -> dict[str, float]:
@@ -244,16 +260,19 @@ class _AsyncRun:
         require_parity(parity, train.parity_limit, step=step)
         return parity.metrics()
 
-    def _fresh_datums(self, groups: "list[RolloutGroup] | tuple[RolloutGroup, ...]") -> list[Datum]:
+    def _fresh_datums(self, groups: Iterable[RolloutGroup]) -> list[Datum]:
         """Sequences with turns of the trainer's version, with only these on their masks; a few are enough."""
         datums: list[Datum] = []
-        for rollout in (rollout for group in groups if not group.is_constant for rollout in group.rollouts):
-            if len(datums) >= NUM_PROBES:
-                break
-            if any(turn.model.policy_version == self._trainer_version for turn in rollout.turns):
-                built = build_datums(rollout, 0.0, self._settings.image_token_id).datums
-                datums += [datum for datum in built if self._trainer_version in datum.policy_versions]
+        for rollout in islice(filter(self._is_fresh, self._trained_rollouts(groups)), NUM_PROBES):
+            built = build_datums(rollout, 0.0, self._settings.image_token_id).datums
+            datums += [datum for datum in built if self._trainer_version in datum.policy_versions]
         return [of_version(datum, self._trainer_version) for datum in datums]
+
+    def _trained_rollouts(self, groups: Iterable[RolloutGroup]) -> Iterator[Rollout]:
+        return (rollout for group in groups if not group.is_constant for rollout in group.rollouts)
+
+    def _is_fresh(self, rollout: Rollout) -> bool:
+        return any(turn.model.policy_version == self._trainer_version for turn in rollout.turns)
 
     def _metrics(self, trained: TrainedStep, clock: Clock) -> dict[str, float]:
         """How full the pipeline is, and how fast."""

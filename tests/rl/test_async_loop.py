@@ -1,4 +1,5 @@
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from cua_rl.errors import ParityError, TrainingError
 from cua_rl.evaluation.evaluate import summarise
 from cua_rl.events import CheckpointSaved, GroupEnded, Source, StepTrained
-from cua_rl.rl.async_loop import AsyncStart, train
+from cua_rl.rl.async_loop import PARITY_EVERY, AsyncStart, train
 from cua_rl.rl.group_buffer import WaitingGroup
 from cua_rl.rl.policy_lag import require_lag
 from cua_rl.rollout.run import RolloutPlan
@@ -164,6 +165,24 @@ async def test_the_parity_gate_stops_an_asynchronous_run_too() -> None:
         await world.train(2, max_steps=4)
 
     assert world.trainer.policy_version == 0
+
+
+async def test_the_parity_gate_has_something_to_look_at_every_ten_steps_even_if_training_is_the_slower_side() -> None:
+    class SlowTrainer(FakeTrainer):
+        async def optim_step(self, optim: Any) -> Any:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            return await super().optim_step(optim)
+
+    world = World(longest=2)
+    world.trainer = world.policy.trainer = SlowTrainer()
+
+    await world.train(2, max_steps=40)
+
+    looked = [step for step, metrics in world.log.steps if "policy/parity_mean_abs" in metrics]
+    assert len(looked) < 40
+    assert max(later - earlier for earlier, later in pairwise(looked)) <= PARITY_EVERY
+    assert times_trained(world.batches) == dict.fromkeys(range(80), 1)
 
 
 async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again() -> None:

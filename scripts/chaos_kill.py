@@ -1,0 +1,264 @@
+"""Kill a training run with SIGKILL at random points, resume it each time, and check the record that is left.
+
+    python scripts/chaos_kill.py folder=/tmp/chaos kills=20 steps=30 base_url=http://127.0.0.1:8000
+
+Without `base_url` the script starts one vLLM server that outlives all attempts, so that a restart costs seconds. The
+database is an embedded Postgres of the script's own, for the same reason. `max_lag=0` kills a synchronous run.
+
+What must hold at the end: the run is complete; every task instance was trained exactly once; every group that was on
+record as ended and untrained when the run was killed has been trained; no turn was too old; nothing is left running;
+and every step's training data can be rebuilt from the database, bit for bit.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import chz
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.config import ServerConfig
+from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.progress import load_progress
+from cua_rl.database.queries import find_training, load_steps
+from cua_rl.database.session import open_sessions
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.recipes.log_directory import prepare_log_directory
+from cua_rl.recipes.rebuild_datums import rebuild_step
+from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.renderers.renderer import make_renderer
+from cua_rl.sampling.server import VllmServer
+
+GROUP_SIZE, GROUPS_PER_BATCH = 4, 4
+SHARE_IN_SET_UP = 0.2  # of the kills hit an attempt that has not trained anything yet
+POLL_S = 0.1
+
+
+@chz.chz
+class ChaosConfig:
+    """What is killed, how often."""
+
+    folder: Path = chz.field(doc="folder for the run, its database and the server's log")
+    kills: int = chz.field(default=20, doc="SIGKILLs before the run may end by itself")
+    steps: int = chz.field(default=30, doc="training steps of the run")
+    max_lag: int = chz.field(default=2, doc="max_steps_off_policy of the run, 0 for synchronous training")
+    base_url: str | None = chz.field(default=None, doc="a vLLM server that runs already; None starts one")
+    seed: int = chz.field(default=0, doc="seed of the moments of death")
+    timeout_s: float = chz.field(default=600.0, doc="longest wait for one step of one attempt, seconds")
+    options: str = chz.field(default="", doc="more options of the training recipe, separated by blanks")
+
+
+@dataclass
+class Chaos:
+    """One run, its attempts and what each left behind."""
+
+    config: ChaosConfig
+    server_url: str
+    database_url: str
+    kept_ids: set[str] = field(default_factory=set[str])
+
+    @property
+    def run_folder(self) -> Path:
+        return self.config.folder / "run"
+
+    def command(self) -> list[str]:
+        """The training recipe, small enough that a step takes about a second."""
+        config = self.config
+        loss = ["loss=ppo", f"max_steps_off_policy={config.max_lag}"] if config.max_lag else ["sampling_seed=1"]
+        return [
+            *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={self.run_folder}"),
+            *(f"base_url={self.server_url}", f"group_size={GROUP_SIZE}", f"groups_per_batch={GROUPS_PER_BATCH}"),
+            *(f"max_steps={config.steps}", "save_every=1", "eval_every=0", "num_eval_rollouts=16"),
+            *("behavior_if_log_dir_exists=resume", *loss, *config.options.split()),
+        ]
+
+    async def start(self) -> asyncio.subprocess.Process:
+        """Begin an attempt."""
+        environment = dict(os.environ) | {"DATABASE_URL": self.database_url, "HF_HUB_OFFLINE": "1"}
+        with (self.config.folder / "output.txt").open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *self.command(), env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def num_steps(self) -> int:
+        """Completed steps by the metrics file."""
+        path = self.run_folder / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return sum("reward/mean" in record for record in records)
+
+    async def wait_for_steps(self, process: asyncio.subprocess.Process, num_steps: int) -> None:
+        """Until so many steps are complete, or the attempt has ended."""
+        deadline = time.monotonic() + self.config.timeout_s
+        while self.num_steps() < num_steps and process.returncode is None:
+            if time.monotonic() > deadline:
+                process.kill()
+                raise SystemExit(f"waited {self.config.timeout_s:.0f} s for step {num_steps}; see {self.config.folder}")
+            await asyncio.sleep(POLL_S)
+
+    async def kill_at_random(self, rng: random.Random, number: int) -> bool:
+        """One attempt and its end; False if the run was complete before it could be killed."""
+        process, before, began = await self.start(), self.num_steps(), time.monotonic()
+        if rng.random() < SHARE_IN_SET_UP:
+            await asyncio.sleep(rng.uniform(0.5, 12.0))
+        else:
+            await self.wait_for_steps(process, before + rng.randint(1, 2))
+            await asyncio.sleep(rng.uniform(0.0, 3.0))
+        if process.returncode is not None:
+            return False
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        kept = await self.note_kept()
+        lived_s = time.monotonic() - began
+        print(f"kill {number}: after {lived_s:.1f} s, {self.num_steps()} steps, {kept} ended groups wait", flush=True)
+        return True
+
+    async def note_kept(self) -> int:
+        """Remember the groups that the next attempt must not lose."""
+        if not self.run_folder.exists():
+            return 0
+        await asyncio.sleep(1.0)  # the folder's lock goes with the last owned process
+        with prepare_log_directory(self.run_folder, "resume") as folder:
+            checkpoint = folder.latest_checkpoint()
+        if checkpoint is None or not self.config.max_lag:
+            return 0
+        async with open_sessions(self.database_url) as sessions, sessions() as session:
+            training = await find_training(session, self.run_folder.name)
+            if training is None:
+                return 0
+            progress = await load_progress(session, training.training_id, checkpoint.step)
+        ids = {untrained.group.group_id for untrained in progress.untrained}
+        self.kept_ids |= ids
+        return len(ids)
+
+    async def verdict(self) -> list[str]:
+        """Everything that is wrong with the record."""
+        async with open_sessions(self.database_url) as sessions, sessions() as session:
+            return await find_faults(session, self)
+
+
+async def find_faults(session: AsyncSession, chaos: Chaos) -> list[str]:
+    """Compare the record with what a run that nobody killed leaves."""
+    training = await find_training(session, chaos.run_folder.name)
+    if training is None or training.status != "completed":
+        return [f"expected a completed run, got {training}"]
+    steps = await load_steps(session, training.training_id)
+    rows = (
+        await session.execute(
+            select(Step.step, Group.group_id, Group.group_index, Group.num_rollouts, Group.status)
+            .join(Step, Group.step_id == Step.id)
+            .where(Step.training_id == training.training_id)
+        )
+    ).all()
+    faults = [f"step {step.step} is {step.status}" for step in steps if step.status != "completed"]
+    if [step.step for step in steps] != list(range(chaos.config.steps)):
+        faults.append(f"expected steps 0 to {chaos.config.steps - 1}, got {[step.step for step in steps]}")
+    faults += [f"group {row.group_id} is {row.status}" for row in rows if row.status != "completed"]
+    faults += [f"group {row.group_id} has {row.num_rollouts}" for row in rows if row.num_rollouts != GROUP_SIZE]
+    faults += _wrong_counts(chaos, [(row.step, row.group_index) for row in rows])
+    lost = chaos.kept_ids - {row.group_id for row in rows}
+    faults += [f"group {group_id} was on record and is gone" for group_id in sorted(lost)]
+    faults += await _running(session, training.training_id)
+    faults += await _too_old(session, training.training_id, chaos.config.max_lag)
+    image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
+    for step in steps:
+        if step.datums_sha256 and not (await rebuild_step(session, training, step, image_token_id)).is_equal:
+            faults.append(f"step {step.step} was trained on other datums than the record has")
+    return faults
+
+
+def _wrong_counts(chaos: Chaos, places: Sequence[tuple[int, int]]) -> list[str]:
+    """Task instances that were not trained exactly once, and batches of another size."""
+    per_step = Counter(step for step, _ in places)
+    faults = [f"step {step} trained {n} groups" for step, n in sorted(per_step.items()) if n != GROUPS_PER_BATCH]
+    if chaos.config.max_lag:
+        times = Counter(index for _, index in places)
+        wanted = range(chaos.config.steps * GROUPS_PER_BATCH)
+        faults += [f"task instance {index} was trained {times[index]} times" for index in wanted if times[index] != 1]
+    return faults
+
+
+async def _running(session: AsyncSession, training_id: int) -> list[str]:
+    query = select(func.count()).select_from(RolloutRow)
+    count = await session.scalar(query.where(RolloutRow.training_id == training_id, RolloutRow.status == "running"))
+    evals = await session.scalar(
+        select(func.count()).select_from(Eval).where(Eval.training_id == training_id, Eval.status != "completed")
+    )
+    return [f"{count} rollouts and {evals} evaluations still run"] if count or evals else []
+
+
+async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> list[str]:
+    """Turns that were trained more steps after their policy than allowed."""
+    steps = (
+        await session.execute(
+            select(Step.step, Step.trained_policy_version).where(Step.training_id == training_id).order_by(Step.step)
+        )
+    ).all()
+    newest: Mapping[int, int] = {0: 0} | {row.trained_policy_version: row.step + 1 for row in steps}
+    turns = (
+        await session.execute(
+            select(Step.step, TurnRow.policy_version)
+            .join(Group, Group.step_id == Step.id)
+            .join(RolloutRow, RolloutRow.group_pk == Group.id)
+            .join(TurnRow, TurnRow.rollout_pk == RolloutRow.id)
+            .where(Step.training_id == training_id)
+            .distinct()
+        )
+    ).all()
+    lags = [max(0, row.step - newest[row.policy_version]) for row in turns]
+    print(f"largest lag {max(lags)} steps")
+    return [f"a turn was {max(lags)} steps old"] if max(lags) > max_lag else []
+
+
+async def _serve(stack: AsyncExitStack, folder: Path) -> str:
+    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048)
+    return (await stack.enter_async_context(VllmServer(config, folder / "vllm.log"))).base_url
+
+
+async def cli_main(config: ChaosConfig) -> None:
+    """Kill, resume, judge; ends with status 1 if anything is wrong."""
+    await asyncio.to_thread(config.folder.mkdir, parents=True, exist_ok=True)
+    rng = random.Random(config.seed)
+    async with AsyncExitStack() as stack:
+        url = config.base_url or await _serve(stack, config.folder)
+        postgres = EmbeddedPostgres(config.folder / "postgres", config.folder / "postgres.log")
+        chaos = Chaos(config, url, (await stack.enter_async_context(postgres)).url)
+        num_kills = 0
+        while num_kills < config.kills and await chaos.kill_at_random(rng, num_kills + 1):
+            num_kills += 1
+        process = await chaos.start()
+        await chaos.wait_for_steps(process, config.steps)
+        status = await process.wait()
+        faults = await chaos.verdict()
+    result: dict[str, Any] = {
+        "kills": num_kills,
+        "steps": chaos.num_steps(),
+        "exit_status": status,
+        "ended_groups_kept": len(chaos.kept_ids),
+        "final_success_rate": _final_success(chaos.run_folder),
+        "faults": faults,
+    }
+    print(json.dumps(result))
+    if faults or status:
+        raise SystemExit(1)
+
+
+def _final_success(folder: Path) -> float | None:
+    path = folder / "summary.json"
+    return json.loads(path.read_text())["final_success_rate"] if path.exists() else None
+
+
+if __name__ == "__main__":
+    sys.exit(run_recipe(ChaosConfig, cli_main))
