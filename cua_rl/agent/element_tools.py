@@ -19,19 +19,9 @@ Direction = Literal["up", "down", "left", "right"]
 Pixel = tuple[int, int]
 Place = TypeVar("Place")
 
-_DESCRIPTION = "by its text or kind, and by colour, size or place where several are alike"
 _TARGET = {
-    "type": "object",
-    "description": f"the element to act on, {_DESCRIPTION}",
-    "properties": {
-        "element": {"type": "string", "description": "what it is, such as: Save button"},
-        "label": {"type": "string", "description": "the text on it"},
-        "color": {"type": "string"},
-        "size": {"type": "string"},
-        "location": {"type": "string", "description": "where on the screen"},
-        "shape": {"type": "string"},
-    },
-    "required": ["element"],
+    "type": "string",
+    "description": "the element to act on in words: its kind and text; colour, size or place where several are alike",
 }
 _DIRECTION = {
     "type": "string",
@@ -54,7 +44,7 @@ def _element_tool(name: str, base: Tool, pointing: Mapping[str, str]) -> Tool:
             "properties": {
                 "action": {"type": "string", "enum": [*pointing, *others]},
                 "target": _TARGET,
-                "destination": _TARGET | {"description": f"where a drag or swipe ends, {_DESCRIPTION}"},
+                "destination": {"type": "string", "description": "the element where a drag or swipe ends"},
                 "direction": _DIRECTION,
                 **kept,
             },
@@ -151,7 +141,7 @@ def _object(text: str) -> Mapping[str, object] | None:
 def _parse_aim(action: str, needs: str, values: Mapping[str, object]) -> Aim | ParseFailure:
     target = describe(values.get("target"))
     if target is None:
-        return _bad('Expected target: {"element": "Save button"}, the element in words.', values.get("target"))
+        return _bad('Expected target: the element in words, such as "Save button".', values.get("target"))
     if needs == "both":
         destination = describe(values.get("destination"))
         if destination is None:

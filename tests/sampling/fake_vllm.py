@@ -40,6 +40,7 @@ class FakeVllm:
     """Answers wait for it."""
     has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     can_update_adapters: bool = True
+    max_model_len: int = 2000
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
@@ -62,7 +63,7 @@ class FakeVllm:
         return Response()
 
     async def _models(self, request: Request) -> Response:
-        card = {"id": "base", "parent": None, "max_model_len": 2000}
+        card = {"id": "base", "parent": None, "max_model_len": self.max_model_len}
         adapters = [{"id": name, "parent": "base", "max_model_len": None} for name in self.adapters]
         return JSONResponse({"data": [*adapters, card]})
 

@@ -81,7 +81,7 @@ class GboxBoxes:
         gbox = self._open()
         client = gbox.client
         rollout_id = LEASED_FOR.get()
-        box_id = await self._create(client, {TASK_LABEL: task.task_id[:63], ROLLOUT_LABEL: rollout_id})
+        box_id, is_running = await self._create(client, {TASK_LABEL: task.task_id[:63], ROLLOUT_LABEL: rollout_id})
         film = self._plan.recordings
         device = GboxDevice(
             gbox,
@@ -92,7 +92,8 @@ class GboxBoxes:
             recording_path=None if film is None else film / f"{rollout_id or box_id}.mp4",
         )
         try:
-            await self._await_running(client, box_id)
+            if not is_running:
+                await self._await_running(client, box_id)
             await device.check()
             if film is not None:
                 await device.start_recording()
@@ -152,7 +153,8 @@ class GboxBoxes:
         except gbox_sdk.GboxClientError:
             return  # nothing to do with the key: asked again below, with retries
 
-    async def _create(self, client: AsyncGboxClient, labels: dict[str, str]) -> str:
+    async def _create(self, client: AsyncGboxClient, labels: dict[str, str]) -> tuple[str, bool]:
+        """The new box, and whether it runs already, as it should: creation waits for that."""
         plan, create = self._plan, client.v1.boxes.create_android
         if plan.box_type == "linux":
             create = client.v1.boxes.create_linux
@@ -164,10 +166,9 @@ class GboxBoxes:
                 api_timeout=duration(plan.start_timeout_s),
                 timeout=plan.start_timeout_s + 30.0,
             )
-        return box.id
+        return box.id, box.status == "running"
 
     async def _await_running(self, client: AsyncGboxClient, box_id: str) -> None:
-        """Usually no wait at all: creation waits already."""
         deadline = time.monotonic() + self._plan.start_timeout_s
         while True:
             box = await ask(lambda: client.v1.boxes.retrieve(box_id), f"show {box_id!r}", is_repeatable=True)
