@@ -9,7 +9,7 @@ from uuid import uuid4
 from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.database.models import Environment, Eval, Step, TaskRow, Training, ValidationRow
+from cua_rl.database.models import Environment, Eval, Group, Step, TaskRow, Training, ValidationRow
 from cua_rl.database.monitor_models import ProjectRun
 from cua_rl.database.rows import note_status
 from cua_rl.monitor import ingest_schemas as sent
@@ -125,7 +125,12 @@ def _begin_attempt(scope: IngestScope, training_id: int, ours: dict[str, Any]) -
     """A resumed run: void what the earlier attempt left and this one will send again."""
     first_step = int(ours.get("first_step", 0))
     connection = scope.connection
-    connection.execute(delete(Step).where(Step.training_id == training_id, Step.step >= first_step))
+    kept = [str(name) for name in ours.get("kept_group_ids", ())]
+    later = [Step.training_id == training_id, Step.step >= first_step]
+    with_kept = select(Group.step_id).where(Group.training_id == training_id, Group.group_id.in_(kept))
+    keys = set(connection.scalars(select(Step.id).where(*later, Step.id.in_(with_kept))))
+    connection.execute(delete(Step).where(*later, Step.id.not_in(keys)))
+    connection.execute(delete(Group).where(Group.step_id.in_(keys), Group.group_id.not_in(kept)))
     unfinished = or_(Eval.step > first_step, Eval.status != "completed")
     connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
     done = select(func.count()).select_from(Step).where(Step.training_id == training_id, Step.status == "completed")
@@ -210,12 +215,21 @@ def _store_step(scope: IngestScope, item: sent.SentSource) -> int:
     if item.rollout_end_time is not None:
         values["rollouts_ended_at"] = item.rollout_end_time
     row_id = _upsert_source(scope, Step, {"step": item.step}, item, values)
+    if "group_ids" in item.cua_rl:
+        _take_groups(scope, cast("int", item.training_id), row_id, item.cua_rl["group_ids"])
     if values.get("status") == "completed":
         done = select(func.count()).select_from(Step).where(Step.status == "completed")
         count = done.where(Step.training_id == item.training_id).scalar_subquery()
         statement = update(Training).where(Training.id == item.training_id)
         scope.connection.execute(statement.values(num_completed_steps=count, heartbeat_at=now()))
     return row_id
+
+
+def _take_groups(scope: IngestScope, training_id: int, step_id: int, group_ids: object) -> None:
+    """The step trains these groups of its run, wherever they were counted so far."""
+    names = [str(name) for name in cast("list[object]", group_ids)] if isinstance(group_ids, list) else []
+    mine = [Group.training_id == training_id, Group.step_id.is_not(None), Group.group_id.in_(names)]
+    scope.connection.execute(update(Group).where(*mine).values(step_id=step_id))
 
 
 def _store_eval(scope: IngestScope, item: sent.SentSource, phase: str) -> int:

@@ -5,11 +5,12 @@ earlier answers gave. Our own sender adds `cua_rl`, an object with what the inte
 """
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from cua_rl.monitor.schemas import Shown
 
@@ -54,12 +55,27 @@ def _words(value: object) -> object:
     return [str(word) for word in cast("list[object]", value)] if isinstance(value, list) else value
 
 
+def _text_of(max_length: int) -> Callable[[object], str | None]:
+    """Text as it came: a model can sample what is no Unicode, which pydantic's own `str` refuses."""
+
+    def parse(value: object) -> str | None:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if value is not None and not isinstance(value, str):
+            raise ValueError(f"expected text, got {type(value).__name__}")
+        if value is not None and len(value) > max_length:
+            raise ValueError(f"expected at most {max_length} characters, got {len(value)}")
+        return value
+
+    return parse
+
+
 Time = Annotated[datetime | None, BeforeValidator(_parse_time)]
 Number = Annotated[float | None, BeforeValidator(_finite)]
 Integer = Annotated[int | None, Field(ge=-(2**31), lt=2**31)]
 Key = Annotated[int | None, Field(ge=1, lt=2**63)]
-Text = Annotated[str | None, Field(max_length=4_000_000)]
-Name = Annotated[str | None, Field(max_length=500)]
+Text = Annotated[str | None, PlainValidator(_text_of(4_000_000))]
+Name = Annotated[str | None, PlainValidator(_text_of(500))]
 AnyJson = Annotated[Any, BeforeValidator(_parse_json)]
 Words = Annotated[list[str] | None, BeforeValidator(_words), Field(max_length=100)]
 
@@ -67,7 +83,7 @@ Words = Annotated[list[str] | None, BeforeValidator(_words), Field(max_length=10
 class Sent(BaseModel):
     """Base of all items."""
 
-    model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="allow")
 
     client_id: Name = None
     status: Name = None
@@ -162,8 +178,8 @@ class SentTurn(Sent):
     metrics_json: AnyJson = None
     action_json: AnyJson = None
     model_specific_input_json: AnyJson = None
-    screen_before: str | None = None
-    screen_after: str | None = None
+    screen_before: Text = None
+    screen_after: Text = None
 
 
 class SentAction(Sent):
@@ -179,7 +195,7 @@ class SentAction(Sent):
 class SentObservation(Sent):
     turn_id: Key
     obs_type: Name = None
-    screenshot_uri: str | None = None
+    screenshot_uri: Text = None
     text_content: Text = None
     model_input_json: AnyJson = None
 

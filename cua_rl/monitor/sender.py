@@ -27,10 +27,15 @@ _MAX_SPOOL_BYTES = 4 * 2**30
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 15.0
 _TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 20.0
+_HOPELESS = (400, 413, 415, 422)
 
 
 class SendError(CuaError):
     """A batch did not arrive; it is sent again."""
+
+
+class _Refused(CuaError):
+    """A batch that will never be taken, however often it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +73,17 @@ class SendingRecorder:
         *,
         image_token_id: int,
         max_spool_bytes: int = _MAX_SPOOL_BYTES,
+        close_timeout_s: float = _CLOSE_TIMEOUT_S,
     ) -> None:
         self._inner = inner
         self._address = address
         self._folder = folder
         self._maker = ItemMaker(image_token_id=image_token_id)
         self._max_spool_bytes = max_spool_bytes
+        self._close_timeout_s = close_timeout_s
         self._queue: asyncio.Queue[tuple[Event, datetime]] = asyncio.Queue(_QUEUE_SIZE)
         self._has_more = asyncio.Event()
+        self._is_drained = asyncio.Event()
         self._ids: dict[Reference, int] = {}
         self._num_refused = 0
         self._is_failed = False
@@ -95,6 +103,11 @@ class SendingRecorder:
         """Wait until the other recorder has everything; the monitor is not waited for."""
         await self._inner.flush()
 
+    async def wait_until_sent(self) -> None:
+        """Wait until everything recorded so far has arrived."""
+        await self._queue.join()
+        await self._is_drained.wait()
+
     async def __aenter__(self) -> Self:
         self._spool = await asyncio.to_thread(Spool, self._folder, max_bytes=self._max_spool_bytes)
         await asyncio.to_thread(self._load_ids)
@@ -111,10 +124,8 @@ class SendingRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._queue.join()
-                while self._spool.num_bytes and not self._is_failed:
-                    await asyncio.sleep(0.1)
+            async with asyncio.timeout(self._close_timeout_s):
+                await self.wait_until_sent()
         except TimeoutError:
             logger.warning(
                 "%.1f MB for the monitor wait in %s: they are sent when the run goes on there",
@@ -134,6 +145,7 @@ class SendingRecorder:
                 await work
         except SendError as error:
             self._is_failed = True
+            self._is_drained.set()
             logger.error("the run is not sent to the monitor any more: %s", error, exc_info=error)
             while not self._queue.empty():
                 self._queue.get_nowait()
@@ -147,9 +159,10 @@ class SendingRecorder:
             try:
                 await asyncio.to_thread(self._append, events)
             finally:
+                self._is_drained.clear()
+                self._has_more.set()
                 for _ in events:
                     self._queue.task_done()
-            self._has_more.set()
 
     def _append(self, events: Sequence[tuple[Event, datetime]]) -> None:
         refused = self._spool.num_refused
@@ -168,6 +181,7 @@ class SendingRecorder:
             self._has_more.clear()
             waiting = await asyncio.to_thread(self._spool.peek, max_lines=_BATCH_LINES, max_bytes=_BATCH_BYTES)
             if waiting is None:
+                self._is_drained.set()
                 await self._has_more.wait()
                 continue
             try:
@@ -220,7 +234,11 @@ class SendingRecorder:
             else:
                 body.setdefault(item.kind, []).append({"client_id": item.client_id, **payload})
         content = await asyncio.to_thread(lambda: json.dumps(body).encode())
-        answer = await self._request(content)
+        try:
+            answer = await self._request(content)
+        except _Refused as error:
+            self._refuse(wave, str(error))
+            return
         new = dict(_ids_of(answer))
         if any(self._ids.get(name) != number for name, number in new.items()):
             self._ids |= new
@@ -242,6 +260,8 @@ class SendingRecorder:
             parsed: Any = answer.json()
         except ValueError:
             parsed = None
+        if answer.status_code in _HOPELESS and not (isinstance(parsed, dict) and "errors" in parsed):
+            raise _Refused(f"was refused with status {answer.status_code}: {answer.text[:200]}")
         if answer.status_code not in (200, 422) or not isinstance(parsed, dict) or "errors" not in parsed:
             raise SendError(f"expected the monitor to store a batch, got {answer.status_code}: {answer.text[:200]}")
         return cast("Mapping[str, Any]", parsed)

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from cua_rl.database.encoding import encode_action, encode_prompt_chunks
 from cua_rl.events import (
+    BatchTaken,
     CheckpointSaved,
     EvaluationEnded,
     Event,
@@ -25,7 +26,7 @@ from cua_rl.events import (
     TurnTaken,
 )
 from cua_rl.tasks.task import Task
-from cua_rl.types import Observation, Rollout, Turn
+from cua_rl.types import Rollout, Turn
 
 Reference = tuple[str, str]
 """Kind and client id of an item."""
@@ -55,10 +56,9 @@ class ItemMaker:
     def __init__(self, *, image_token_id: int) -> None:
         self._image_token_id = image_token_id
         self._attempt = str(uuid4())
-        self._run_name = ""
+        self._run: dict[str, str] = {}
         self._sources: dict[Source, _SourceState] = {}
-        self._source_of: dict[str, Source] = {}
-        self._last_screen: dict[str, str] = {}
+        self._sent_images: dict[str, set[str]] = {}
 
     def make(self, event: Event, at: datetime) -> list[SentItem]:
         """Items that say what an event says; none for events that nobody else can use."""
@@ -76,6 +76,9 @@ class ItemMaker:
                 yield self._turn(event.rollout_id, event.turn)
             case GroupEnded():
                 yield from self._group_ended(event, at)
+            case BatchTaken():
+                source = Source(phase="step", step=event.step)
+                yield self._source_item(source, {"cua_rl": {"group_ids": list(event.group_ids)}})
             case StepTrained():
                 yield from self._step_trained(event, at)
             case EvaluationEnded():
@@ -90,15 +93,14 @@ class ItemMaker:
                 return
 
     def _training_item(self, payload: Mapping[str, Any]) -> SentItem:
-        return SentItem(kind="training", client_id="training", payload={"run_name": self._run_name, **payload})
+        return SentItem(kind="training", client_id="training", payload={**self._run, **payload})
 
     def _training_started(self, event: TrainingStarted, at: datetime) -> SentItem:
-        self._run_name = event.run_name
+        self._run = {"run_name": event.run_name, "log_path": event.log_path}
         return self._training_item(
             {
                 "status": "running",
                 "current_phase": "rollout",
-                "log_path": event.log_path,
                 "config_json": dict(event.config),
                 "current_step": event.first_step,
                 "total_steps": event.total_steps,
@@ -106,13 +108,14 @@ class ItemMaker:
                 "cua_rl": {
                     "attempt": self._attempt,
                     "first_step": event.first_step,
+                    "kept_group_ids": list(event.kept_group_ids),
                     "image_token_id": self._image_token_id,
                 },
             }
         )
 
     def _source_id(self, source: Source) -> str:
-        return f"{source.phase}-{self._run_name}-{source.step}-0"
+        return f"{source.phase}-{self._run.get('run_name')}-{source.step}-0"
 
     def _source_item(self, source: Source, payload: Mapping[str, Any]) -> SentItem:
         return SentItem(
@@ -142,7 +145,6 @@ class ItemMaker:
         return {"rollout_progress": {"total_groups": state.num_groups, "completed_groups": state.num_ended}}
 
     def _rollout_started(self, event: RolloutStarted, at: datetime) -> Iterator[SentItem]:
-        self._source_of[event.rollout_id] = event.source
         yield _task_item(event.task)
         yield SentItem(
             kind="environments",
@@ -173,25 +175,29 @@ class ItemMaker:
         return SentItem(kind="rollouts", client_id=rollout_id, payload=head | dict(payload), references=references)
 
     def _turn(self, rollout_id: str, turn: Turn) -> SentItem:
-        before = _reference(turn.before) if self._is_known(rollout_id, turn.before) else _data_uri(turn.before)
-        if turn.after is not None:
-            self._last_screen[rollout_id] = turn.after.sha256
+        after = turn.after
         payload: dict[str, Any] = {
             "turn": turn.index + 1,
             "start_time": _iso(datetime.fromtimestamp(turn.model.started_at, UTC)),
             "turn_time": sum(turn.durations_s.values()),
             "model_response": turn.model.text,
             "metrics_json": {"stage_timings": dict(turn.durations_s)},
-            "screen_before": before,
-            "screen_after": None if turn.after is None else _data_uri(turn.after),
+            "screen_before": self._image(rollout_id, turn.before.sha256, turn.before.png, "png"),
+            "screen_after": None if after is None else self._image(rollout_id, after.sha256, after.png, "png"),
             "model_specific_input_json": dict(turn.model.request),
             "cua_rl": self._exact_turn(turn),
         }
+        images = [self._image(rollout_id, one.sha256, one.data, one.format) for one in turn.model.prompt.images]
+        payload["cua_rl"]["images"] = [image for image in images if image.startswith("data:")]
         return _turn_item(rollout_id, turn.index, payload)
 
-    def _is_known(self, rollout_id: str, screen: Observation) -> bool:
-        """The turn before has sent the same screenshot as the one after it."""
-        return self._last_screen.get(rollout_id) == screen.sha256
+    def _image(self, rollout_id: str, sha256: str, data: bytes, image_format: str) -> str:
+        """The image, or only its hash if an earlier turn of the rollout has sent it."""
+        known = self._sent_images.setdefault(rollout_id, set())
+        if sha256 in known:
+            return f"sha256:{sha256}"
+        known.add(sha256)
+        return f"data:image/{image_format};base64,{b64encode(data).decode()}"
 
     def _exact_turn(self, turn: Turn) -> dict[str, Any]:
         model = turn.model
@@ -254,7 +260,7 @@ class ItemMaker:
             "num_turns": len(rollout.turns),
             "task_completed": rollout.stop_reason == "finished",
             "ran_out_of_turns": rollout.stop_reason == "max_turns",
-            "task_success": None if is_fault else rollout.success,
+            "task_success": rollout.success,
             "reward": None if reward is None else reward.total,
             "error_message": rollout.error,
             "cua_rl": {
@@ -270,8 +276,7 @@ class ItemMaker:
         yield self._rollout_item(source, rollout.rollout_id, None, payload)
         if rollout.validation is not None:
             yield _validation_item(rollout)
-        self._last_screen.pop(rollout.rollout_id, None)
-        self._source_of.pop(rollout.rollout_id, None)
+        self._sent_images.pop(rollout.rollout_id, None)
 
     def _step_trained(self, event: StepTrained, at: datetime) -> Iterator[SentItem]:
         for rollout_id, turns in event.training_logprobs.items():
@@ -350,14 +355,6 @@ def _validation_item(rollout: Rollout) -> SentItem:
         },
         references={"rollout_id": ("rollouts", rollout.rollout_id)},
     )
-
-
-def _data_uri(screen: Observation) -> str:
-    return f"data:image/png;base64,{b64encode(screen.png).decode()}"
-
-
-def _reference(screen: Observation) -> str:
-    return f"sha256:{screen.sha256}"
 
 
 def _iso(at: datetime) -> str:

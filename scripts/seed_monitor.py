@@ -1,0 +1,399 @@
+"""Fill a database for the monitor: `python scripts/seed_monitor.py DATABASE_URL [--rollouts 10000] [--turns 10]`.
+
+A scripted policy taps at random on simulated phones: those rollouts are recorded as a run records them, and copied
+inside the database until there are enough. Rewards, advantages and metrics of the copies are made up. With `--live
+SECONDS` the run then goes on for a while with new rollouts.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from math import exp
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+from uuid import uuid4
+
+import psycopg
+from openai.types.responses import Response
+from psycopg.types.json import Jsonb
+from sqlalchemy.engine import make_url
+
+import cua_rl.models
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.database.migrations import migrate
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.devices.pool import DevicePool
+from cua_rl.events import (
+    EvaluationEnded,
+    GroupEnded,
+    Source,
+    SourceStarted,
+    StepTrained,
+    TrainingEnded,
+    TrainingStarted,
+)
+from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.rewards.load_reward import load_reward
+from cua_rl.rl.advantages import group_advantages
+from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
+from cua_rl.sampling.recorded_request import without_images
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.types import AdapterRef, ModelTurn, RolloutGroup, SamplingParams
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"
+GROUPS, MEMBERS, TEMPLATE_STEPS = 16, 8, 3
+PARAMS = SamplingParams(max_tokens=48, temperature=1.0)
+
+
+class RandomTaps:
+    """A policy behind the gateway's interface: taps somewhere, and now and then says what nobody understands."""
+
+    def __init__(self, renderer: Renderer, seed: int = 0) -> None:
+        self._renderer = renderer
+        self._random = random.Random(seed)
+        self._turns: dict[str, list[ModelTurn]] = {}
+        self._answers: dict[str, list[EarlierAnswer]] = {}
+        self.policy_version = 0
+
+    def open_rollout(
+        self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
+    ) -> None:
+        self._turns[rollout_id], self._answers[rollout_id] = [], []
+
+    def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
+        del self._answers[rollout_id]
+        return tuple(self._turns.pop(rollout_id))
+
+    def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
+        return tuple(self._turns[rollout_id])
+
+    def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
+        return cast("AsyncOpenAI", _Client(self, rollout_id))
+
+    def answer(self, rollout_id: str, request: Mapping[str, Any]) -> Response:
+        """One answer, and its turn as the gateway would keep it."""
+        conversation = conversation_from_responses(request)
+        items = replay_answers(conversation.items, self._answers[rollout_id])
+        text = self._text()
+        parsed = parse_answer(text)
+        ids = [f"call_{uuid4().hex}" for _ in parsed.tool_calls]
+        calls = tuple(replace(call, call_id=name) for call, name in zip(parsed.tool_calls, ids, strict=True))
+        parsed = replace(parsed, tool_calls=calls)
+        tokens = [*self._renderer.encode(text), self._renderer.stop_token_ids[0]]
+        turn = ModelTurn(
+            response_id=f"resp_{uuid4().hex}",
+            prompt=self._renderer.render(items, conversation.tools),
+            sampled_tokens=tuple(tokens),
+            sampling_logprobs=tuple(-self._random.expovariate(3) for _ in tokens),
+            policy_version=self.policy_version,
+            stop="stop",
+            text=text,
+            failure=parsed.failure,
+            prompt_matches_renderer=True,
+            request=without_images(request),
+            started_at=time.time(),
+            duration_s=self._random.uniform(0.1, 0.9),
+        )
+        self._turns[rollout_id].append(turn)
+        self._answers[rollout_id].append(EarlierAnswer(text=text, parsed=parsed))
+        return _response(parsed.reasoning, calls)
+
+    def _text(self) -> str:
+        if self._random.random() < 0.03:
+            return _answer_text("Settings", '{"action": ')
+        x, y = (5 * self._random.randrange(5, 196) for _ in range(2))
+        thought = " ".join(self._random.sample(["Phone", "Mail", "Clock", "Maps", "Notes", "Files", "Settings"], 3))
+        arguments = f'{{"action": "click", "coordinate": [{x}, {y}]}}'
+        if self._random.random() < 0.15:
+            arguments = f'{{"action": "swipe", "coordinate": [{x}, 800], "coordinate2": [{x}, {y // 4}]}}'
+        return _answer_text(thought, arguments)
+
+
+def _answer_text(thought: str, arguments: str) -> str:
+    call = f'{{"name": "mobile_use", "arguments": {arguments}}}'
+    return f"<think>\n{thought}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+
+
+class _Client:
+    """Stands where the agent expects an OpenAI client."""
+
+    def __init__(self, policy: RandomTaps, rollout_id: str) -> None:
+        self._policy = policy
+        self._rollout_id = rollout_id
+
+    @property
+    def responses(self) -> Self:
+        return self
+
+    async def create(self, **request: Any) -> Response:
+        return self._policy.answer(self._rollout_id, request)
+
+
+def _response(reasoning: str | None, calls: Sequence[Any]) -> Response:
+    output: list[dict[str, Any]] = []
+    if reasoning is not None:
+        thought = {"type": "reasoning_text", "text": reasoning}
+        output.append({"type": "reasoning", "id": "rs_0", "summary": [], "content": [thought]})
+    output += [
+        {
+            "type": "function_call",
+            "id": call.call_id,
+            "call_id": call.call_id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": "completed",
+        }
+        for call in calls
+    ]
+    body = {"id": "scripted", "object": "response", "created_at": 0, "model": "policy", "output": output}
+    rest = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": [], "status": "completed"}
+    return Response.model_validate(body | rest)
+
+
+def step_metrics(step: int, num_steps: int, rng: random.Random) -> dict[str, float]:
+    """Metrics of a run that learns: curves with noise, all made up."""
+    done = step / max(1, num_steps)
+    success = 0.15 + 0.75 / (1 + exp(-8 * (done - 0.4))) + rng.gauss(0, 0.03)
+    success = min(1.0, max(0.0, success))
+    return {
+        "progress/step": step + 1,
+        "reward/mean": success,
+        "reward/success_rate": success,
+        "reward/constant_group_frac": abs(2 * success - 1) * 0.8,
+        "loss/policy": rng.gauss(-0.03, 0.02),
+        "loss/total": rng.gauss(-0.03, 0.02),
+        "policy/parity_mean_abs": rng.uniform(0.001, 0.003),
+        "policy/kl_sampling_training/mean": rng.uniform(0, 0.002),
+        "policy/entropy_estimate": 0.7 - 0.4 * done + rng.gauss(0, 0.02),
+        "policy/ratio_max": 1 + rng.expovariate(30),
+        "policy/ratio_min": 1 - rng.uniform(0, 0.1),
+        "optim/grad_norm": rng.uniform(0.05, 0.4),
+        "optim/learning_rate": 2e-3 * (1 - 0.95 * done),
+        "rollout/policy_lag/mean": rng.uniform(0, 1),
+        "rollout/policy_lag/max": float(rng.randrange(3)),
+        "rollout/num_turns/mean": 10.0,
+        "rollout/parse_failure_frac": 0.03 * (1 - done),
+        "time/step_s": rng.uniform(10, 14),
+        "time/rollouts_s": rng.uniform(6, 8),
+        "time/train_s": rng.uniform(3, 5),
+        "time/publish_s": rng.uniform(0.1, 0.3),
+        "time/save_s": rng.uniform(0.05, 0.2),
+        "time/tokens_per_s": rng.uniform(140, 460),
+        "device/busy_frac": rng.uniform(0.6, 0.95),
+        "stop/max_turns": 1 - success / 2,
+        "stop/finished": success / 2,
+    }
+
+
+async def run_source(
+    recorder: DatabaseRecorder, policy: RandomTaps, source: Source, *, num_groups: int, turns: int, pause_s: float = 0.0
+) -> list[RolloutGroup]:
+    """Run and record one step or evaluation."""
+    split = "train" if source.phase == "step" else "eval"
+    task_set = load_tasks({"source_type": f"demo_{'training' if split == 'train' else 'eval'}"}, seed=0, split=split)
+    tasks = task_set.batch(source.step, num_groups) if split == "train" else task_set.held_out(num_groups)
+    tasks = [replace(task, max_turns=turns) for task in tasks]
+    size = MEMBERS if split == "train" else 1
+    await recorder.record(
+        SourceStarted(source=source, tasks=tuple(tasks), group_size=size, policy_version=policy.policy_version)
+    )
+    phones = SimulatedPhones(scale=1)
+    async with phones:
+        runner = RolloutRunner(
+            devices=DevicePool(phones.make, max_devices=8),
+            gateway=policy,
+            agent=GBoxAgent(),
+            reward=load_reward("binary"),
+            recorder=recorder,
+            max_turns=turns,
+        )
+
+        async def on_group(group: RolloutGroup) -> None:
+            advantages = group_advantages(group.rewards, "mean_std") if split == "train" else None
+            await recorder.record(GroupEnded(source=source, group=group, advantages=advantages))
+            await asyncio.sleep(pause_s)
+
+        plan = GroupPlan(source=source, group_size=size, params=PARAMS)
+        return await run_groups(runner, tasks, plan, on_group)
+
+
+async def train(recorder: DatabaseRecorder, policy: RandomTaps, step: int, groups: Sequence[RolloutGroup]) -> None:
+    """Pretend to have trained: the trainer's log-probabilities are the sampler's with a little noise."""
+    rng = random.Random(step)
+    logprobs = {
+        rollout.rollout_id: tuple(
+            (turn.index, tuple(value + rng.gauss(0, 0.002) for value in turn.model.sampling_logprobs))
+            for turn in rollout.turns
+        )
+        for group in groups
+        for rollout in group.rollouts
+        if not group.is_constant
+    }
+    policy.policy_version = step + 1
+    await recorder.record(
+        StepTrained(
+            step=step,
+            policy_version=step + 1,
+            datums_sha256=f"{step:064x}",
+            num_datums=len(logprobs),
+            training_logprobs=logprobs,
+            metrics=step_metrics(step, 100, rng),
+        )
+    )
+
+
+async def record_templates(url: str, name: str, num_steps: int, turns: int, live_s: float) -> int:
+    """Record the rollouts of which copies are made; returns `trainings.id`."""
+    renderer = make_renderer(MODEL)
+    policy = RandomTaps(renderer)
+    config = {"model_name": None, "model_path": str(MODEL), "group_size": MEMBERS, "groups_per_batch": GROUPS}
+    started = TrainingStarted(
+        run_name=name,
+        log_path=f"seeded/{name}",
+        config=config | {"learning_rate": 2e-3},
+        first_step=0,
+        total_steps=num_steps,
+    )
+    async with DatabaseRecorder(url, image_token_id=renderer.image_token_id) as recorder:
+        await recorder.record(started)
+        for phase, step in (
+            ("baseline", 0),
+            *(("step", index) for index in range(TEMPLATE_STEPS)),
+            ("eval", TEMPLATE_STEPS),
+        ):
+            source = Source(phase=cast("Any", phase), step=step)
+            groups = await run_source(recorder, policy, source, num_groups=GROUPS, turns=turns)
+            if phase == "step":
+                await train(recorder, policy, step, groups)
+            else:
+                await recorder.record(EvaluationEnded(source=source, metrics={}))
+        await recorder.flush()
+        training_id = recorder.training_id
+        assert training_id is not None
+        await asyncio.to_thread(copy_steps, url, training_id, num_steps)
+        ends, step = time.monotonic() + live_s, num_steps
+        while time.monotonic() < ends:
+            source = Source(phase="step", step=step)
+            groups = await run_source(recorder, policy, source, num_groups=4, turns=turns, pause_s=0.2)
+            await train(recorder, policy, step, groups)
+            step += 1
+        if not live_s:
+            await recorder.record(TrainingEnded(status="completed"))
+        await recorder.flush()
+        return training_id
+
+
+_COPIES = (
+    """INSERT INTO steps (training_id, step, attempt_id, status, policy_version, trained_policy_version, group_size,
+        num_groups, num_ended_groups, task_pks, datums_sha256, num_datums, metrics, started_at, rollouts_ended_at,
+        ended_at)
+       SELECT s.training_id, %(step)s, s.attempt_id, 'completed', %(step)s, %(step)s + 1, s.group_size, s.num_groups,
+        s.num_ended_groups, s.task_pks, md5(%(step)s::text), s.num_datums, %(metrics)s, s.started_at + %(later)s,
+        s.rollouts_ended_at + %(later)s, s.ended_at + %(later)s
+       FROM steps s WHERE s.training_id = %(run)s AND s.step = %(template)s""",
+    """INSERT INTO groups (training_id, step_id, group_id, group_index, task_pk, task_id, seed, status, num_rollouts,
+        num_faulty, num_successes, reward_mean, reward_std, started_at, ended_at)
+       SELECT g.training_id, copy.id, md5(g.group_id || %(step)s), g.group_index, g.task_pk, g.task_id, g.seed,
+        g.status, g.num_rollouts, g.num_faulty, g.num_successes, g.reward_mean, g.reward_std, g.started_at + %(later)s,
+        g.ended_at + %(later)s
+       FROM groups g JOIN steps s ON s.id = g.step_id JOIN steps copy ON copy.training_id = s.training_id
+       WHERE s.training_id = %(run)s AND s.step = %(template)s AND copy.step = %(step)s""",
+    """INSERT INTO rollouts (training_id, group_pk, task_pk, rollout_id, task_id, seed, group_index, member_index,
+        position, device_id, max_turns, status, num_turns, stop_reason, answer, error, success, reward, reward_parts, advantage,
+        started_at, started_unix_s, duration_s, ended_at)
+       SELECT r.training_id, copy.id, r.task_pk, md5(r.rollout_id || %(step)s), r.task_id, r.seed, r.group_index,
+        r.member_index, r.position, r.device_id, r.max_turns, r.status, r.num_turns, r.stop_reason, r.answer, r.error,
+        r.won, r.won::int, jsonb_build_object('success', r.won::int), r.won::int - %(success)s,
+        r.started_at + %(later)s, r.started_unix_s + %(later_s)s, r.duration_s, r.ended_at + %(later)s
+       FROM (SELECT *, random() < %(success)s AS won FROM rollouts) r JOIN groups g ON g.id = r.group_pk
+       JOIN steps s ON s.id = g.step_id JOIN groups copy ON copy.group_id = md5(g.group_id || %(step)s)
+       WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
+    """INSERT INTO turns (rollout_pk, turn_index, response_id, prompt_token_ids, prompt_chunks, sampled_tokens,
+        sampling_logprobs, training_logprobs, policy_version, stop, text, failure_kind, failure_message,
+        prompt_matches_renderer, request, cached_tokens, started_at, started_unix_s, duration_s, durations_s, action,
+        action_error, before_sha256, after_sha256)
+       SELECT copy.id, t.turn_index, 'resp_' || md5(t.response_id || %(step)s), t.prompt_token_ids, t.prompt_chunks,
+        t.sampled_tokens, t.sampling_logprobs, t.sampling_logprobs, %(step)s, t.stop, t.text, t.failure_kind,
+        t.failure_message, t.prompt_matches_renderer, t.request, t.cached_tokens, t.started_at + %(later)s,
+        t.started_unix_s + %(later_s)s, t.duration_s, t.durations_s, t.action, t.action_error, t.before_sha256,
+        t.after_sha256
+       FROM turns t JOIN rollouts r ON r.id = t.rollout_pk JOIN groups g ON g.id = r.group_pk
+       JOIN steps s ON s.id = g.step_id JOIN rollouts copy ON copy.rollout_id = md5(r.rollout_id || %(step)s)
+       WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
+    """INSERT INTO validations (rollout_pk, query, expected, actual, success, duration_s)
+       SELECT copy.id, v.query, v.expected, CASE WHEN copy.success THEN v.expected ELSE v.actual END, copy.success,
+        v.duration_s
+       FROM validations v JOIN rollouts r ON r.id = v.rollout_pk JOIN groups g ON g.id = r.group_pk
+       JOIN steps s ON s.id = g.step_id JOIN rollouts copy ON copy.rollout_id = md5(r.rollout_id || %(step)s)
+       WHERE s.training_id = %(run)s AND copy.training_id = %(run)s AND s.step = %(template)s""",
+    """UPDATE groups SET num_successes = found.won, reward_mean = found.mean, reward_std = found.std
+       FROM (SELECT r.group_pk, count(*) FILTER (WHERE r.success) AS won, avg(r.reward) AS mean,
+             stddev_pop(r.reward) AS std FROM rollouts r WHERE r.training_id = %(run)s GROUP BY r.group_pk) found
+       JOIN groups g ON g.id = found.group_pk JOIN steps s ON s.id = g.step_id
+       WHERE groups.id = found.group_pk AND s.step = %(step)s""",
+)
+
+
+def copy_steps(url: str, training_id: int, num_steps: int) -> None:
+    """Fill the run up to `num_steps` with copies of the recorded steps, as if they had been trained one by one."""
+    rng = random.Random(training_id)
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain) as connection:
+        for step in range(TEMPLATE_STEPS, num_steps):
+            metrics = step_metrics(step, num_steps, rng)
+            later_s = 12.0 * (step - step % TEMPLATE_STEPS)
+            values = {
+                "run": training_id,
+                "step": step,
+                "template": step % TEMPLATE_STEPS,
+                "metrics": Jsonb(metrics),
+                "later": timedelta(seconds=later_s),
+                "later_s": later_s,
+                "success": metrics["reward/success_rate"],
+            }
+            for statement in _COPIES:
+                connection.execute(statement, values)
+        connection.execute(
+            "UPDATE trainings SET num_completed_steps = %s WHERE id = %s", (max(num_steps, TEMPLATE_STEPS), training_id)
+        )
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute("ANALYZE")
+
+
+def main() -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("database_url")
+    parser.add_argument("--rollouts", type=int, default=10_000)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--name", default=f"seeded-{uuid4().hex[:6]}")
+    parser.add_argument(
+        "--live", type=float, default=0.0, metavar="SECONDS", help="go on with new rollouts for a while"
+    )
+    given = parser.parse_args()
+    num_steps = max(TEMPLATE_STEPS, round(given.rollouts / (GROUPS * MEMBERS)))
+    asyncio.run(_seed(given.database_url, given.name, num_steps, given.turns, given.live))
+    print(f"seeded {given.name}: {num_steps} steps of {GROUPS * MEMBERS} rollouts with {given.turns} turns")
+    return 0
+
+
+async def _seed(url: str, name: str, num_steps: int, turns: int, live_s: float) -> None:
+    await migrate(url)
+    await record_templates(url, name, num_steps, turns, live_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""A small run as events, with images that are images."""
+
+from dataclasses import replace
+from io import BytesIO
+
+from PIL import Image
+
+from cua_rl.events import Event
+from cua_rl.types import Chunk, ImageChunk, ModelInput, Observation, Rollout, Turn
+from tests.real.database.recorded import make_group, source_events, step_end
+
+
+def make_step_events(step: int) -> list[Event]:
+    """A step of one group, trained."""
+    group = make_group(seed=step, group_id=f"group-{step}")
+    group = replace(
+        group,
+        rollouts=tuple(map(_with_images, group.rollouts)),
+        faulty=tuple(map(_with_images, group.faulty)),
+    )
+    return [*source_events(group, step), step_end(group, step)]
+
+
+def _with_images(rollout: Rollout) -> Rollout:
+    return replace(rollout, turns=tuple(map(_turn, rollout.turns)))
+
+
+def _turn(turn: Turn) -> Turn:
+    chunks: list[Chunk] = [
+        replace(chunk, data=_draw(chunk.sha256, chunk.format)) if isinstance(chunk, ImageChunk) else chunk
+        for chunk in turn.model.prompt.chunks
+    ]
+    model = replace(turn.model, prompt=ModelInput(chunks=tuple(chunks)))
+    after = None if turn.after is None else _screen(turn.after)
+    return replace(turn, model=model, before=_screen(turn.before), after=after)
+
+
+def _screen(screen: Observation) -> Observation:
+    return Observation(png=_draw(screen.sha256, "png"), width_px=32, height_px=48)
+
+
+def _draw(sha256: str, image_format: str) -> bytes:
+    """An image that is different for every hash."""
+    image = Image.frombytes("RGB", (32, 48), (bytes.fromhex(sha256) * 144)[: 32 * 48 * 3])
+    buffer = BytesIO()
+    image.save(buffer, image_format.upper())
+    return buffer.getvalue()
