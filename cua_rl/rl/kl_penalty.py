@@ -1,4 +1,4 @@
-"""KL penalty against the base model, as a change of the advantages."""
+"""KL penalty against the base model in the reward, as a change of the advantages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,11 @@ def penalise_divergence(
 
     Per trained token the estimate is d = sampling_logprob - base_logprob, and the advantage changes by coef * (mean(d)
     - d): the mean is taken out so that the penalty moves probability around instead of pushing all of it one way.
-    Tokens off the mask keep their zeros.
+
+    A token answers for its own divergence only. Penalties that are summed over later tokens, discounted, have to be
+    masked once more after the sum: else prompt tokens and screenshots that stand before an answer get an advantage, with
+    a sampling log-probability of 0 that nobody sampled. Here no sum crosses tokens, and tokens off the mask keep their
+    exact zeros.
     """
     gaps = [
         logprob - base

@@ -1,5 +1,6 @@
 """How old is what a step trains on? Policy versions as steps, and the lag of every turn."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,10 +47,11 @@ class PolicyAges:
 
 
 def lag_metrics(lags: Sequence[int]) -> dict[str, float]:
-    """Mean and largest lag; nothing if there are no turns."""
+    """Mean and largest lag, and the number of turns of each lag; nothing if there are no turns."""
     if not lags:
         return {}
-    return {"rollout/policy_lag/mean": sum(lags) / len(lags), "rollout/policy_lag/max": float(max(lags))}
+    turns = {f"rollout/policy_lag/turns/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
+    return {"rollout/policy_lag/mean": sum(lags) / len(lags), "rollout/policy_lag/max": float(max(lags))} | turns
 
 
 def require_lag(lags: Sequence[int], max_lag: int, *, step: int) -> None:

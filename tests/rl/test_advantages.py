@@ -1,10 +1,14 @@
 import pytest
 
-from cua_rl.rl.advantages import group_advantages
+from cua_rl.rl.advantages import AdvantageKind, advantages_of, divide_by_batch_std, group_advantages
+from tests.builders import datum, group, model_turn, prompt, rollout, text
+
+KINDS: tuple[AdvantageKind, ...] = ("mean", "mean_std", "leave_one_out", "batch_std")
 
 
 def test_rewards_are_centred_in_their_group() -> None:
     assert group_advantages([1.0, 0.0, 0.0, 1.0], "mean") == (0.5, -0.5, -0.5, 0.5)
+    assert group_advantages([1.0, 0.0, 0.0, 1.0], "batch_std") == (0.5, -0.5, -0.5, 0.5)
 
 
 def test_division_by_the_population_standard_deviation() -> None:
@@ -14,6 +18,41 @@ def test_division_by_the_population_standard_deviation() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["mean", "mean_std"])
-def test_a_constant_group_gets_exact_zeros_even_where_the_mean_is_rounded(kind: str) -> None:
-    assert group_advantages([0.1] * 3, kind) == (0.0, 0.0, 0.0)  # type: ignore[arg-type]
+def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
+    # 1 against 0; 0 against (1 + 0 + 0) / 3
+    assert group_advantages([1.0, 0.0, 0.0, 0.0], "leave_one_out") == pytest.approx((1.0, -1 / 3, -1 / 3, -1 / 3))
+    # .9 against (.5 + .1) / 2; .5 against .5; .1 against .7
+    assert group_advantages([0.9, 0.5, 0.1], "leave_one_out") == pytest.approx((0.6, 0.0, -0.6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_constant_group_gets_exact_zeros_even_where_the_mean_is_rounded(kind: AdvantageKind) -> None:
+    for reward, size in ((0.1, 8), (0.9, 8), (1 / 3, 7), (0.1, 3)):
+        assert group_advantages([reward] * size, kind) == (0.0,) * size
+    assert group_advantages([0.7], kind) == (0.0,)
+    assert group_advantages([], kind) == ()
+    single = group(rollout(model_turn(prompt(text(1))), reward=0.1))
+    assert advantages_of(single, kind) == (0.0,)
+
+
+def test_rewards_that_differ_are_never_taken_for_constant() -> None:
+    assert group_advantages([0.1, 0.1 + 1e-12], "mean_std") == pytest.approx((-1.0, 1.0))
+
+
+def test_batch_normalisation_divides_by_the_deviation_over_rollouts_whatever_their_length() -> None:
+    # advantages 3, -3, 0.5, -0.5 of four rollouts: variance (9 + 9 + .25 + .25) / 4 = 4.625; the first has two datums
+    long, split = datum(advantages=(0.0, 3.0, 3.0), rollout_id="a"), datum((False, True), (0.0, 3.0), rollout_id="a")
+    others = [datum((False, True), (0.0, value), rollout_id=str(value)) for value in (-3.0, 0.5, -0.5)]
+
+    datums, std = divide_by_batch_std([long, split, *others])
+
+    assert std == pytest.approx(4.625**0.5)
+    assert [one.advantages[1] for one in datums] == pytest.approx([v / std for v in (3, 3, -3, 0.5, -0.5)])
+    assert datums[0].advantages[0] == 0.0
+
+
+def test_a_batch_without_deviation_is_left_as_it_is() -> None:
+    datums, std = divide_by_batch_std([datum(advantages=(0.0, 0.5, 0.5))])
+
+    assert std == 0.0
+    assert datums[0].advantages == (0.0, 0.5, 0.5)

@@ -1,11 +1,12 @@
 import pytest
 
 from cua_rl.errors import ParityError
+from cua_rl.metrics import check_names
 from cua_rl.rl.parity import measure_parity, require_parity
 from tests.builders import datum, image, prompt, text
 
 
-def test_differences_are_split_by_whether_an_image_came_before() -> None:
+def test_differences_are_split_by_whether_the_turn_answers_a_new_image() -> None:
     mixed = datum(
         mask=(False, True, False, False, True),
         logprobs=(0.0, -1.0, 0.0, 0.0, -2.0),
@@ -18,6 +19,24 @@ def test_differences_are_split_by_whether_an_image_came_before() -> None:
     assert parity.image_mean_abs == pytest.approx(0.4)
     assert parity.mean_abs == pytest.approx(0.25)
     assert parity.max_abs == pytest.approx(0.4)
+
+
+def test_an_answer_to_text_alone_counts_as_such_even_after_earlier_images() -> None:
+    # image, turn of two tokens, text, turn of two tokens
+    mixed = datum(
+        mask=(False, False, True, True, False, True, True),
+        logprobs=(0.0, 0.0, -1.0, -1.0, 0.0, -1.0, -1.0),
+        model_input=prompt(image(expected_tokens=2), text(1, 2, 3, 4, 5)),
+        turn_indices=(0, 1),
+    )
+
+    parity = measure_parity([mixed], [(0.0, 0.0, -1.4, -1.2, 0.0, -1.1, -1.0)])
+
+    assert parity.image_mean_abs == pytest.approx((0.4 + 0.2) / 2)
+    assert parity.text_mean_abs == pytest.approx(0.1 / 2)
+    assert parity.first_token_mean_abs == pytest.approx((0.4 + 0.1) / 2)
+    assert parity.later_token_mean_abs == pytest.approx(0.2 / 2)
+    check_names(parity.metrics())
 
 
 def test_a_gap_above_the_limit_is_refused_with_its_likely_causes() -> None:

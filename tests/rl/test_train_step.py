@@ -1,19 +1,39 @@
+from typing import Any
+
+import chz
+import pytest
+
 from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.errors import ParityError
+from cua_rl.metrics import check_names
 from cua_rl.rl.train_step import Schedule, TrainStepSettings, scheduled_learning_rate, train_step
 from tests.builders import datum
 from tests.fakes import FakeTrainer
 
 
-def make_settings(schedule: Schedule) -> TrainStepSettings:
-    return TrainStepSettings(
-        loss=LossConfig(),
-        optim=OptimConfig(learning_rate=0.1),
-        num_substeps=1,
-        parity_limit=0.05,
-        kl_penalty_coef=0.0,
-        compute_post_kl=False,
-        schedule=schedule,
-    )
+def make_settings(schedule: Schedule = "constant", warmup_steps: int = 0, **changes: Any) -> TrainStepSettings:
+    loss = chz.replace(LossConfig(), **{name: changes.pop(name) for name in list(changes) if name in LOSS_FIELDS})
+    fields: dict[str, Any] = {
+        "loss": loss,
+        "optim": OptimConfig(learning_rate=0.1),
+        "num_substeps": 1,
+        "parity_limit": 0.05,
+        "kl_penalty_coef": 0.0,
+        "compute_post_kl": False,
+        "schedule": schedule,
+        "warmup_steps": warmup_steps,
+    }
+    return TrainStepSettings(**fields | changes)
+
+
+LOSS_FIELDS = ("name", "tis_cap", "kl_loss_coef", "normalisation")
+DATUMS = [datum(rollout_id=str(value), advantages=(0.0, value, value)) for value in (3.0, 1.0, -1.0, -3.0)]
+
+
+async def run(trainer: FakeTrainer, settings: TrainStepSettings, datums: Any = DATUMS) -> Any:
+    result = await train_step(trainer, datums, settings, step=0, learning_rate=0.02)
+    check_names(result.metrics)
+    return result
 
 
 def test_a_linear_schedule_falls_from_the_full_rate_to_a_twentieth() -> None:
@@ -21,6 +41,20 @@ def test_a_linear_schedule_falls_from_the_full_rate_to_a_twentieth() -> None:
 
     # 0.1, then halfway between 0.1 and 0.005, then 0.005
     assert [round(rate, 6) for rate in rates] == [0.1, 0.0525, 0.005]
+
+
+def test_a_cosine_schedule_falls_slowly_then_fast_then_slowly() -> None:
+    rates = [scheduled_learning_rate(make_settings("cosine"), step, 5) for step in range(5)]
+
+    # a twentieth plus 0.095 * (1 + cos(pi * step / 4)) / 2
+    assert [round(rate, 6) for rate in rates] == [0.1, 0.086088, 0.0525, 0.018912, 0.005]
+
+
+def test_warm_up_rises_in_a_line_and_the_schedule_begins_after_it() -> None:
+    rates = [scheduled_learning_rate(make_settings("linear", warmup_steps=3), step, 6) for step in range(6)]
+
+    # quarters of 0.1, then from 0.1 at step 3 to 0.005 at step 5
+    assert [round(rate, 6) for rate in rates] == [0.025, 0.05, 0.075, 0.1, 0.0525, 0.005]
 
 
 def test_a_constant_schedule_and_a_run_of_one_step_keep_the_rate() -> None:
@@ -31,6 +65,79 @@ def test_a_constant_schedule_and_a_run_of_one_step_keep_the_rate() -> None:
 async def test_the_step_is_taken_at_the_rate_that_was_asked_for() -> None:
     trainer = FakeTrainer()
 
-    result = await train_step(trainer, [datum()], make_settings("linear"), step=0, learning_rate=0.02)
+    result = await run(trainer, make_settings("linear"), [datum()])
 
     assert result.metrics["optim/learning_rate"] == 0.02
+
+
+async def test_the_trainer_is_told_the_weight_of_every_datum() -> None:
+    trainer = FakeTrainer()
+
+    await run(trainer, make_settings(normalisation="sequence_mean"))
+
+    # four rollouts of two tokens
+    assert trainer.beside == [
+        {"token_weights": [1 / 8] * 4, "proximal_logprobs": None, "base_logprobs": None},
+    ]
+
+
+async def test_substeps_are_normalised_each_by_its_own_rollouts_and_counted() -> None:
+    trainer = FakeTrainer()
+
+    result = await run(trainer, make_settings(normalisation="sequence_mean", num_substeps=2))
+
+    assert [call["token_weights"] for call in trainer.beside] == [[1 / 4] * 2] * 2
+    assert result.metrics["optim/num_substeps"] == 2.0
+    assert trainer.policy_version == 2
+
+
+async def test_log_probabilities_come_back_in_the_order_of_the_datums() -> None:
+    datums = [datum(rollout_id=str(value), logprobs=(0.0, -value, -value)) for value in (1.0, 2.0, 3.0, 4.0)]
+
+    result = await run(FakeTrainer(), make_settings(num_substeps=3), datums)
+
+    assert [row[1] for row in result.training_logprobs] == [-1.0, -2.0, -3.0, -4.0]
+
+
+async def test_the_proximal_policy_is_asked_once_before_several_substeps() -> None:
+    trainer = FakeTrainer(gap=0.01)
+
+    await run(trainer, make_settings(name="decoupled_ppo", num_substeps=2))
+
+    assert trainer.calls == ["forward", "forward_backward 2", "optim_step", "forward_backward 2", "optim_step"]
+    assert all(call["proximal_logprobs"] == [(0.0, -0.99, -0.99)] * 2 for call in trainer.beside)
+
+
+@pytest.mark.parametrize("changes", [{"tis_cap": 2.0}, {"name": "ppo", "num_substeps": 2}])
+async def test_no_forward_pass_is_spent_where_the_proximal_policy_is_known_or_not_needed(changes: Any) -> None:
+    trainer = FakeTrainer()
+
+    await run(trainer, make_settings(**changes))
+
+    assert "forward" not in trainer.calls
+
+
+async def test_parity_is_checked_before_any_step_is_taken() -> None:
+    for settings in (make_settings(), make_settings(tis_cap=2.0, num_substeps=2)):
+        trainer = FakeTrainer(gap=0.2)
+        with pytest.raises(ParityError):
+            await run(trainer, settings)
+        assert trainer.policy_version == 0
+
+
+async def test_kl_in_the_loss_travels_beside_the_datums_and_kl_in_the_reward_inside_them() -> None:
+    in_loss, in_reward = FakeTrainer(), FakeTrainer()
+
+    await run(in_loss, make_settings(kl_loss_coef=0.1))
+    await run(in_reward, make_settings(kl_penalty_coef=0.1))
+
+    assert in_loss.calls[0] == in_reward.calls[0] == "base_logprobs"
+    assert in_loss.beside[0]["base_logprobs"] == [(0.0, -1.0, -1.0)] * 4
+    assert in_reward.beside[0]["base_logprobs"] is None
+
+
+async def test_batch_normalised_advantages_report_their_deviation() -> None:
+    result = await run(FakeTrainer(), make_settings(advantages="batch_std"))
+
+    # 3, 1, -1, -3: variance (9 + 1 + 1 + 9) / 4 = 5
+    assert result.metrics["loss/advantage_std"] == pytest.approx(5**0.5)
