@@ -24,6 +24,8 @@ from cua_rl.types import ImageChunk, ModelTurn, Observation, StopReason
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_BASE_URL = "http://localhost:3000"
+
 _PATIENCE_TURNS = 2
 """A turn whose report is missing is handed on once so many more have been answered."""
 _LIMIT_REASONS = ("max_step", "maxstep", "max steps", "step limit", "max_turn", "max turns")
@@ -34,7 +36,7 @@ _TIME_REASONS = ("timeout", "timed out", "time limit", "maxruntime", "maxsteptim
 class MiniAgentSettings:
     """Which server, which of its agents, and how long anything may take."""
 
-    base_url: str = "http://localhost:3000"
+    base_url: str = DEFAULT_BASE_URL
     agent: str = "mai-ui"
     """"mai-ui" or "qwen3-vl"."""
     action_space: str = "mobile"

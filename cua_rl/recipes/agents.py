@@ -11,7 +11,7 @@ from typing import Protocol
 
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
+from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
 from cua_rl.errors import ConfigError
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.client import SamplingClient
@@ -84,7 +84,7 @@ def make_agent(
     """Our own agent unless another one is configured, whose programs write to `log_folder`."""
     if settings.agent == "mini_agent":
         mini = MiniAgentSettings(
-            base_url=settings.gbox_mini_agent_base_url or MiniAgentSettings.base_url,
+            base_url=settings.gbox_mini_agent_base_url or DEFAULT_BASE_URL,
             agent=settings.gbox_mini_agent_agent,
             action_space=settings.gbox_mini_agent_standard_action_space,
             max_run_time_s=settings.task_timeout_s,

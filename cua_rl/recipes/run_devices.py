@@ -5,10 +5,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import ceil
 from pathlib import Path
 from typing import Literal, Protocol
 
 from cua_rl.agent.element_tools import Grounder
+from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.device_backends import DeviceSettings, make_backend
@@ -74,9 +76,12 @@ def make_run_backend(
             return make_backend(settings)
 
 
-def _pool_limits(settings: RunDeviceSettings) -> PoolLimits:
-    """How patient the pool is."""
-    return PoolLimits(lease_timeout_s=settings.lease_timeout_s, makes_per_s=settings.device_creations_per_s)
+def _pool_limits(settings: RunDeviceSettings, max_devices: int) -> PoolLimits:
+    """How patient the pool is: executions of a gym queue up for their turn, and are limited one by one."""
+    lease_timeout_s = settings.lease_timeout_s
+    if find_site(settings.tasks) == "gym":
+        lease_timeout_s *= GymLimits().max_create_attempts * ceil(max_devices / settings.gym_parallel_creates)
+    return PoolLimits(lease_timeout_s=lease_timeout_s, makes_per_s=settings.device_creations_per_s)
 
 
 def _time_limits(settings: RunDeviceSettings) -> TimeLimits:
@@ -164,6 +169,6 @@ async def open_devices(
     async with AsyncExitStack() as stack:
         grounder = await _open_grounder(stack, settings)
         pool = await stack.enter_async_context(
-            open_pool(backend, max_devices=max_devices, limits=_pool_limits(settings))
+            open_pool(backend, max_devices=max_devices, limits=_pool_limits(settings, max_devices))
         )
         yield OpenDevices(pool=pool, grounder=grounder, time_limits=_time_limits(settings))

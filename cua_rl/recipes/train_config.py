@@ -188,7 +188,7 @@ class CLIConfig:
     )
     reward: str = chz.field(
         default="binary",
-        doc="what a rollout is worth: binary, completion, efficiency, shaped, comprehensive, or module:function",
+        doc="what a rollout is worth: binary, score, completion, efficiency, shaped, comprehensive, or module:function",
     )
     watch_goal: bool = chz.field(
         default=False, doc="read the goal from the device after every turn too, for rewards that ask when it first held"

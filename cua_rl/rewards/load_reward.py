@@ -14,12 +14,14 @@ from cua_rl.rewards.reward import (
     binary_reward,
     completion_reward,
     efficiency_reward,
+    score_reward,
     shaped_reward,
 )
 from cua_rl.types import Reward, StopReason, Validation
 
 REWARDS: Mapping[str, RewardFunction] = {
     "binary": binary_reward,
+    "score": score_reward,
     "completion": completion_reward,
     "efficiency": efficiency_reward,
     "shaped": shaped_reward,

@@ -1,6 +1,7 @@
 """What a finished rollout is worth. Faults of the infrastructure never get here.
 
-All rewards read success from the device's state, and none gives a solved task less than an unsolved one.
+All rewards read success from the device's state, and none gives a solved task less than an unsolved one (`score` is
+what a gym server says it is).
 """
 
 from collections.abc import Callable, Mapping
@@ -30,6 +31,12 @@ def bound_parts(parts: Mapping[str, float], *, low: float, high: float) -> Rewar
 def binary_reward(evidence: Evidence) -> Reward:
     """1 if the device's state shows the goal, else 0; what the agent claims does not count."""
     return sum_parts({"success": 1.0 if evidence.success else 0.0})
+
+
+def score_reward(evidence: Evidence) -> Reward:
+    """How much of the goal was reached, 0 to 1, where the validator says so, as gym servers do; else as `binary`."""
+    score = evidence.validation.score
+    return sum_parts({"score": score}) if score is not None else binary_reward(evidence)
 
 
 def completion_reward(evidence: Evidence) -> Reward:
