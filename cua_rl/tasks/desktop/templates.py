@@ -103,7 +103,7 @@ async def _validate(instance: DesktopInstance, device: Device, answer: str | Non
 def _desktop(device: Device) -> LinuxDesktop:
     if not isinstance(device, LinuxDesktop):
         raise TaskError(
-            f"expected a Linux desktop for a desktop task, got {device.device_id!r}; give tasks of source_type 'desktop' alone"
+            f"expected a Linux desktop for a desktop task, got {device.device_id!r}; use source_type 'desktop' alone"
         )
     return device
 
