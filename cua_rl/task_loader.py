@@ -15,6 +15,7 @@ from cua_rl.tasks.custom import CustomTask, parse_custom_task
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
+from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
 from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
@@ -178,6 +179,8 @@ def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
             return DESKTOP_TASKS
         case "miniwob":
             return all_templates() if config.task_names or "measuring" in config.tags else development_templates()
+        case "django_admin":
+            return ADMIN_TEMPLATES
         case _:
             raise ConfigError(f"expected a source of tasks that this version has, got {config.source_type!r}")
 

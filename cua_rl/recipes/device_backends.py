@@ -7,6 +7,8 @@ from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.demo.expert import DemoExperts
 from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.django_admin.device import AdminPages
+from cua_rl.tasks.django_admin.expert import AdminExperts
 from cua_rl.tasks.expert import Experts
 from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import MiniWobExperts
@@ -36,6 +38,8 @@ def make_backend(settings: DeviceSettings) -> DeviceBackend:
             return _make_desktops()
         case "miniwob":
             return MiniWobPages(scale=settings.browser_scale)
+        case "django_admin":
+            return AdminPages(scale=settings.browser_scale)
         case _:
             _refuse_browser_scale(settings)
             return SimulatedPhones(scale=settings.screen_scale)
@@ -57,6 +61,8 @@ def make_experts(settings: DeviceSettings) -> Experts:
     match find_site(settings.tasks):
         case "miniwob":
             return MiniWobExperts()
+        case "django_admin":
+            return AdminExperts()
         case _:
             return DemoExperts()
 

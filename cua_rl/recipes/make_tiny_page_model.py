@@ -1,8 +1,8 @@
 """Make a tiny model for web pages from the one for phones: `python -m cua_rl.recipes.make_tiny_page_model`.
 
-Its lessons come from scripted experts on MiniWoB++ pages: first a vision tower that knows what lies where, then naming
-and pointing after a perfect expert, then a short while after one that errs. The last stage leaves a policy that succeeds
-sometimes and explores: what reinforcement learning starts from.
+Its lessons come from scripted experts on MiniWoB++ pages: first a vision tower that knows what lies where, then
+naming and pointing after a perfect expert, then a short while after one that errs. The last stage leaves a policy that
+succeeds sometimes and explores: what reinforcement learning starts from.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from cua_rl.devices.browser.browser import OwnedBrowser
 from cua_rl.devices.browser.chromium import find_chromium
 from cua_rl.devices.browser.janitor import remove_leftovers
-from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.page import BrowserPage, PageSite
 from cua_rl.devices.browser.page_scripts import init_script
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.errors import ConfigError, DeviceError, boundary
@@ -77,11 +77,14 @@ class BrowserPages:
         self._idle.clear()
         await self._stack.aclose()
 
-    async def lend(self, key: str = "") -> BrowserPage:
-        """A page for one user, who gives it back with `close`; raises `DeviceError`."""
-        page = self._take_idle(key) or await self._make_page()
+    async def lend(self, key: str = "", *, site: PageSite | None = None) -> BrowserPage:
+        """A page for one user, who gives it back with `close`; raises `DeviceError`.
+
+        One with a site is fresh, may go nowhere else, and releases the site when it is given back.
+        """
+        page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
         self._keys[page] = key
-        page.answer_query = None
+        page.site = site
         page.lend()
         return page
 
@@ -92,9 +95,9 @@ class BrowserPages:
         place = next((place for place, (name, _) in enumerate(self._idle) if name == key), 0)
         return self._idle.pop(place)[1]
 
-    async def _make_page(self) -> BrowserPage:
+    async def _make_page(self, site: PageSite | None) -> BrowserPage:
         host = await self._find_host()
-        settings = self.settings
+        settings = self.settings if site is None else replace(self.settings, allowed_urls=(site.url,))
         with boundary(DeviceError, "make a page"):
             async with asyncio.timeout(settings.operation_timeout_s):
                 context = await host.browser.connection.new_context(

@@ -18,10 +18,21 @@ if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page, Request, Route
 
 
-class PageQuery(Protocol):
-    """Answers a query that no page could, such as one about a server's database; raises `TaskError`."""
+class PageSite(Protocol):
+    """A server that belongs to a page for as long as somebody uses the page."""
 
-    async def __call__(self, name: str) -> str: ...
+    @property
+    def url(self) -> str:
+        """Beginning of all its addresses; the page may go to no other."""
+        ...
+
+    async def answer(self, name: str) -> str:
+        """Answer a query that no page could, such as one about a database; raises `TaskError`."""
+        ...
+
+    async def release(self) -> None:
+        """Called once, when the page is given back."""
+        ...
 
 
 _Send = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -31,7 +42,7 @@ class BrowserPage:
     """One page in a context of its own: cookies and storage are shared with no other page.
 
     Queries: "url", "title", "text" (what the page shows), and for a CSS selector "text:<selector>", "value:<selector>",
-    "checked:<selector>", "count:<selector>"; anything else goes to `answer_query`.
+    "checked:<selector>", "count:<selector>"; anything else goes to its site.
     """
 
     def __init__(
@@ -47,7 +58,7 @@ class BrowserPage:
         self.num_blocked_requests = 0
         self.num_uses = 0
         self.is_broken = False
-        self.answer_query: PageQuery | None = None
+        self.site: PageSite | None = None
         self._page = page
         self._send = cast(_Send, screen.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
         self._device_id = device_id
@@ -125,8 +136,8 @@ class BrowserPage:
                 return "true" if await self._of_element("element => element.checked", selector) else "false"
             case ("count", ":", selector):
                 return str(await self.evaluate("selector => document.querySelectorAll(selector).length", selector))
-            case _ if self.answer_query is not None:
-                return await self.answer_query(name)
+            case _ if self.site is not None:
+                return await self.site.answer(name)
             case _:
                 raise TaskError(
                     f"expected a query that a page answers (url, title, text, text:<selector>, value:<selector>, "
@@ -137,7 +148,12 @@ class BrowserPage:
         """Give the page back; safe to call twice."""
         if self._is_open:
             self._is_open = False
-            await self._give_back(self)
+            site, self.site = self.site, None
+            try:
+                await self._give_back(self)
+            finally:
+                if site is not None:
+                    await site.release()
 
     async def end(self) -> None:
         """Close its context for good."""

@@ -1,0 +1,68 @@
+"""Browser pages, each with an admin site of its own."""
+
+import asyncio
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cua_rl.devices.browser.backend import BrowserPages
+from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.errors import ConfigError
+from cua_rl.tasks.django_admin.server import AdminSite, LentSite, make_empty_database, start_site
+from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER
+from cua_rl.tasks.task import Task
+
+_NOWHERE = "http://127.0.0.1:0/"
+
+
+class AdminPages:
+    """The `DeviceBackend` of the admin site: contexts are new for every rollout, sites are used again."""
+
+    abilities: DeviceAbilities = ADMIN_BROWSER
+
+    def __init__(self, *, scale: float | None = None) -> None:
+        if find_spec("django") is None:
+            raise ConfigError(
+                "expected Django for django_admin tasks, it is not installed; pip install 'cua_rl[browser]'"
+            )
+        self.pages = BrowserPages(PageSettings(allowed_urls=(_NOWHERE,), scale=1.0 if scale is None else scale))
+        self._idle: list[AdminSite] = []
+        self._sites: list[AdminSite] = []
+        self._folder: Path | None = None
+        self._empty_database: asyncio.Task[Path] | None = None
+
+    async def make(self, task: Task) -> Device:
+        """A page whose site `task.prepare` resets."""
+        site = self._idle.pop() if self._idle else await self._start_site()
+        lent = LentSite(site, self._idle)
+        try:
+            return await self.pages.lend(task.task_id, site=lent)
+        except BaseException:
+            await lent.release()
+            raise
+
+    async def __aenter__(self) -> Self:
+        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_admin_site_"))
+        await self.pages.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.pages.__aexit__(kind, error, trace)
+        await asyncio.gather(*(site.stop() for site in self._sites))
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    async def _start_site(self) -> AdminSite:
+        """The empty database is made once, by whoever needs it first."""
+        assert self._folder is not None, "the pages were never entered"
+        if self._empty_database is None or (self._empty_database.done() and self._empty_database.exception()):
+            self._empty_database = asyncio.create_task(make_empty_database(self._folder))
+        site = await start_site(await asyncio.shield(self._empty_database))
+        self._sites.append(site)
+        return site

@@ -1,0 +1,129 @@
+"""A Django site that somebody owns: its process, its folder, its database."""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cua_rl.errors import DeviceError, TaskError, boundary
+from cua_rl.processes import OwnedProcess
+from cua_rl.tasks.django_admin.site_names import DATABASE, PORT
+from cua_rl.tasks.django_admin.state import SiteState, read_state, write_state
+
+_START_TIMEOUT_S = 120.0
+_POLL_S = 0.02
+_MODULE = "cua_rl.tasks.django_admin.site_process"
+
+
+async def make_empty_database(folder: Path) -> Path:
+    """The database that every site begins with; raises `DeviceError`."""
+    process = _site_process(folder, "make")
+    async with process:
+        if await process.wait() != 0:
+            raise DeviceError(f"expected Django to make a database, it ended with an error:\n{process.log_tail(10)}")
+    return folder / DATABASE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSite:
+    """A running site."""
+
+    process: OwnedProcess
+    folder: Path
+    empty_database: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Beginning of all its addresses."""
+        return f"http://127.0.0.1:{self.port}/"
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.is_running
+
+    async def reset(self, state: SiteState) -> None:
+        """Put its database back, holding this state and nothing else."""
+        with boundary(DeviceError, "put the site's database back"):
+            await asyncio.to_thread(_reset, self.empty_database, self.folder, state)
+
+    async def answer(self, name: str) -> str:
+        """What the page cannot tell; raises `TaskError` for anything but "site_state"."""
+        if name != "site_state":
+            raise TaskError(f"expected a query of the admin site, such as 'site_state', got {name!r}")
+        with boundary(TaskError, "read the site's database"):
+            return (await asyncio.to_thread(read_state, self.folder / DATABASE)).as_json()
+
+    async def stop(self) -> None:
+        """End it and delete its folder."""
+        await self.process.stop()
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+
+class LentSite:
+    """A site while a page uses it."""
+
+    def __init__(self, site: AdminSite, idle: list[AdminSite]) -> None:
+        self._site = site
+        self._idle = idle
+
+    @property
+    def url(self) -> str:
+        return self._site.url
+
+    async def reset(self, state: SiteState) -> None:
+        """Put the database back, holding this state."""
+        await self._site.reset(state)
+
+    async def answer(self, name: str) -> str:
+        """What the page cannot tell."""
+        return await self._site.answer(name)
+
+    async def release(self) -> None:
+        """Leave it to the next page, if it still runs."""
+        if self._site.is_running:
+            self._idle.append(self._site)
+        else:
+            await self._site.stop()
+
+
+async def start_site(empty_database: Path) -> AdminSite:
+    """Start a site beside the empty database; raises `DeviceError`."""
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=empty_database.parent))
+    await asyncio.to_thread(shutil.copyfile, empty_database, folder / DATABASE)
+    process = _site_process(folder, "serve")
+    await process.start()
+    try:
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            port = await _wait_for_port(process, folder / PORT)
+    except BaseException as error:
+        await process.stop()
+        if isinstance(error, TimeoutError):
+            raise DeviceError(f"expected the admin site to start within {_START_TIMEOUT_S:g} s, it did not") from None
+        raise
+    return AdminSite(process=process, folder=folder, empty_database=empty_database, port=port)
+
+
+async def _wait_for_port(process: OwnedProcess, path: Path) -> int:
+    while not await asyncio.to_thread(path.is_file):
+        if not process.is_running:
+            raise DeviceError(f"expected the admin site to start, it ended:\n{process.log_tail(10)}")
+        await asyncio.sleep(_POLL_S)
+    return int(await asyncio.to_thread(path.read_text, encoding="utf-8"))
+
+
+def _site_process(folder: Path, order: str) -> OwnedProcess:
+    command = [sys.executable, "-m", _MODULE, str(folder), order]
+    return OwnedProcess(command, name=f"admin-site-{order}", log_path=folder / "site.log", stop_timeout_s=2.0)
+
+
+def _reset(empty_database: Path, folder: Path, state: SiteState) -> None:
+    """In one rename: a request that is still running keeps the file that it has open."""
+    new = folder / f"{DATABASE}.new"
+    shutil.copyfile(empty_database, new)
+    write_state(new, state)
+    for leftover in folder.glob(f"{DATABASE}-*"):
+        leftover.unlink()
+    new.replace(folder / DATABASE)

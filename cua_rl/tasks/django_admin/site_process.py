@@ -1,0 +1,110 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+"""The site, a process of its own: `python -m cua_rl.tasks.django_admin.site_process FOLDER make|serve`.
+
+`make` writes the database with one administrator into FOLDER. `serve` answers on a free port of this machine, which it
+writes into FOLDER/port. The database may be replaced between requests: every request opens it anew.
+"""
+
+import os
+import sys
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import django
+from django.conf import settings
+from django.http import HttpRequest, HttpResponseRedirect
+from django.urls import URLPattern, path
+
+from cua_rl.tasks.django_admin.site_names import ADMINISTRATOR, DATABASE, PORT
+
+_APPS = ("admin", "auth", "contenttypes", "sessions", "messages", "staticfiles")
+_MIDDLEWARE = (
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+)
+_PROCESSORS = (
+    "django.template.context_processors.request",
+    "django.contrib.auth.context_processors.auth",
+    "django.contrib.messages.context_processors.messages",
+)
+urlpatterns: list[URLPattern] = []
+
+
+def main(folder: Path, order: str) -> None:
+    """Do what was ordered."""
+    _configure(folder)
+    if order == "make":
+        _make_database()
+    else:
+        _serve(folder)
+
+
+def _configure(folder: Path) -> None:
+    """Django's settings; nothing here is secret, the site ends with its run and answers this machine alone."""
+    template = {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {"context_processors": list(_PROCESSORS)},
+    }
+    settings.configure(
+        ALLOWED_HOSTS=["127.0.0.1"],
+        AUTH_PASSWORD_VALIDATORS=[],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / DATABASE}},
+        DEFAULT_AUTO_FIELD="django.db.models.AutoField",
+        INSTALLED_APPS=[f"django.contrib.{app}" for app in _APPS],
+        MIDDLEWARE=list(_MIDDLEWARE),
+        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],  # slow ones protect nobody here
+        ROOT_URLCONF=__name__,
+        SECRET_KEY="served to this machine only",
+        STATIC_URL="/static/",
+        TEMPLATES=[template],
+        USE_TZ=True,
+    )
+    django.setup()
+
+
+def _make_database() -> None:
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+
+    call_command("migrate", verbosity=0)
+    User.objects.create_superuser(ADMINISTRATOR)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def _serve(folder: Path) -> None:
+    from django.contrib import admin
+    from django.contrib.staticfiles.handlers import StaticFilesHandler
+    from django.core.handlers.wsgi import WSGIHandler
+
+    urlpatterns.extend([path("enter/", _enter), path("admin/", admin.site.urls)])
+    application = StaticFilesHandler(WSGIHandler())
+    with make_server("127.0.0.1", 0, application, server_class=_Server, handler_class=_Quiet) as server:
+        new = folder / f"{PORT}.new"
+        new.write_text(str(server.server_port), encoding="utf-8")
+        os.replace(new, folder / PORT)
+        server.serve_forever()
+
+
+def _enter(request: HttpRequest) -> HttpResponseRedirect:
+    """Come in as the administrator, without a password."""
+    from django.contrib.auth import login
+    from django.contrib.auth.models import User
+
+    login(request, User.objects.get(username=ADMINISTRATOR), backend="django.contrib.auth.backends.ModelBackend")
+    return HttpResponseRedirect("/admin/")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
