@@ -193,3 +193,38 @@ def test_resuming_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None
 
         assert [record["step"] for record in read_records(directory.metrics_path)] == [1, 2, 3]
         assert [checkpoint.step for checkpoint in directory.checkpoints()] == [1, 2, 3]
+
+
+def test_the_newest_checkpoints_stay_and_those_that_were_asked_for(tmp_path: Path) -> None:
+    with prepare_log_directory(tmp_path / "run", "ask") as directory:
+        for step in range(1, 9):
+            save(directory, step)
+
+        assert directory.prune_checkpoints(2, keep_every=3) == [3, 6, 7, 8]
+
+        assert [checkpoint.step for checkpoint in directory.checkpoints()] == [3, 6, 7, 8]
+        assert sorted(path.name for path in (directory.path / "weights").iterdir()) == [
+            "000003",
+            "000006",
+            "000007",
+            "000008",
+        ]
+        assert directory.prune_checkpoints(0) == [3, 6, 7, 8]
+
+
+def test_what_a_killed_attempt_left_beside_its_checkpoints_goes(tmp_path: Path) -> None:
+    with prepare_log_directory(tmp_path / "run", "ask") as directory:
+        for step in (1, 2, 3):
+            save(directory, step)
+        for step in (0, 4):
+            directory.sampler_path(step).mkdir(parents=True)
+        directory.truncate_after(2)
+
+        directory.remove_strays(2, keep=[0])
+
+        assert sorted(path.name for path in (directory.path / "sampler_weights").iterdir()) == [
+            "000000",
+            "000001",
+            "000002",
+        ]
+        assert sorted(path.name for path in (directory.path / "weights").iterdir()) == ["000001", "000002"]

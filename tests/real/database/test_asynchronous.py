@@ -1,0 +1,106 @@
+"""Groups that start before anyone knows which step trains them, and what a resumed run keeps of them."""
+
+from dataclasses import replace
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.progress import load_progress
+from cua_rl.database.queries import load_steps
+from cua_rl.database.rebuild import load_groups
+from cua_rl.events import BatchTaken, CheckpointSaved, Event, Source, SourceStarted
+from cua_rl.types import RolloutGroup
+from tests.real.database.conftest import run_sql
+from tests.real.database.recorded import make_group, source_events, start, step_end
+from tests.real.database.test_recorder import record
+
+
+def numbered(ordinal: int, policy_version: int) -> RolloutGroup:
+    """A group of the run, every turn sampled by one version."""
+    group = make_group(ordinal + 1, group_id=f"group {ordinal}")
+    rollouts = tuple(
+        replace(
+            rollout,
+            group_index=ordinal,
+            turns=tuple(
+                replace(turn, model=replace(turn.model, policy_version=policy_version)) for turn in rollout.turns
+            ),
+        )
+        for rollout in group.rollouts
+    )
+    return replace(group, index=ordinal, rollouts=rollouts, faulty=())
+
+
+def begun(step: int) -> SourceStarted:
+    source = Source(phase="step", step=step)
+    return SourceStarted(source=source, tasks=(), num_groups=1, group_size=3, policy_version=0)
+
+
+def ended(group: RolloutGroup, last_step: int) -> list[Event]:
+    """The group's events, as of a step that may train it."""
+    return source_events(group, step=last_step)[1:]
+
+
+# batches of one group, K = 1: groups 0 and 1 start under policy 0, group 2 under policy 1, group 3 under policy 2
+FIRST, SECOND, THIRD, FOURTH = numbered(0, 0), numbered(1, 0), numbered(2, 1), numbered(3, 2)
+
+
+def killed_run() -> list[Event]:
+    return [
+        start(),
+        begun(1),
+        *ended(SECOND, 1),
+        begun(0),
+        BatchTaken(step=0, group_ids=("group 1",)),
+        step_end(SECOND),
+        CheckpointSaved(step=1, state_path="/1", sampler_path="/1"),
+        *ended(FIRST, 1),
+        begun(2),
+        *ended(THIRD, 2),
+        BatchTaken(step=1, group_ids=("group 0",)),
+        step_end(FIRST, step=1),
+        begun(3),
+        *ended(FOURTH, 3),
+    ]
+
+
+async def test_a_group_belongs_to_the_step_that_trained_it(url: str, session: AsyncSession) -> None:
+    await record(url, *killed_run())
+
+    training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
+    assert await load_groups(session, training_id, 0) == [SECOND]
+    assert await load_groups(session, training_id, 1) == [FIRST]
+    steps = {step.step: step.status for step in await load_steps(session, training_id)}
+    assert steps == {0: "completed", 1: "completed", 2: "rollouts", 3: "rollouts"}
+
+
+async def test_a_resumed_run_keeps_ended_groups_of_policies_that_its_checkpoint_knows(
+    url: str, session: AsyncSession
+) -> None:
+    await record(url, *killed_run())
+    training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
+
+    progress = await load_progress(session, training_id, 1)
+
+    assert progress.done_indices == (1,)
+    assert progress.newest_steps == {0: 0, 1: 1}
+    # FIRST was trained by step 1, which is void; FOURTH was sampled by policy 2, which is void too
+    assert [(untrained.group, untrained.last_step) for untrained in progress.untrained] == [(FIRST, 1), (THIRD, 2)]
+    await session.rollback()
+
+    await record(url, replace(start(first_step=1), kept_group_ids=("group 0", "group 2")))
+    assert await load_groups(session, training_id, 1) == [FIRST]
+    assert await load_groups(session, training_id, 2) == [THIRD]
+    rows = run_sql(url, "SELECT step, status, datums_sha256 IS NULL FROM steps ORDER BY step")
+    assert rows == [(0, "completed", False), (1, "rollouts", True), (2, "rollouts", True)]
+
+    await record(
+        url,
+        replace(start(first_step=1), kept_group_ids=("group 0", "group 2")),
+        begun(1),
+        BatchTaken(step=1, group_ids=("group 2",)),
+        step_end(THIRD, step=1),
+        BatchTaken(step=2, group_ids=("group 0",)),
+    )
+    await session.rollback()
+    assert await load_groups(session, training_id, 1) == [THIRD]
+    assert await load_groups(session, training_id, 2) == [FIRST]
