@@ -15,7 +15,7 @@ def penalise_divergence(
     - d): the mean is taken out so that the penalty moves probability around instead of pushing all of it one way.
 
     A token answers for its own divergence only. Penalties that are summed over later tokens, discounted, have to be
-    masked once more after the sum: else prompt tokens and screenshots that stand before an answer get an advantage, with
+    masked once more after the sum: else prompt tokens and screenshots before an answer get an advantage, with
     a sampling log-probability of 0 that nobody sampled. Here no sum crosses tokens, and tokens off the mask keep their
     exact zeros.
     """
