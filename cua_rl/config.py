@@ -32,6 +32,7 @@ class TrainerConfig:
     )
     micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass")
     gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
+    num_processes: int = chz.field(default=1, doc="processes that share the work of every step, one per GPU")
     vision_cache_gib: float = chz.field(
         default=2.0, doc="most main memory for screenshots' features, so that each is encoded once per step"
     )

@@ -42,11 +42,18 @@ class MicroBatch:
 
 
 def make_micro_batches(
-    datums: Sequence[Datum], *, grids: Mapping[str, Grid], rope_index: RopeIndex, image_token_id: int, max_tokens: int
+    datums: Sequence[Datum],
+    indices: Sequence[int],
+    *,
+    grids: Mapping[str, Grid],
+    rope_index: RopeIndex,
+    image_token_id: int,
+    max_tokens: int,
 ) -> Iterator[MicroBatch]:
-    """Pack datums in order, at most `max_tokens` a row; a longer datum gets a row of its own."""
-    for start, end in pairwise(_row_bounds([datum.model_input.length for datum in datums], max_tokens)):
-        yield _pack(range(start, end), datums, grids, rope_index, image_token_id)
+    """Pack the datums at `indices` in order, at most `max_tokens` a row; a longer datum gets a row of its own."""
+    lengths = [datums[index].model_input.length for index in indices]
+    for start, end in pairwise(_row_bounds(lengths, max_tokens)):
+        yield _pack(indices[start:end], datums, grids, rope_index, image_token_id)
 
 
 def _row_bounds(lengths: Sequence[int], max_tokens: int) -> list[int]:
@@ -60,7 +67,11 @@ def _row_bounds(lengths: Sequence[int], max_tokens: int) -> list[int]:
 
 
 def _pack(
-    indices: range, datums: Sequence[Datum], grids: Mapping[str, Grid], rope_index: RopeIndex, image_token_id: int
+    indices: Sequence[int],
+    datums: Sequence[Datum],
+    grids: Mapping[str, Grid],
+    rope_index: RopeIndex,
+    image_token_id: int,
 ) -> MicroBatch:
     row = [datums[index] for index in indices]
     ids = [torch.tensor([datum.model_input.token_ids(image_token_id)]) for datum in row]

@@ -18,6 +18,8 @@ from cua_rl.processes import OwnedProcess
 from cua_rl.training import wire
 from cua_rl.types import AdapterRef, Datum
 
+_WORKER = "cua_rl.training.worker"
+
 logger = logging.getLogger(__name__)
 
 _R = TypeVar("_R", bound=wire.Reply)
@@ -41,7 +43,7 @@ class TrainingClient:
             environment["OMP_NUM_THREADS"] = str(num_threads)
         self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: nobody else may enter
         self._process = OwnedProcess(
-            [sys.executable, "-m", "cua_rl.training.worker", str(self._socket_path)],
+            [sys.executable, "-m", *_module(config), str(self._socket_path)],
             name="trainer",
             log_path=log_path,
             environment=environment,
@@ -193,3 +195,10 @@ class TrainingClient:
                 tail = await asyncio.to_thread(self._process.log_tail)
                 return TrainingError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
         return TrainingError(f"the trainer closed the connection but is still running; see {self._process.log_path}")
+
+
+def _module(config: TrainerConfig) -> list[str]:
+    """What Python runs: the worker, or torchrun with as many of them as are wanted."""
+    if config.num_processes == 1:
+        return [_WORKER]
+    return ["torch.distributed.run", "--standalone", f"--nproc-per-node={config.num_processes}", "-m", _WORKER]

@@ -3,9 +3,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +23,11 @@ from cua_rl.training.loss_inputs import check_rows, make_loss_tokens, token_weig
 from cua_rl.training.loss_metrics import loss_metrics
 from cua_rl.training.losses import TokenLoss, token_losses
 from cua_rl.training.model import PolicyModel
+from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import ImagePreprocessor, encode_images
 from cua_rl.types import Datum, ImageChunk
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +43,9 @@ class _Batch:
 class Trainer:
     """Holds model and optimizer. Gradients of several `forward_backward` calls add up until `optim_step`."""
 
-    def __init__(self, config: TrainerConfig) -> None:
+    def __init__(self, config: TrainerConfig, ranks: Ranks | None = None) -> None:
         torch.manual_seed(config.seed)
+        self._ranks = ranks or Ranks()
         self._config = config
         self.model = PolicyModel(config)
         self._preprocessor = ImagePreprocessor(config.model_path)
@@ -58,15 +63,14 @@ class Trainer:
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
         """Log-probabilities of the policy, or of the base model."""
-        with torch.no_grad():
+        is_base = request.weights == "base"
+        with self._ranks.agreement() as agreement, torch.no_grad():
             batch = self._prepare(request.datums)
-            if request.weights == "base":
-                with self.model.base_weights():
-                    scores = [
-                        self._scores(batch, part, request.temperature, adapter=False) for part in batch.micro_batches
-                    ]
-            else:
-                scores = [self._scores(batch, part, request.temperature) for part in batch.micro_batches]
+            with self.model.base_weights() if is_base else nullcontext():
+                scores = [
+                    self._scores(batch, part, request.temperature, adapter=not is_base) for part in batch.micro_batches
+                ]
+            batch, scores, _ = self._share(agreement, batch, scores, [])
         logprobs = [part.logprobs for part in scores]
         return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
 
@@ -75,15 +79,17 @@ class Trainer:
         check_loss_config(request.loss)
         check_rows(request)
         self._check_weighting(request)
-        batch = self._prepare(request.datums)
         scores, losses = list[TokenScores](), list[TokenLoss]()
         encoded_before = self.account.num_encoded_images
         with ExitStack() as if_it_fails:
             if_it_fails.callback(self._drop_gradients)
+            agreement = if_it_fails.enter_context(self._ranks.agreement())
+            batch = self._prepare(request.datums)
             for micro_batch in batch.micro_batches:
                 part_scores, part_loss = self._backward(batch, micro_batch, request)
                 scores.append(part_scores)
                 losses.append(part_loss)
+            batch, scores, losses = self._share(agreement, batch, scores, losses)
             if_it_fails.pop_all()
         logprobs = [part.logprobs for part in scores]
         self._num_trained_tokens += sum(len(part) for part in logprobs)
@@ -125,6 +131,7 @@ class Trainer:
         if not self._num_trained_tokens:
             raise TrainingError("expected forward_backward before optim_step, got no gradient to step along")
         optim, num_trained_tokens = request.optim, self._num_trained_tokens
+        self._ranks.sum_gradients(self.model.trainable_parameters)
         gradients = [p.grad for p in self.model.trainable_parameters if p.grad is not None]
         if not self._is_weighted:
             for gradient in gradients:
@@ -156,7 +163,8 @@ class Trainer:
         state = checkpoint.TrainerState(
             policy_version=self.policy_version, optimizer=self._optimizer.state_dict(), rng=rng
         )
-        checkpoint.save_checkpoint(path, state, self.model.save_weights)
+        if self._ranks.rank == 0:  # all ranks hold the same
+            checkpoint.save_checkpoint(path, state, self.model.save_weights)
 
     def load_state(self, path: Path, *, with_optimizer: bool) -> None:
         """Restore a checkpoint; without the optimizer only the weights come back and steps are not counted anew."""
@@ -173,22 +181,37 @@ class Trainer:
 
     def save_weights_for_sampler(self, path: Path) -> None:
         """Write the adapter folder, or the model folder if everything is trained."""
-        checkpoint.write_folder(path, self.model.save_weights)
+        if self._ranks.rank == 0:
+            checkpoint.write_folder(path, self.model.save_weights)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(self.model.trainable_parameters, fused=True)
 
     def _prepare(self, datums: Sequence[Datum]) -> _Batch:
         check_datums(datums, vocabulary_size=self.model.vocabulary_size)
-        images = {image.sha256: image for datum in datums for image in datum.model_input.images}
+        mine = share_out([datum.model_input.length for datum in datums], self._ranks.size)[self._ranks.rank]
+        images = {image.sha256: image for index in mine for image in datums[index].model_input.images}
         micro_batches = make_micro_batches(
             datums,
+            mine,
             grids={name: self._preprocessor.grid(image) for name, image in images.items()},
             rope_index=self.model.rope_index,
             image_token_id=self.model.image_token_id,
             max_tokens=self._config.micro_batch_tokens,
         )
         return _Batch(datums=datums, micro_batches=list(micro_batches), images=images)
+
+    def _share(
+        self, agreement: Agreement, batch: _Batch, scores: list[TokenScores], losses: list[TokenLoss]
+    ) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
+        """All ranks' micro-batches and what came out of them, on every rank."""
+        if self._ranks.size == 1:
+            return batch, scores, losses
+        bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
+        scored = [TokenScores(*(values.cpu() for values in part)) for part in scores]
+        told = agreement.share((bare, scored, [_on_cpu(part) for part in losses]))
+        micro_batches, all_scores, all_losses = zip(*told, strict=True)
+        return replace(batch, micro_batches=_join(micro_batches)), _join(all_scores), _join(all_losses)
 
     def _scores(
         self, batch: _Batch, micro_batch: MicroBatch, temperature: float, *, adapter: bool = True
@@ -226,6 +249,15 @@ class Trainer:
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad()
         self._num_trained_tokens = 0
+
+
+def _on_cpu(loss: TokenLoss) -> TokenLoss:
+    tensors = {field.name: getattr(loss, field.name) for field in fields(loss)}
+    return replace(loss, **{name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None})
+
+
+def _join(lists: Sequence[list[_T]]) -> list[_T]:
+    return [entry for one in lists for entry in one]
 
 
 def _metrics(

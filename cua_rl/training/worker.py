@@ -8,6 +8,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.training import wire
+from cua_rl.training.ranks import Ranks, combine_accounts
 from cua_rl.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -17,37 +18,66 @@ def main(arguments: list[str]) -> int:
     """Serve the controller that listens at the given unix socket until it closes the connection."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(arguments[0])
-        serve(connection)
+    ranks = Ranks.from_environment()
+    if ranks.rank == 0:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(arguments[0])
+            serve(connection, ranks)
+    else:
+        follow(ranks)
+    ranks.close()
     return 0
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, ranks: Ranks) -> None:
     """Answer requests; a request that fails is answered with `Failed` and leaves the weights as they were."""
-    trainer: Trainer | None = None
+    worker = _Worker(ranks)
     while True:
         try:
-            request: wire.Request = wire.receive(connection)
+            request: wire.Request | None = wire.receive(connection)
         except EOFError:
+            request = None
+        ranks.broadcast(request)
+        if request is None:
             return
+        wire.send(connection, worker.reply(request))
+
+
+def follow(ranks: Ranks) -> None:
+    """Do what rank 0 is asked to do, on a rank that nobody listens to."""
+    worker = _Worker(ranks)
+    while (request := ranks.broadcast(None)) is not None:
+        worker.reply(request)
+
+
+class _Worker:
+    """Carries out requests; there is no trainer before `Start`."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._trainer: Trainer | None = None
+
+    def reply(self, request: wire.Request) -> wire.Reply:
+        """The answer, `Failed` if it cannot be carried out."""
         try:
             with boundary(TrainingError, f"trainer, {type(request).__name__}"):
-                if isinstance(request, wire.Start):
-                    trainer = Trainer(request.config)
-                    reply = _started(trainer)
-                elif trainer is None:
-                    raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
-                elif isinstance(request, wire.TakeAccount):
-                    reply = wire.AccountOutput(metrics=trainer.account.take())
-                else:
-                    with trainer.account.busy():
-                        reply = _answer(trainer, request)
+                return self._carry_out(request)
         except CuaError as error:
             logger.exception("failed request=%s", type(request).__name__)
             kind = "config" if isinstance(error, ConfigError) else "training"
-            reply = wire.Failed(kind=kind, message=str(error))
-        wire.send(connection, reply)
+            return wire.Failed(kind=kind, message=str(error))
+
+    def _carry_out(self, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.Start):
+            self._trainer = Trainer(request.config, self._ranks)
+            return _started(self._trainer)
+        if self._trainer is None:
+            raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
+        if isinstance(request, wire.TakeAccount):
+            accounts = self._ranks.gather(self._trainer.account.take())
+            return wire.AccountOutput(metrics=combine_accounts(accounts))
+        with self._trainer.account.busy():
+            return _answer(self._trainer, request)
 
 
 def _answer(trainer: Trainer, request: wire.Request) -> wire.Reply:
