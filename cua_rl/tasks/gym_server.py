@@ -193,8 +193,8 @@ def _is_complete(fields: Json) -> bool:
 def _number(fields: Json, identifier: str, name: str) -> int | None:
     """A number that is given, else the first in the id or the name; the digits of a UUID are none."""
     given = first_text(fields, ("task_number",), ("meta", "number"))
-    for text in filter(None, (given, _UUID.sub("", identifier), name)):
-        found = re.search(r"\d+", text)
+    for text in filter(None, (given, identifier, name)):
+        found = re.search(r"\d+", _UUID.sub("", text))
         if found:
             return int(found[0])
     return None
