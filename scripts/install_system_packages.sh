@@ -17,6 +17,8 @@ for pair in "${PROGRAMS[@]}"; do
     read -r program package <<<"$pair"
     command -v "$program" >/dev/null || missing+=("$package")
 done
+# the widths of letters decide where pages put things: Arial is Liberation Sans here
+[ -d /usr/share/fonts/truetype/liberation ] || missing+=(fonts-liberation)
 if [ ${#missing[@]} -eq 0 ]; then
     exit 0
 fi

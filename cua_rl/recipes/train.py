@@ -34,6 +34,7 @@ from cua_rl.recipes.run_loop import run_loop
 from cua_rl.recipes.run_plan import RunPlan, plan_run
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
+from cua_rl.recipes.site_presets import site_presets
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rl.memory import Memory
@@ -299,8 +300,8 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe from the command line; the embedded demo if no model is named."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    is_demo = "model_name" not in given_names(arguments)
-    return run_recipe(CLIConfig, cli_main, arguments, EMBEDDED_DEMO if is_demo else None)
+    presets = dict(EMBEDDED_DEMO) if "model_name" not in given_names(arguments) else {}
+    return run_recipe(CLIConfig, cli_main, arguments, presets | site_presets(arguments, presets))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ import os
 import sys
 from pathlib import Path
 from socketserver import ThreadingMixIn
+from typing import cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.types import WSGIApplication
 
 import django
 from django.conf import settings
 from django.http import HttpRequest, HttpResponseRedirect
-from django.urls import URLPattern, path
+from django.urls import URLPattern, URLResolver, path
 
 from cua_rl.tasks.django_admin.site_names import ADMINISTRATOR, DATABASE, PORT
 
@@ -31,7 +33,7 @@ _PROCESSORS = (
     "django.contrib.auth.context_processors.auth",
     "django.contrib.messages.context_processors.messages",
 )
-urlpatterns: list[URLPattern] = []
+urlpatterns: list[URLPattern | URLResolver] = []
 
 
 def main(folder: Path, order: str) -> None:
@@ -89,7 +91,7 @@ def _serve(folder: Path) -> None:
     from django.core.handlers.wsgi import WSGIHandler
 
     urlpatterns.extend([path("enter/", _enter), path("admin/", admin.site.urls)])
-    application = StaticFilesHandler(WSGIHandler())
+    application = cast(WSGIApplication, StaticFilesHandler(WSGIHandler()))
     with make_server("127.0.0.1", 0, application, server_class=_Server, handler_class=_Quiet) as server:
         new = folder / f"{PORT}.new"
         new.write_text(str(server.server_port), encoding="utf-8")
