@@ -7,11 +7,14 @@ database is an embedded Postgres of the script's own, for the same reason. `max_
 
 What must hold at the end: the run is complete; every task instance was trained exactly once; every group that was on
 record as ended and untrained when the run was killed has been trained; no turn was too old; nothing is left running;
-and every step's training data can be rebuilt from the database, bit for bit.
+and every step's training data can be rebuilt from the database, bit for bit. With `compare=true`, final success must
+also be within three standard errors of a run that nobody killed; for a synchronous run, whose sampling is seeded, the
+line says in how many steps the rewards are equal (all of them, if vLLM's kernels do not depend on the batch).
 """
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
@@ -42,6 +45,7 @@ from cua_rl.renderers.renderer import make_renderer
 from cua_rl.sampling.server import VllmServer
 
 GROUP_SIZE, GROUPS_PER_BATCH = 4, 4
+NUM_EVAL_ROLLOUTS = 64
 SHARE_IN_SET_UP = 0.2  # of the kills hit an attempt that has not trained anything yet
 POLL_S = 0.1
 
@@ -57,6 +61,7 @@ class ChaosConfig:
     base_url: str | None = chz.field(default=None, doc="a vLLM server that runs already; None starts one")
     seed: int = chz.field(default=0, doc="seed of the moments of death")
     timeout_s: float = chz.field(default=600.0, doc="longest wait for one step of one attempt, seconds")
+    compare: bool = chz.field(default=False, doc="also train the same run without a kill, and compare the two")
     options: str = chz.field(default="", doc="more options of the training recipe, separated by blanks")
 
 
@@ -73,23 +78,27 @@ class Chaos:
     def run_folder(self) -> Path:
         return self.config.folder / "run"
 
-    def command(self) -> list[str]:
+    def command(self, folder: Path) -> list[str]:
         """The training recipe, small enough that a step takes about a second."""
         config = self.config
         loss = ["loss=ppo", f"max_steps_off_policy={config.max_lag}"] if config.max_lag else ["sampling_seed=1"]
         return [
-            *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={self.run_folder}"),
+            *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={folder}"),
             *(f"base_url={self.server_url}", f"group_size={GROUP_SIZE}", f"groups_per_batch={GROUPS_PER_BATCH}"),
-            *(f"max_steps={config.steps}", "save_every=1", "eval_every=0", "num_eval_rollouts=16"),
+            *(f"max_steps={config.steps}", "save_every=1", "eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}"),
             *("behavior_if_log_dir_exists=resume", *loss, *config.options.split()),
         ]
 
-    async def start(self) -> asyncio.subprocess.Process:
+    async def start(self, folder: Path | None = None) -> asyncio.subprocess.Process:
         """Begin an attempt."""
         environment = dict(os.environ) | {"DATABASE_URL": self.database_url, "HF_HUB_OFFLINE": "1"}
         with (self.config.folder / "output.txt").open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *self.command(), env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+                *self.command(folder or self.run_folder),
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
 
     def num_steps(self) -> int:
@@ -143,10 +152,28 @@ class Chaos:
         self.kept_ids |= ids
         return len(ids)
 
+    async def compare(self) -> dict[str, Any]:
+        """Train the same run in peace and look at the two side by side."""
+        folder = self.config.folder / "reference"
+        await (await self.start(folder)).wait()
+        pairs = list(zip(_rewards(self.run_folder), _rewards(folder), strict=False))
+        equal = {"steps_with_equal_rewards": sum(one == other for one, other in pairs)}
+        return equal | _compare_success(self.run_folder, folder, NUM_EVAL_ROLLOUTS)
+
     async def verdict(self) -> list[str]:
         """Everything that is wrong with the record."""
         async with open_sessions(self.database_url) as sessions, sessions() as session:
             return await find_faults(session, self)
+
+
+def _compare_success(one: Path, other: Path, num_rollouts: int) -> dict[str, Any]:
+    """Whether two runs end with the same success, up to chance."""
+    rates = [rate for folder in (one, other) if (rate := _final_success(folder)) is not None]
+    if len(rates) < 2:
+        return {"is_as_successful": False}
+    mean = sum(rates) / 2
+    error = math.sqrt(2 * max(mean * (1 - mean), 0.01) / num_rollouts)
+    return {"reference_success_rate": rates[1], "is_as_successful": abs(rates[0] - rates[1]) <= 3 * error}
 
 
 async def find_faults(session: AsyncSession, chaos: Chaos) -> list[str]:
@@ -242,6 +269,7 @@ async def cli_main(config: ChaosConfig) -> None:
         await chaos.wait_for_steps(process, config.steps)
         status = await process.wait()
         faults = await chaos.verdict()
+        comparison = await chaos.compare() if config.compare else {}
     result: dict[str, Any] = {
         "kills": num_kills,
         "steps": chaos.num_steps(),
@@ -249,10 +277,17 @@ async def cli_main(config: ChaosConfig) -> None:
         "ended_groups_kept": len(chaos.kept_ids),
         "final_success_rate": _final_success(chaos.run_folder),
         "faults": faults,
+        **comparison,
     }
     print(json.dumps(result))
-    if faults or status:
+    if faults or status or not comparison.get("is_as_successful", True):
         raise SystemExit(1)
+
+
+def _rewards(folder: Path) -> list[tuple[float, float]]:
+    """Mean reward and gradient norm of every step."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(each["reward/mean"], each.get("optim/grad_norm", 0.0)) for each in records if "reward/mean" in each]
 
 
 def _final_success(folder: Path) -> float | None:
