@@ -109,7 +109,7 @@ class RandomTaps:
         )
         self._turns[rollout_id].append(turn)
         self._answers[rollout_id].append(EarlierAnswer(text=text, parsed=parsed))
-        return _response(parsed.reasoning, calls)
+        return _response(turn.response_id, parsed.reasoning, calls)
 
     def _text(self) -> str:
         if self._random.random() < 0.03:
@@ -142,7 +142,7 @@ class _Client:
         return self._policy.answer(self._rollout_id, request)
 
 
-def _response(reasoning: str | None, calls: Sequence[Any]) -> Response:
+def _response(response_id: str, reasoning: str | None, calls: Sequence[Any]) -> Response:
     output: list[dict[str, Any]] = []
     if reasoning is not None:
         thought = {"type": "reasoning_text", "text": reasoning}
@@ -158,7 +158,7 @@ def _response(reasoning: str | None, calls: Sequence[Any]) -> Response:
         }
         for call in calls
     ]
-    body = {"id": "scripted", "object": "response", "created_at": 0, "model": "policy", "output": output}
+    body = {"id": response_id, "object": "response", "created_at": 0, "model": "policy", "output": output}
     rest = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": [], "status": "completed"}
     return Response.model_validate(body | rest)
 

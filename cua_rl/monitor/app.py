@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
-from cua_rl.monitor import ingest_routes, live_routes, rollout_routes, run_routes, session_routes
+from cua_rl.monitor import benchmark_routes, ingest_routes, live_routes, rollout_routes, run_routes, session_routes
 from cua_rl.monitor.answers import SafeJson, add_refusals
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed, listening
@@ -22,8 +22,15 @@ _NOT_BUILT = """<!doctype html><html lang="en"><title>cua_rl monitor</title><h1>
 _ASSET_SUFFIXES = (".js", ".css", ".svg", ".woff2", ".png", ".ico", ".json", ".webmanifest", ".txt")
 
 
-def make_app(databases: Databases, rules: AccessRules, *, static: Path = STATIC) -> FastAPI:
-    """The application; its lifespan owns the databases."""
+def make_app(
+    databases: Databases,
+    rules: AccessRules,
+    *,
+    feed: LiveFeed | None = None,
+    results_folder: Path | None = None,
+    static: Path = STATIC,
+) -> FastAPI:
+    """The application; its lifespan owns the databases. Benchmarks are those below `results_folder`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -45,11 +52,13 @@ def make_app(databases: Databases, rules: AccessRules, *, static: Path = STATIC)
     )
     app.state.databases = databases
     app.state.rules = rules
-    app.state.feed = LiveFeed()
+    app.state.feed = feed or LiveFeed()
+    app.state.results_folder = results_folder
     add_refusals(app)
     app.include_router(session_routes.router)
     app.include_router(live_routes.router)
     app.include_router(ingest_routes.router)
+    app.include_router(benchmark_routes.router)
     app.include_router(rollout_routes.router)  # before those whose {phase} would take their addresses
     app.include_router(run_routes.router)
     _add_pages(app, static)

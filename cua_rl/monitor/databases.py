@@ -63,8 +63,26 @@ class Databases:
 
     @property
     def main(self) -> Database:
-        """Where what is sent over HTTP goes."""
-        return next(iter(self._databases.values()))
+        """Where what is sent over HTTP goes; raises `NotFoundError` if only runs of folders are shown."""
+        if "" not in self._databases:
+            raise NotFoundError(
+                "expected a monitor with a database that takes runs, got one that shows folders; start it with a "
+                "database URL"
+            )
+        return self._databases[""]
+
+    def add(self, database: Database) -> None:
+        """Show one more database; another one of the same key is replaced."""
+        self._databases[database.key] = database
+
+    async def remove(self, database: Database) -> None:
+        """Show a database no more, and close its connections."""
+        if self._databases.get(database.key) is database:
+            del self._databases[database.key]
+        if self._writer is not None and database.key == "":
+            await asyncio.to_thread(self._writer.dispose)
+            self._writer = None
+        await database.engine.dispose()
 
     @property
     def writer_engine(self) -> Engine:
@@ -95,5 +113,5 @@ class Databases:
         """Close all connections."""
         if self._writer is not None:
             await asyncio.to_thread(self._writer.dispose)
-        for database in self._databases.values():
+        for database in self.all:
             await database.engine.dispose()

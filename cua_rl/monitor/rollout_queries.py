@@ -6,6 +6,7 @@ from math import fsum
 from typing import Any, cast
 
 from sqlalchemy import Select, func, literal_column, select
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
 
 from cua_rl.database.models import (
@@ -105,7 +106,7 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
     overrides = await load_overrides(run.session, (row[0].id for row in rows))
     screens = await _last_screens(run, [row[0].id for row in rows])
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
-    instructions = dict((await run.session.execute(tasks)).tuples().all())
+    instructions = {key: text for key, text in await run.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
     return [
         schemas.RolloutItem(
             **_item(run, overrides, *row),
@@ -122,7 +123,7 @@ async def _last_screens(run: RunAccess, keys: Sequence[int]) -> dict[int, dict[s
         select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
         .where(TurnRow.rollout_pk.in_(keys))
         .order_by(TurnRow.rollout_pk, TurnRow.turn_index.desc())
-        .distinct(TurnRow.rollout_pk)
+        .ext(distinct_on(TurnRow.rollout_pk))
     )
     return {
         key: {"last_sha256": after or before, "last_action": None if after else action}

@@ -46,9 +46,9 @@ def finite_values(values: Mapping[str, Any] | None) -> dict[str, float | None]:
 
 async def list_runs(
     session: AsyncSession, database: Database, *, search: str, status: str | None, cursor: str | None, limit: int
-) -> schemas.Page[schemas.RunSummary]:
-    """Runs, newest first; `search` is a part of name, folder or model."""
-    query = select(Training).order_by(Training.started_at.desc(), Training.id.desc()).limit(limit + 1)
+) -> list[schemas.RunSummary]:
+    """Runs of one database, newest first; `search` is a part of name, folder or model."""
+    query = select(Training).order_by(Training.started_at.desc(), Training.id.desc()).limit(limit)
     if search:
         pattern = "%" + escape_text(search).replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
         model = func.coalesce(
@@ -68,10 +68,18 @@ async def list_runs(
         query = query.where(
             or_(Training.started_at < started_at, and_(Training.started_at == started_at, Training.id < training_id))
         )
-    found = list(await session.scalars(query))
-    shown = found[:limit]
-    more = encode_cursor(shown[-1].started_at, shown[-1].id) if len(found) > limit else None
-    return schemas.Page(items=await summarise(session, database, shown), next_cursor=more)
+    return await summarise(session, database, list(await session.scalars(query)))
+
+
+def first_page(runs: Sequence[schemas.RunSummary], limit: int) -> schemas.Page[schemas.RunSummary]:
+    """The newest `limit` of these runs, and where the next page begins."""
+    ordered = sorted(runs, key=_age, reverse=True)
+    more = encode_cursor(*_age(ordered[limit - 1])) if len(ordered) > limit else None
+    return schemas.Page(items=ordered[:limit], next_cursor=more)
+
+
+def _age(run: schemas.RunSummary) -> tuple[datetime, int]:
+    return run.started_at, int(run.run_id.rpartition(".")[2])
 
 
 async def summarise(

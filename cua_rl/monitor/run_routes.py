@@ -49,11 +49,14 @@ async def list_runs(
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> schemas.Page[schemas.RunSummary]:
-    """Runs, newest first."""
-    async with databases.main.sessions() as session:
-        return await run_queries.list_runs(
-            session, databases.main, search=search, status=status, cursor=cursor, limit=limit
-        )
+    """Runs of all databases, newest first."""
+    found: list[schemas.RunSummary] = []
+    for database in databases.all:
+        async with database.sessions() as session:
+            found += await run_queries.list_runs(
+                session, database, search=search, status=status, cursor=cursor, limit=limit + 1
+            )
+    return run_queries.first_page(found, limit)
 
 
 @router.get("/compare")

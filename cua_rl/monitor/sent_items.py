@@ -76,21 +76,26 @@ class ItemMaker:
                 yield self._turn(event.rollout_id, event.turn)
             case GroupEnded():
                 yield from self._group_ended(event, at)
-            case BatchTaken():
-                source = Source(phase="step", step=event.step)
-                yield self._source_item(source, {"cua_rl": {"group_ids": list(event.group_ids)}})
             case StepTrained():
                 yield from self._step_trained(event, at)
-            case EvaluationEnded():
-                yield self._source_item(event.source, _ended(at) | _eval_figures(event.metrics))
-            case CheckpointSaved():
-                last_step = Source(phase="step", step=max(0, event.step - 1))
-                yield self._source_item(last_step, {"checkpoint_path": event.state_path})
+            case EvaluationEnded() | BatchTaken() | CheckpointSaved():
+                yield self._source_changed(event, at)
             case TrainingEnded():
                 ended = {"status": event.status, "error_message": event.error, "end_time": _iso(at)}
                 yield self._training_item(ended)
             case _:
                 return
+
+    def _source_changed(self, event: EvaluationEnded | BatchTaken | CheckpointSaved, at: datetime) -> SentItem:
+        match event:
+            case EvaluationEnded():
+                return self._source_item(event.source, _ended(at) | _eval_figures(event.metrics))
+            case BatchTaken():
+                taken = {"cua_rl": {"group_ids": list(event.group_ids)}}
+                return self._source_item(Source(phase="step", step=event.step), taken)
+            case CheckpointSaved():
+                last_step = Source(phase="step", step=max(0, event.step - 1))
+                return self._source_item(last_step, {"checkpoint_path": event.state_path})
 
     def _training_item(self, payload: Mapping[str, Any]) -> SentItem:
         return SentItem(kind="training", client_id="training", payload={**self._run, **payload})

@@ -1,26 +1,32 @@
-"""Show training runs in the browser: `python -m cua_rl.recipes.serve_monitor [DATABASE_URL | run folder] key=value ...`.
+"""Show training runs in the browser: `python -m cua_rl.recipes.serve_monitor [SOURCE] key=value ...`.
 
-With nothing named, the database of the environment, else the runs in ./runs.
+SOURCE is a database URL, the folder of a run, or a folder of runs. Without it, the database of the environment, else
+the runs in ./runs. `create_project=NAME` prints a token with which other machines send their runs, and exits.
 """
 
 import asyncio
+import ipaddress
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import chz
-import uvicorn
 
 from cua_rl.database.migrations import migrate
-from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.database.session import check_connection, database_url
+from cua_rl.database.session import check_connection, database_url, make_writer_engine
 from cua_rl.errors import ConfigError
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.live import LiveFeed
+from cua_rl.monitor.projects import create_project
+from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
+from cua_rl.monitor.server import serving
 from cua_rl.recipes.run_recipe import run_recipe
+
+DEFAULT_PORT = 8720
 
 
 @chz.chz
@@ -28,55 +34,131 @@ class MonitorConfig:
     """Show training runs in the browser."""
 
     source: str | None = chz.field(
-        default=None, doc="database URL, or folder of a run; None is the database of the environment, else ./runs"
+        default=None,
+        doc="database URL, folder of a run, or folder of runs; None is the database of the environment, else ./runs",
     )
     host: str = chz.field(
         default="127.0.0.1", doc="address to listen on; elsewhere than on loopback, reading needs a token"
     )
-    port: int = chz.field(default=8720, doc="port to listen on, 0 for a free one")
+    port: int = chz.field(default=DEFAULT_PORT, doc="port to listen on, 0 for a free one")
+    create_project: str | None = chz.field(
+        default=None, doc="make a project of this name, or a new token for it, print the token and exit"
+    )
+    results_dir: str | None = chz.field(
+        default=None,
+        doc="folder below which recipes.evaluate has written results.json files; None is the source or ./runs",
+    )
+
+    @chz.validate
+    def _port_exists(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(
+                f"port: expected a number from 0 to 65535, got {self.port!r}; leave it out for {DEFAULT_PORT}"
+            )
 
 
-async def cli_main(config: MonitorConfig) -> None:
-    """Serve until interrupted."""
+async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """Serve until interrupted, or make a project."""
+    url, folder = await _find_source(config.source, environ)
+    if config.create_project is not None:
+        await _create_project(config.create_project, url)
+        return
+    rules = _make_rules(config.host, environ)
+    databases, feed = Databases([open_database(url)] if url else []), LiveFeed()
+    results = Path(config.results_dir) if config.results_dir else folder or Path("runs")
+    app = make_app(databases, rules, feed=feed, results_folder=results)
     async with AsyncExitStack() as stack:
-        url = await _open_source(stack, config.source)
-        await migrate(url)
-        rules = AccessRules(
-            write_token=os.environ.get("MONITOR_WRITE_TOKEN") or make_token(),
-            read_token=os.environ.get("MONITOR_READ_TOKEN"),
-            hosts=(*LOOPBACK_HOSTS, config.host),
+        if url is not None:
+            await migrate(url)
+        address = await stack.enter_async_context(serving(guard(app, rules), config.host, config.port))
+        _print_address(address, rules, url, folder, environ)
+        if folder is None:
+            await asyncio.Event().wait()
+        elif has_database(folder):
+            await show_folder(databases, feed, folder, "")
+        else:
+            await show_runs_below(databases, feed, folder)
+
+
+async def _find_source(source: str | None, environ: Mapping[str, str]) -> tuple[str | None, Path | None]:
+    """The database that is shown, or the folder; raises `ConfigError` if there is neither."""
+    environment = environ if source is None else {"DATABASE_URL": source} if "://" in source else {}
+    named = database_url(environment)
+    if named is not None:
+        await check_connection(named)
+        return named, None
+    folder = _absolute(source or "runs")
+    if not folder.is_dir():
+        if source is None:
+            return None, folder  # runs may begin later
+        raise ConfigError(
+            f"source: expected a database URL, or the folder of a run or of runs, got {source!r}; "
+            "postgresql://user:password@host/database has the form of a URL"
         )
-        app = make_app(Databases([open_database(url)]), rules)
-        settings = uvicorn.Config(guard(app, rules), host=config.host, port=config.port, log_level="warning")
-        print(f"monitor: http://{config.host}:{config.port}/#token={rules.write_token}", flush=True)
-        await uvicorn.Server(settings).serve()
+    return None, folder
 
 
-async def _open_source(stack: AsyncExitStack, source: str | None) -> str:
-    url = database_url(os.environ) if source is None else source
-    if url is not None and "://" in url:
-        await check_connection(url)
-        return url
-    if source is None:
-        raise ConfigError("expected a database URL or the folder of a run, got none; name one")
-    data = Path(source).expanduser().absolute() / "postgres"
-    if not data.is_dir():
-        raise ConfigError(f"expected a database URL or the folder of a run, got {source!r}; name another one")
-    running = running_postgres_url(data)
-    if running is not None:
-        return running
-    return (await stack.enter_async_context(EmbeddedPostgres(data, data.parent / "logs" / "postgres.log"))).url
+def _absolute(folder: str) -> Path:
+    return Path(folder).expanduser().absolute()
+
+
+def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:
+    """Everyone may read on loopback; elsewhere a token is needed, and made if the environment has none."""
+    read_token = environ.get("MONITOR_READ_TOKEN") or None
+    if read_token is None and not _is_loopback(host):
+        read_token = make_token()
+    write_token = environ.get("MONITOR_WRITE_TOKEN") or make_token()
+    for name, token in (("MONITOR_READ_TOKEN", read_token), ("MONITOR_WRITE_TOKEN", write_token)):
+        if token is not None and len(token) < 16:
+            raise ConfigError(f"{name}: expected at least 16 characters, got {len(token)}; choose a longer one")
+    return AccessRules(write_token=write_token, read_token=read_token, hosts=(*LOOPBACK_HOSTS, host))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _print_address(
+    address: str, rules: AccessRules, url: str | None, folder: Path | None, environ: Mapping[str, str]
+) -> None:
+    """Where to look; tokens that we made ourselves are shown this once."""
+    made = "" if environ.get("MONITOR_WRITE_TOKEN") else f"/#token={rules.write_token}"
+    print(f"monitor: {address}{made}", flush=True)
+    if rules.read_token and not environ.get("MONITOR_READ_TOKEN"):
+        print(f"to read only: {address}/#token={rules.read_token}", flush=True)
+    if folder is not None and not has_database(folder):
+        names = ", ".join(path.name for path in find_runs(folder)) if folder.is_dir() else ""
+        print(f"runs in {folder}: {names or 'none yet; they appear when they begin'}", flush=True)
+    elif url is not None:
+        print("runs of the database that the environment or the command line names", flush=True)
+
+
+async def _create_project(name: str, url: str | None) -> None:
+    if url is None:
+        raise ConfigError(
+            f"create_project: expected a database for what projects send, got none for {name!r}; set DATABASE_URL or "
+            "name the database"
+        )
+    await migrate(url)
+    engine = make_writer_engine(url)
+    try:
+        project_id, token = await asyncio.to_thread(create_project, engine, name)
+    finally:
+        engine.dispose()
+    print(f"project_id={project_id}")
+    print(f"project_token={token}")
+    print("The token is shown this once; making the project again makes another token.", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe from the command line; a first argument without a name is the source."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if (
-        arguments
-        and not arguments[0].startswith("-")
-        and ("=" not in arguments[0] or "://" in arguments[0].split("=")[0])
-    ):
-        arguments[0] = f"source={arguments[0]}"
+    first = arguments[0] if arguments else "--help="
+    if not first.startswith("-") and "=" not in first.split("://", 1)[0] and first != "help":
+        arguments[0] = f"source={first}"
     return run_recipe(MonitorConfig, cli_main, arguments)
 
 

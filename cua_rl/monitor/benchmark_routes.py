@@ -1,0 +1,54 @@
+"""Benchmarks: what recipes.evaluate has written below the folder of results."""
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from fastapi import APIRouter, Request
+
+from cua_rl.monitor.masking import mask_secrets
+from cua_rl.monitor.run_routes import REFUSALS
+from cua_rl.monitor.schemas import Benchmark
+from cua_rl.monitor.security import CanRead
+
+router = APIRouter(prefix="/api/benchmarks", tags=["benchmarks"], dependencies=[CanRead], responses=REFUSALS)
+_MAX_RESULTS, _MAX_BYTES = 100, 4 * 2**20
+
+
+@router.get("")
+async def list_benchmarks(request: Request) -> list[Benchmark]:
+    """Evaluations of models on task sets, newest first."""
+    folder: Path | None = request.app.state.results_folder
+    return [] if folder is None else await asyncio.to_thread(load_benchmarks, folder)
+
+
+def load_benchmarks(folder: Path) -> list[Benchmark]:
+    """Every readable results.json in the folder and in the folders directly below it."""
+    paths = [
+        path for pattern in ("results.json", "*/results.json", "*/*/results.json") for path in folder.glob(pattern)
+    ]
+    paths.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [_load(path, folder) for path in paths[:_MAX_RESULTS]]
+    return [benchmark for benchmark in found if benchmark is not None]
+
+
+def _load(path: Path, folder: Path) -> Benchmark | None:
+    if path.stat().st_size > _MAX_BYTES:
+        return None
+    try:
+        results: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    if not isinstance(results, dict):
+        return None
+    page = path.with_suffix(".md")
+    title = page.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ") if page.is_file() else None
+    return Benchmark(
+        name=path.parent.name,
+        title=title,
+        path=str(path.parent.relative_to(folder)),
+        written_at=datetime.fromtimestamp(path.stat().st_mtime, UTC),
+        results=mask_secrets(cast("dict[str, object]", results)),
+    )
