@@ -16,8 +16,7 @@ NOTE = "/home/user/note.txt"
 class DesktopBox:
     """An editor: click the field, type, save; the note is a file that the shell sees."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self) -> None:
         self.text = ""
         self.is_focused = False
         self.top_row = 0
@@ -25,7 +24,7 @@ class DesktopBox:
         self.files: dict[str, str] = {}
 
     def draw(self) -> bytes:
-        return _draw(self.seed, self.text, self.is_focused, self.top_row, self.cursor)
+        return _draw(self.text, self.is_focused, self.top_row, self.cursor)
 
     def elements(self) -> Mapping[str, tuple[int, int]]:
         return {"text field": _centre(FIELD), "save": _centre(SAVE), "clear": _centre(CLEAR), "list": _centre(LIST)}
@@ -72,8 +71,8 @@ class DesktopBox:
 
 
 @lru_cache(maxsize=256)
-def _draw(seed: int, text: str, is_focused: bool, top_row: int, cursor: tuple[int, int]) -> bytes:
-    picture = Image.new("RGB", SIZE_PX, (40 + seed * 37 % 60, 60, 90))
+def _draw(text: str, is_focused: bool, top_row: int, cursor: tuple[int, int]) -> bytes:
+    picture = Image.new("RGB", SIZE_PX, (40, 60, 90))
     pen = ImageDraw.Draw(picture)
     pen.rectangle((8, 8, 312, 232), fill="#f0f0f0")
     pen.text((16, 16), "Notes", fill="black")

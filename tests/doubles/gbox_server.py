@@ -12,10 +12,10 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.doubles.gbox_desktop import DesktopBox
 from tests.doubles.gbox_phone import PhoneBox
@@ -131,7 +131,7 @@ class GboxDouble:
     def add_box(self, kind: str, labels: Mapping[str, str], expires_in: str | None = None) -> Box:
         """A box as a creation makes it."""
         number = next(self._numbers)
-        inside = PhoneBox(number) if kind == "android" else DesktopBox(number)
+        inside = PhoneBox(number) if kind == "android" else DesktopBox()
         box = Box(f"box-{number}", kind, {"labels": dict(labels), "expiresIn": expires_in}, inside)
         self.boxes[box.box_id] = box
         self.most_alive = max(self.most_alive, len(self.alive))
@@ -261,21 +261,26 @@ class _Gone(Exception):
     """The box of a request does not live."""
 
 
-class _KeyCheck(BaseHTTPMiddleware):
-    def __init__(self, app: Any, double: GboxDouble) -> None:
-        super().__init__(app)
+class _KeyCheck:
+    def __init__(self, app: ASGIApp, double: GboxDouble) -> None:
+        self._app = app
         self._double = double
 
-    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        parts = [part for part in request.url.path.split("/") if not part.startswith("box-")]
-        self._double.requests[f"{request.method} {'/'.join(parts[3:])}"] += 1
-        is_api = request.url.path.startswith("/api/")
-        if is_api and request.headers.get("authorization") != f"Bearer {KEY}":
-            return _refusal(401)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        parts = [part for part in path.split("/") if not part.startswith("box-")]
+        self._double.requests[f"{scope['method']} {'/'.join(parts[3:])}"] += 1
+        key = dict(scope["headers"]).get(b"authorization")
+        if path.startswith("/api/") and key != f"Bearer {KEY}".encode():
+            await _refusal(401)(scope, receive, send)
+            return
         try:
-            return await call_next(request)
+            await self._app(scope, receive, send)
         except _Gone:
-            return _refusal(404)
+            await _refusal(404)(scope, receive, send)
 
 
 def _refusal(status: int) -> Response:
