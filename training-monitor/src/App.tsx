@@ -86,7 +86,7 @@ function Shell() {
       <TopBar path={path} live={live} openPalette={() => setPalette(true)} openHelp={() => setHelp(true)} />
       <main id="content">
         {page ?? (
-          <Empty title="There is no such page">
+          <Empty title="There is no such page" page>
             <p>The address is of no page of the monitor.</p>
             <Link className="button" to="/">All runs</Link>
           </Empty>

@@ -12,7 +12,7 @@ export function formatNumber(value: number | null | undefined, digits = 4): stri
   if (Number.isInteger(value)) return value.toLocaleString("en-US").replace("-", MINUS);
   const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
   return value
-    .toLocaleString("en-US", { maximumFractionDigits: Math.min(decimals, 6) })
+    .toLocaleString("en-US", { maximumFractionDigits: Math.min(decimals, 9) })
     .replace("-", MINUS);
 }
 

@@ -6,6 +6,7 @@ import type { LiveEvent } from "./types";
 export type LiveState = "connecting" | "on" | "off";
 
 const AT_ONCE_MS = 120; // what somebody looks at: a turn is on screen well within a second
+const LISTS_MS = 400;
 const SOON_MS = 1000; // what sums up many rollouts need not follow each of them
 const LATER_MS = 3000;
 
@@ -36,8 +37,9 @@ function apply(event: LiveEvent): void {
     const group = `${source}/groups/${encodeURIComponent(event.group_id)}`;
     invalidate((path) => path === group, AT_ONCE_MS);
   }
+  invalidate((path) => path.startsWith(`${run}/rollouts?`), LISTS_MS);
   if (event.kind === "turn") return;
-  invalidate((path) => path === run || path === source || path.startsWith(`${run}/rollouts?`), SOON_MS);
+  invalidate((path) => path === run || path === source, SOON_MS);
   if (event.kind === "rollout") return;
   invalidate(starts(`${run}/timeline`), SOON_MS);
   invalidate((path) => path === "/api/runs" || path.startsWith("/api/runs?"), LATER_MS);

@@ -45,6 +45,11 @@ export const rolloutPage = (runId: string, rolloutId: string, turn?: number) =>
 export const taskPage = (runId: string, taskId: string) => `${page(runId)}/tasks/${encodeURIComponent(taskId)}`;
 export const comparePage = (runIds: readonly string[]) => `/compare?runs=${runIds.map(encodeURIComponent).join(",")}`;
 
+/** "step 12", "baseline", "eval 40": where there is little room. */
+export function shortSourceName(phase: string, step: number): string {
+  return phase === "baseline" ? "baseline" : `${phase} ${step}`;
+}
+
 /** "Step 12", "Baseline", "Evaluation after step 40". */
 export function sourceName(phase: string, step: number): string {
   if (phase === "baseline") return "Baseline";

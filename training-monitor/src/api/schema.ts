@@ -4,6 +4,26 @@
  */
 
 export interface paths {
+    "/api/benchmarks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List Benchmarks
+         * @description Evaluations of models on task sets, newest first.
+         */
+        get: operations["list_benchmarks_api_benchmarks_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/events": {
         parameters: {
             query?: never;
@@ -27,6 +47,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/ingest/batch": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Ingest Batch
+         * @description Store what a project sends: runs, tasks, steps, rollouts, turns and what belongs to them.
+         *
+         *     An item that was sent before, by its `client_id`, is updated. Items that cannot be stored are listed in `errors`,
+         *     the others are stored; the status is 422 only if nothing was.
+         */
+        post: operations["ingest_batch_api_ingest_batch_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/runs": {
         parameters: {
             query?: never;
@@ -36,7 +79,7 @@ export interface paths {
         };
         /**
          * List Runs
-         * @description Runs, newest first.
+         * @description Runs of all databases, newest first.
          */
         get: operations["list_runs_api_runs_get"];
         put?: never;
@@ -403,6 +446,27 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /**
+         * Benchmark
+         * @description An evaluation of models on a task set, from the results.json of recipes.evaluate.
+         */
+        Benchmark: {
+            /** Name */
+            name: string;
+            /** Path */
+            path: string;
+            /** Results */
+            results: {
+                [key: string]: unknown;
+            };
+            /** Title */
+            title: string | null;
+            /**
+             * Written At
+             * Format: date-time
+             */
+            written_at: string;
+        };
         /** CheckpointInfo */
         CheckpointInfo: {
             /**
@@ -687,6 +751,106 @@ export interface components {
             task_id: string;
         };
         /**
+         * IngestAnswer
+         * @description Ids of what was stored, in the order in which it was sent.
+         */
+        IngestAnswer: {
+            /** Actions */
+            actions: components["schemas"]["Mapped"][];
+            /** Baselines */
+            baselines: components["schemas"]["Mapped"][];
+            /** Environments */
+            environments: components["schemas"]["Mapped"][];
+            /** Errors */
+            errors: components["schemas"]["ItemError"][];
+            /** Evals */
+            evals: components["schemas"]["Mapped"][];
+            /** Observations */
+            observations: components["schemas"]["Mapped"][];
+            /** Rollouts */
+            rollouts: components["schemas"]["Mapped"][];
+            /** Steps */
+            steps: components["schemas"]["Mapped"][];
+            /** Tasks */
+            tasks: components["schemas"]["Mapped"][];
+            /** Training Id */
+            training_id: number | null;
+            /** Turns */
+            turns: components["schemas"]["Mapped"][];
+            /** Validations */
+            validations: components["schemas"]["Mapped"][];
+            /** Validators */
+            validators: components["schemas"]["Mapped"][];
+        };
+        /**
+         * IngestBatch
+         * @description Any subset of kinds. An item that was sent before, by its `client_id`, is updated.
+         */
+        IngestBatch: {
+            /** Actions */
+            actions?: {
+                [key: string]: unknown;
+            }[];
+            /** Baselines */
+            baselines?: {
+                [key: string]: unknown;
+            }[];
+            /** Environments */
+            environments?: {
+                [key: string]: unknown;
+            }[];
+            /** Evals */
+            evals?: {
+                [key: string]: unknown;
+            }[];
+            /** Observations */
+            observations?: {
+                [key: string]: unknown;
+            }[];
+            /** Rollouts */
+            rollouts?: {
+                [key: string]: unknown;
+            }[];
+            /** Steps */
+            steps?: {
+                [key: string]: unknown;
+            }[];
+            /** Tasks */
+            tasks?: {
+                [key: string]: unknown;
+            }[];
+            /** Training */
+            training?: {
+                [key: string]: unknown;
+            } | null;
+            /** Turns */
+            turns?: {
+                [key: string]: unknown;
+            }[];
+            /** Validations */
+            validations?: {
+                [key: string]: unknown;
+            }[];
+            /** Validators */
+            validators?: {
+                [key: string]: unknown;
+            }[];
+        };
+        /**
+         * ItemError
+         * @description An item that was not stored; the rest of its batch was.
+         */
+        ItemError: {
+            /** Client Id */
+            client_id: string | null;
+            /** Error */
+            error: string;
+            /** Index */
+            index: number;
+            /** Kind */
+            kind: string;
+        };
+        /**
          * LiveEvent
          * @description Something changed; fields that do not apply are left out.
          */
@@ -712,6 +876,16 @@ export interface components {
             step: number | null;
             /** Turn Index */
             turn_index: number | null;
+        };
+        /**
+         * Mapped
+         * @description The id under which later items refer to this one.
+         */
+        Mapped: {
+            /** Client Id */
+            client_id: string | null;
+            /** Id */
+            id: number;
         };
         /**
          * MetricInfo
@@ -885,6 +1059,18 @@ export interface components {
             history: components["schemas"]["StatusChange"][];
             /** Instruction */
             instruction: string | null;
+            /**
+             * Last Action
+             * @description done on that screenshot, null if it shows the outcome
+             */
+            last_action: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Last Sha256
+             * @description the latest screenshot; only in lists
+             */
+            last_sha256: string | null;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1016,6 +1202,20 @@ export interface components {
             error: string | null;
             /** Group Id */
             group_id: string;
+            /** Instruction */
+            instruction: string | null;
+            /**
+             * Last Action
+             * @description done on that screenshot, null if it shows the outcome
+             */
+            last_action: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * Last Sha256
+             * @description the latest screenshot; only in lists
+             */
+            last_sha256: string | null;
             /** Max Turns */
             max_turns: number | null;
             /** Member Index */
@@ -1712,6 +1912,89 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
+    list_benchmarks_api_benchmarks_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Benchmark"][];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
     follow_events_api_events_get: {
         parameters: {
             query?: {
@@ -1787,6 +2070,93 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Service Unavailable */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    ingest_batch_api_ingest_batch_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["IngestBatch"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["IngestAnswer"];
+                };
+            };
+            /** @description Bad Request */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unauthorized */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not Found */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Request Entity Too Large */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Misdirected Request */
+            421: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Unprocessable Entity */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["IngestAnswer"] | components["schemas"]["Problem"];
                 };
             };
             /** @description Service Unavailable */

@@ -110,7 +110,7 @@ export function MetricChart(props: ChartProps) {
   const count = useMemo(() => series.reduce((sum, one) => sum + one.points.length, 0), [series]);
   return (
     <figure className="chart" aria-label={props.title}>
-      <figcaption>
+      <figcaption className={series.length > 2 ? "many" : ""}>
         <span className="chart-title" title={props.hint}>
           {props.title}
         </span>

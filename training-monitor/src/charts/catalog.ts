@@ -1,3 +1,5 @@
+import { words } from "../format";
+
 /** The charts of a run: which metrics are drawn together, under which heading, and how. */
 
 export type ChartSpec = {
@@ -77,11 +79,22 @@ export function metricsOf(chart: ChartSpec, known: ReadonlySet<string>): string[
   return prefix ? [...named, ...[...known].filter((name) => name.startsWith(prefix)).sort()] : named;
 }
 
-/** What all names of a chart have in common is left out: "parity_mean_abs" of "policy/parity_mean_abs". */
+/** How many characters of whole words, ended by "_", all texts begin with. */
+function sharedWords(texts: readonly string[]): number {
+  const first = texts[0] ?? "";
+  let end = 0;
+  for (let at = first.indexOf("_"); at >= 0; at = first.indexOf("_", at + 1)) {
+    if (texts.every((text) => text.startsWith(first.slice(0, at + 1)))) end = at + 1;
+  }
+  return end;
+}
+
+/** What all names of a chart have in common is left out: "mean abs" and "max abs" of "policy/parity_…". */
 export function shortName(name: string, all: readonly string[]): string {
   if (all.length < 2) return name;
   const parts = name.split("/");
   let shared = 0;
   while (shared < parts.length - 1 && all.every((other) => other.split("/")[shared] === parts[shared])) shared += 1;
-  return parts.slice(shared).join("/");
+  const rest = (other: string) => other.split("/").slice(shared).join("/");
+  return words(rest(name).slice(sharedWords(all.map(rest))));
 }

@@ -81,7 +81,7 @@ function lineSeries(one: Series, color: string, smoothing: number, holes: boolea
     stroke: color,
     width: one.dots ? 0 : 1.7,
     spanGaps: holes,
-    points: { show: one.dots ?? false, size: 8, fill: color, stroke: css("--bg-raised"), width: 1.5 },
+    points: { show: one.dots ?? false, size: 10, fill: color, stroke: css("--bg-raised"), width: 1.5 },
     ...(one.dots ? { paths: () => null } : {}),
     ...(one.dashed ? { dash: [5, 4] } : {}),
   };
@@ -125,8 +125,22 @@ function axis(format: ((value: number) => string) | undefined): uPlot.Axis {
     grid: { stroke: css("--chart-grid"), width: 1 },
     ticks: { show: false },
     gap: 6,
-    ...(format ? { values: (_plot: uPlot, ticks: number[]) => ticks.map((tick) => (tick == null ? "" : format(tick))) } : {}),
+    values: (_plot: uPlot, ticks: number[]) => tickTexts(ticks, format),
   };
+}
+
+/** As many decimals as tell neighbours apart. */
+function tickTexts(ticks: readonly (number | null)[], format: ((value: number) => string) | undefined): string[] {
+  const known = ticks.filter((tick) => tick !== null);
+  const step = Math.abs((known[1] ?? 1) - (known[0] ?? 0)) || 1;
+  let decimals = 0;
+  while (decimals < 9 && Math.abs(step * 10 ** decimals - Math.round(step * 10 ** decimals)) > 1e-4 * step * 10 ** decimals) decimals += 1;
+  const plain = (value: number) => {
+    const isSmall = Math.max(...known.map(Math.abs)) < 1e-3;
+    if (isSmall || decimals > 8 || Math.abs(value) >= 1e6) return formatNumber(value, 3);
+    return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  };
+  return ticks.map((tick) => (tick === null ? "" : (format ?? plain)(tick)));
 }
 
 export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPlot; drawn: Drawn } {
@@ -143,7 +157,6 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
     series.push({ ...hidden }, { ...hidden });
     if (!one.dots) bands.push({ series: [top, top + 1], fill: translucent(color, 0.16) });
   }
-  const format = options.format ?? ((value: number) => formatNumber(value, 3));
   const [first, last] = [xs[0] ?? 0, xs.at(-1) ?? 1];
   const whole: [number, number] = first === last ? [first - 1, first + 1] : [first, last];
   const plot = new uPlot(
@@ -168,7 +181,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
       },
       axes: [
         { ...axis(undefined), size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000] },
-        { ...axis(format), size: 52 },
+        { ...axis(options.format), size: (_plot, texts) => 16 + 6.6 * Math.max(4, ...(texts ?? []).map((text) => text.length)) },
       ],
       plugins: [whiskers(options.series, drawn.lines)],
       hooks: {

@@ -1,8 +1,7 @@
 import { useQuery } from "../api/cache";
-import { rolloutPage, rolloutPath, rolloutsPath, sourceName } from "../api/paths";
-import type { Page, Rollout, RolloutItem, Run } from "../api/types";
+import { rolloutPage, rolloutsPath, shortSourceName } from "../api/paths";
+import type { Page, RolloutItem, Run } from "../api/types";
 import { formatNumber, plural } from "../format";
-import { describeAction } from "../rollout/actions";
 import { Screenshot } from "../rollout/Screenshot";
 import { Link } from "../router";
 import { Empty, Loaded, Outcome, Panel, StatusBadge } from "../ui/parts";
@@ -12,7 +11,8 @@ const SHOWN = 24;
 /** What the devices show right now; when none is at work, how the latest rollouts ended. */
 export function RunLive({ run }: { run: Run }) {
   const running = useQuery<Page<RolloutItem>>(rolloutsPath(run.run_id, { status: "running", limit: SHOWN }));
-  const latest = useQuery<Page<RolloutItem>>(rolloutsPath(run.run_id, { limit: SHOWN }));
+  const idle = running.data?.items.length === 0;
+  const latest = useQuery<Page<RolloutItem>>(idle ? rolloutsPath(run.run_id, { limit: SHOWN }) : null);
   return (
     <Loaded query={running}>
       {(now) =>
@@ -47,27 +47,25 @@ function Wall({ run, rollouts, follow }: { run: Run; rollouts: readonly RolloutI
 }
 
 function Card({ run, rollout, follow }: { run: Run; rollout: RolloutItem; follow: boolean }) {
-  const { data } = useQuery<Rollout>(rolloutPath(run.run_id, rollout.rollout_id));
-  const turn = data?.turns.at(-1);
-  const screen = turn?.after ?? turn?.before;
-  const action = describeAction(turn?.action);
+  const title = rollout.instruction ?? rollout.task_id;
+  const outcome = rollout.override_success ?? rollout.success;
   return (
     <article className="member">
-      <Link to={`${rolloutPage(run.run_id, rollout.rollout_id)}${follow ? "?follow=1" : ""}`} data-row aria-label={`Rollout of ${data?.instruction ?? rollout.task_id}`}>
-        {screen ? (
-          <Screenshot sha256={screen.sha256} width={screen.width_px} height={screen.height_px} action={turn?.after ? null : turn?.action} alt="Latest screenshot" lazy />
+      <Link to={`${rolloutPage(run.run_id, rollout.rollout_id)}${follow ? "?follow=1" : ""}`} data-row aria-label={`Rollout of ${title}`}>
+        {rollout.last_sha256 ? (
+          <Screenshot sha256={rollout.last_sha256} action={rollout.last_action} alt="Latest screenshot" />
         ) : (
-          <div className="screen missing" style={{ aspectRatio: "3 / 5" }}>{data ? "getting a device" : ""}</div>
+          <div className="screen missing" style={{ aspectRatio: "3 / 5" }}>getting a device</div>
         )}
       </Link>
-      <div className="clamp-2">{data?.instruction ?? rollout.task_id}</div>
+      <div className="clamp-2">{title}</div>
       <div className="row between">
-        <span className="faint num">{sourceName(rollout.phase, rollout.step)}</span>
-        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={rollout.override_success ?? rollout.success} fault={rollout.status === "failed"} />}
+        <span className="faint num">{shortSourceName(rollout.phase, rollout.step)}</span>
+        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={outcome} fault={rollout.status === "failed"} />}
       </div>
       <div className="member-facts num">
-        <span>turn {data?.turns.length ?? rollout.num_turns}</span>
-        <span className="truncate">{rollout.reward === null ? (action?.line ?? "") : `r ${formatNumber(rollout.reward, 3)}`}</span>
+        <span>{plural(rollout.num_turns, "turn")}</span>
+        <span className="truncate">{rollout.reward === null ? "" : `r ${formatNumber(rollout.reward, 3)}`}</span>
       </div>
     </article>
   );

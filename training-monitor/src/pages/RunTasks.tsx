@@ -2,7 +2,7 @@ import { useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { taskPage, tasksPath } from "../api/paths";
 import type { Run, TaskStats } from "../api/types";
-import { formatPercent } from "../format";
+import { formatPercent, formatSigned } from "../format";
 import { Link, useSearchParam } from "../router";
 import { Empty, IntervalBar, Loaded, Panel, Segments } from "../ui/parts";
 
@@ -83,7 +83,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
                 <td className="interval-cell">{recent.rate === null ? null : <IntervalBar value={recent.rate} low={recent.low} high={recent.high} />}</td>
                 <td className="right"><b>{formatPercent(task.recent.rate)}</b></td>
                 <td className="right dim">{formatPercent(task.success.rate)}</td>
-                <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{moved > 0 ? "+" : ""}{(moved * 100).toFixed(0)}</td>
+                <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{formatSigned(Math.round(moved * 100))}</td>
                 <td className="right">{task.num_groups}</td>
                 <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_failed_groups}</td>
                 <td className="right">{task.last_step ?? "–"}</td>

@@ -89,14 +89,14 @@ function Clock({ run, items }: { run: Run; items: readonly TimelineItem[] }) {
               title={`${sourceName(item.phase, item.step)}: ${formatDuration(item.duration_s)}, success ${formatPercent(item.success.rate)}`}
               tabIndex={-1}
             >
-              <i style={{ width: `${((middle - from) / Math.max(1, to - from)) * 100}%`, opacity: 0.35 + 0.65 * (item.success.rate ?? 0) }} />
+              <i style={{ width: `${((middle - from) / Math.max(1, to - from)) * 100}%`, ["--strength" as never]: `${30 + 70 * (item.success.rate ?? 0)}%` }} />
             </Link>
           );
         })}
       </div>
       <div className="row between faint num">
         <span>{new Date(start).toLocaleTimeString()}</span>
-        <span className="legend"><i className="swatch-step" /> step <i className="swatch-eval" /> evaluation <span>stronger is more success</span></span>
+        <span className="legend"><i className="swatch-step" /> rollouts <i className="swatch-train" /> training <i className="swatch-eval" /> evaluation <span>· the stronger, the more success</span></span>
         <span>{new Date(end).toLocaleTimeString()}</span>
       </div>
     </div>

@@ -71,7 +71,7 @@ function SourceStats({ source }: { source: SourceDetail }) {
       <Stat label="Success" hint="with its 95 % interval">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small></Stat>
       <Stat label="Reward">{formatNumber(metrics["reward/mean"] ?? meanReward(source.groups), 3)}</Stat>
       <Stat label="Groups">{source.num_ended_groups}<small>of {source.num_groups} × {source.group_size}</small></Stat>
-      {isStep && <Stat label="Constant groups" hint="all rewards equal: they teach nothing">{constant}<small>{plural(source.num_datums ?? 0, "datum").replace("datums", "data")}</small></Stat>}
+      {isStep && <Stat label="Constant groups" hint="all rewards equal: they teach nothing">{constant}<small>{plural(source.num_datums ?? 0, "datum").replace("datums", "data")} trained on</small></Stat>}
       <Stat label="Adapter" hint="Newest version when it began; the version that the step made"><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>
       {isStep && <Stat label="Loss">{formatNumber(metrics["loss/total"], 3)}</Stat>}
       {isStep && <Stat label="Parity" hint="mean |sampler − trainer| log-probability at the same weights">{formatNumber(metrics["policy/parity_mean_abs"], 3)}</Stat>}
@@ -152,6 +152,7 @@ function RewardLegend({ range }: { range: [number, number] }) {
       {formatNumber(range[0], 2)}
       {[0, 1, 2, 3, 4].map((bin) => <i key={bin} style={{ background: `var(--reward-${bin})` }} />)}
       {formatNumber(range[1], 2)}
+      <i className="swatch-edge" /> out of turns
     </span>
   );
 }
@@ -203,15 +204,17 @@ function StepMetrics({ metrics }: { metrics: SourceDetail["metrics"] }) {
     <Panel title={<>All figures <span className="faint">{names.length}</span></>}>
       <div className="metric-columns">
         {areas.map((area) => (
-          <dl key={area}>
+          <section key={area}>
             <h3>{area}</h3>
+            <dl>
             {names.filter((name) => name.split("/")[0] === area).map((name) => (
               <div key={name} className="metric-line">
                 <dt className="truncate" title={name}>{name.slice(area.length + 1)}</dt>
                 <dd className="num">{formatNumber(metrics[name])}</dd>
               </div>
             ))}
-          </dl>
+            </dl>
+          </section>
         ))}
       </div>
     </Panel>

@@ -33,11 +33,11 @@ export function Screenshot(props: ScreenshotProps) {
   return (
     <div className={`screen ${props.className ?? ""}`} style={width && height ? { aspectRatio: `${width} / ${height}` } : undefined}>
       <img
+        {...(props.lazy ? { loading: "lazy" as const } : {})}
         src={screenshotUrl(sha256)}
-        alt={shown ? `${alt}; ${shown.line}` : alt}
+        alt={shown && alt ? `${alt}; ${shown.line}` : alt}
         decoding="async"
         draggable={false}
-        {...(props.lazy ? { loading: "lazy" as const } : {})}
         {...(width && height ? { width, height } : {})}
         onLoad={(event) => setNatural([event.currentTarget.naturalWidth, event.currentTarget.naturalHeight])}
         onError={() => setFailed(sha256)}

@@ -73,10 +73,11 @@ export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; note?: Rea
   );
 }
 
-export function Empty({ title, children }: { title: string; children?: ReactNode }) {
+/** Says that there is nothing, and what to do; `page` if it is all that the page shows. */
+export function Empty({ title, page, children }: { title: string; page?: boolean; children?: ReactNode }) {
   return (
     <div className="empty">
-      <strong>{title}</strong>
+      {page ? <h1>{title}</h1> : <strong>{title}</strong>}
       {children}
     </div>
   );
@@ -120,14 +121,14 @@ export function TokenForm({ onDone }: { onDone?: () => void }) {
 export function ErrorState({ error, reload }: { error: ApiError; reload?: () => void }) {
   if (error.status === 401 || error.status === 403) {
     return (
-      <Empty title="This monitor asks for a token">
+      <Empty title="This monitor asks for a token" page>
         <p>{error.message}</p>
         <TokenForm />
       </Empty>
     );
   }
   return (
-    <Empty title={error.status === 404 ? "Nothing is stored at this address" : "This could not be loaded"}>
+    <Empty title={error.status === 404 ? "Nothing is stored at this address" : "This could not be loaded"} page={!document.querySelector("h1")}>
       <p>{error.message}</p>
       <div className="row">
         {reload && (

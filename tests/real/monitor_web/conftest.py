@@ -1,0 +1,195 @@
+"""A monitor on a port, over a real Postgres with a recorded run, and Chromium in front of it."""
+
+import asyncio
+import importlib.util
+import shutil
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvicorn
+
+from cua_rl.database.migrations import migrate
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.events import EvaluationEnded, Source, StepTrained, TrainingEnded, TrainingStarted
+from cua_rl.monitor.app import guard, make_app
+from cua_rl.monitor.databases import Databases, open_database
+from cua_rl.monitor.security import AccessRules
+from cua_rl.renderers.renderer import make_renderer
+
+playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright, as scripts/setup.sh does")
+
+ROOT = Path(__file__).resolve().parents[3]
+WRITE_TOKEN = "a-write-token-for-tests"
+PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
+NUM_STEPS = 4
+
+
+def _load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(kw_only=True)
+class RecordedRun:
+    """A run whose recorder is still open: `add_step` goes on with it."""
+
+    run_id: str
+    recorder: DatabaseRecorder
+    policy: Any
+    seeding: ModuleType
+    next_step: int = 0
+
+    async def add_evaluation(self, phase: str) -> None:
+        source = Source(phase=phase, step=self.next_step)  # pyright: ignore[reportArgumentType]
+        await self.seeding.run_source(self.recorder, self.policy, source, num_groups=8, turns=2)
+        await self.recorder.record(EvaluationEnded(source=source, metrics={}))
+        await self.recorder.flush()
+
+    async def add_step(self, *, turns: int = 3, pause_s: float = 0.0) -> None:
+        """Rollouts on simulated phones, then the trainer's log-probabilities for every one of them."""
+        step = self.next_step
+        source = Source(phase="step", step=step)
+        groups = await self.seeding.run_source(
+            self.recorder, self.policy, source, num_groups=3, turns=turns, pause_s=pause_s
+        )
+        self.next_step = self.policy.policy_version = step + 1
+        logprobs = {
+            rollout.rollout_id: tuple(
+                (turn.index, tuple(value - 0.01 for value in turn.model.sampling_logprobs)) for turn in rollout.turns
+            )
+            for group in groups
+            for rollout in group.rollouts
+        }
+        await self.recorder.record(
+            StepTrained(
+                step=step,
+                policy_version=step + 1,
+                datums_sha256=f"{step:064x}",
+                num_datums=len(logprobs),
+                training_logprobs=logprobs,
+                metrics=self.seeding.step_metrics(step, NUM_STEPS, self.seeding.random.Random(step)),
+            )
+        )
+        await self.recorder.flush()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where the monitor is, and the runs that it shows: one has ended, the other goes on."""
+
+    base_url: str
+    ended: RecordedRun
+    running: RecordedRun
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]:
+    folder = tmp_path_factory.mktemp("monitor_web")
+    seeding = _load_script("seed_monitor")
+    async with EmbeddedPostgres(folder / "data", folder / "postgres.log") as postgres:
+        await migrate(postgres.url)
+        renderer = make_renderer(seeding.MODEL)
+        async with (
+            DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as first,
+            DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as second,
+        ):
+            ended = await _begin(first, seeding, renderer, "first", learning_rate=2e-3)
+            await ended.add_evaluation("baseline")
+            for _ in range(NUM_STEPS):
+                await ended.add_step()
+            await ended.add_evaluation("eval")
+            await first.record(TrainingEnded(status="completed"))
+            await first.flush()
+            running = await _begin(second, seeding, renderer, "second", learning_rate=1e-3)
+            await running.add_step(turns=2)
+            async with _served(postgres.url) as base_url:
+                yield Site(base_url=base_url, ended=ended, running=running)
+
+
+async def _begin(recorder: DatabaseRecorder, seeding: ModuleType, renderer: Any, name: str, **config: Any) -> RecordedRun:
+    settings = {"model_name": None, "model_path": str(seeding.MODEL), "group_size": 8} | config
+    await recorder.record(
+        TrainingStarted(run_name=name, log_path=f"/runs/{name}", config=settings, first_step=0, total_steps=NUM_STEPS)
+    )
+    await recorder.flush()
+    policy = seeding.RandomTaps(renderer, seed=1)
+    return RecordedRun(run_id=str(recorder.training_id), recorder=recorder, policy=policy, seeding=seeding)
+
+
+class _served:
+    """The monitor on a free port of this machine."""
+
+    def __init__(self, url: str) -> None:
+        rules = AccessRules(write_token=WRITE_TOKEN)
+        app = make_app(Databases([open_database(url)]), rules)
+        config = uvicorn.Config(
+            guard(app, rules), host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+
+    async def __aenter__(self) -> str:
+        self._task = asyncio.create_task(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0.02)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        await self._task
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def chromium() -> AsyncGenerator[Any]:
+    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("expected Chromium, found none; scripts/install_system_packages.sh installs it")
+    async with playwright.async_playwright() as started:
+        browser = await started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A page of the browser, and everything that it complained about."""
+
+    page: Any
+    site: Site
+    complaints: list[str]
+
+    async def open(self, path: str) -> None:
+        await self.page.goto(self.site.base_url + path)
+        await self.page.wait_for_selector("h1")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def window(chromium: Any, site: Site) -> AsyncGenerator[Window]:
+    """A fresh browser profile; whatever a test does, no page may complain or ask another server."""
+    context = await chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
+    page = await context.new_page()
+    page.set_default_timeout(10_000)
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
+    page.on("console", lambda message: message.type == "error" and complaints.append(f"console: {message.text}"))
+    page.on("request", lambda request: _note_foreign(request.url, site.base_url, complaints))
+    yield Window(page=page, site=site, complaints=complaints)
+    await context.close()
+    assert complaints == []
+
+
+def _note_foreign(url: str, base_url: str, complaints: list[str]) -> None:
+    if not url.startswith((base_url, "blob:", "data:")):
+        complaints.append(f"asked elsewhere: {url}")

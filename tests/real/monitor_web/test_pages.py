@@ -1,0 +1,99 @@
+"""Every page of the web app in real Chromium: it shows what is stored, complains about nothing, and can be read by all."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.monitor_web.conftest import NUM_STEPS, ROOT, Site, Window
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+AXE = Path(ROOT, "tests/assets/axe.min.js")
+
+
+async def _json(window: Window, path: str) -> Any:
+    answer = await window.page.request.get(window.site.base_url + path)
+    assert answer.ok, await answer.text()
+    return await answer.json()
+
+
+async def _pages(window: Window) -> dict[str, str]:
+    """An address of every kind of page, and text that is only there when its data are shown."""
+    run = window.site.ended.run_id
+    step = await _json(window, f"/api/runs/{run}/step/1")
+    group = step["groups"][0]
+    rollout = group["rollouts"][0]["rollout_id"]
+    return {
+        "/": "first",
+        f"/runs/{run}": "Gradient norm",
+        f"/runs/{run}?tab=timeline": f"Step {NUM_STEPS - 1}",
+        f"/runs/{run}?tab=live": "Its latest rollouts",
+        f"/runs/{run}?tab=tasks": group["task_id"],
+        f"/runs/{run}?tab=evals": f"Evaluation after {NUM_STEPS} steps",
+        f"/runs/{run}?tab=failures": "Answers that could not be read",
+        f"/runs/{run}?tab=config": "learning_rate",
+        f"/runs/{run}/step/1": group["instruction"],
+        f"/runs/{run}/baseline/0": "Groups and rollouts",
+        f"/runs/{run}/step/1/groups/{group['group_id']}?t=0.5": "On one clock",
+        f"/runs/{run}/rollouts/{rollout}?turn=2&token=3": "What the model saw",
+        f"/runs/{run}/tasks/{group['task_id']}": "Hardest instances",
+        f"/compare?runs={run},{window.site.running.run_id}": "Settings that differ",
+        "/benchmarks": "No benchmark yet",
+    }
+
+
+async def test_every_page_shows_its_data(window: Window) -> None:
+    for path, text in (await _pages(window)).items():
+        await window.open(path)
+        await window.page.get_by_text(text, exact=False).first.wait_for(state="attached")
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (390, "light")])
+async def test_no_page_has_a_serious_accessibility_finding_or_scrolls_sideways(
+    chromium: Any, site: Site, window: Window, width: int, theme: str
+) -> None:
+    pages = await _pages(window)
+    context = await chromium.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=True, reduced_motion="reduce"
+    )
+    page = await context.new_page()
+    found: list[str] = []
+    for path, text in pages.items():
+        await page.goto(site.base_url + path)
+        await page.get_by_text(text, exact=False).first.wait_for(state="attached")
+        await page.evaluate(AXE.read_text())
+        result = await page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
+        found += [
+            f"{path}: {one['id']} at {one['nodes'][0]['html'][:120]}"
+            for one in result["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+        wider_px = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if wider_px > 0:
+            found.append(f"{path}: {wider_px} px wider than the window")
+    await context.close()
+    assert found == []
+
+
+async def test_what_is_not_there_is_told_with_what_to_do(window: Window) -> None:
+    await window.open("/runs/12345")
+    await window.page.get_by_text("Nothing is stored at this address").wait_for()
+    await window.page.get_by_role("link", name="All runs", exact=True).click()
+    await window.page.get_by_role("heading", name="Runs").wait_for()
+    await window.page.get_by_role("searchbox").fill("no run has this name")
+    await window.page.get_by_text("Clear the search").wait_for()
+    window.complaints.remove("console: Failed to load resource: the server responded with a status of 404 (Not Found)")
+
+
+async def test_a_run_without_measurements_says_when_they_come(window: Window) -> None:
+    await window.open("/?status=failed")
+    await window.page.get_by_text("No run fits").wait_for()
+
+
+async def test_the_bundle_is_small_and_allows_a_strict_content_policy() -> None:
+    static = ROOT / "cua_rl/monitor/static"
+    html = (static / "index.html").read_text()
+    assert "<style" not in html
+    assert "<script>" not in html
+    assert sum(file.stat().st_size for file in static.rglob("*.*") if file.suffix in (".js", ".css")) < 1_200_000
+    assert "http" not in html.replace("http-equiv", "")
