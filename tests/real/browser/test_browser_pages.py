@@ -1,0 +1,187 @@
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cua_rl.actions import Click, DoubleClick, Drag, MoveMouse, PressKey, RightClick, Scroll, TypeText
+from cua_rl.devices.browser.backend import BrowserPages
+from cua_rl.devices.browser.janitor import remove_leftovers
+from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.errors import DeviceError, TaskError
+
+PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 2000px; }
+ #field { position: absolute; left: 20px; top: 20px; width: 200px; height: 30px; }
+ #pad { position: absolute; left: 20px; top: 100px; width: 200px; height: 100px; background: #ccc; }
+ select { position: absolute; left: 250px; top: 20px; width: 120px; height: 30px; }
+ a { position: absolute; left: 250px; top: 100px; }</style>
+<input id=field><div id=pad></div><select id=list><option>red<option>green<option>blue</select>
+<a id=out href="https://example.com/">out</a> <a id=on href="second.html" target=_blank style="top:150px">on</a>
+<script>
+ const pad = document.getElementById('pad'); window.log = [];
+ for (const kind of ['click', 'dblclick', 'contextmenu', 'mousedown', 'mouseup', 'mousemove'])
+   pad.addEventListener(kind, e => log.push(kind + ' ' + Math.round(e.clientX) + ' ' + Math.round(e.clientY)));
+</script>"""
+
+
+@pytest.fixture
+async def page(pages: BrowserPages, tmp_path: Path) -> BrowserPage:
+    (tmp_path / "first.html").write_text(PAGE)
+    (tmp_path / "second.html").write_text("<title>Second</title><p>arrived</p>")
+    page = await pages.lend()
+    await page.open_page((tmp_path / "first.html").as_uri())
+    return page
+
+
+def at(x: int, y: int) -> dict[str, int]:
+    """A place in CSS pixels, in pixels of the screenshot (scale 1.5)."""
+    return {"x": round(x * 1.5), "y": round(y * 1.5)}
+
+
+async def events(page: BrowserPage) -> str:
+    return str(await page.evaluate("() => log.splice(0).join(', ')"))
+
+
+async def test_a_screenshot_has_the_viewport_times_the_scale_and_is_the_same_twice(page: BrowserPage) -> None:
+    first, second = await page.observe(), await page.observe()
+    assert (first.width_px, first.height_px) == (600, 450)
+    assert first.sha256 == second.sha256
+
+
+async def test_mouse_actions_arrive_where_the_screenshot_shows_them(page: BrowserPage) -> None:
+    await page.execute(Click(**at(100, 150)))
+    assert "click 100 150" in await events(page)
+    await page.execute(Drag(**at(30, 110), to_x=300, to_y=285))  # to 200, 190 in CSS pixels
+    seen = await events(page)
+    assert "mousedown 30 110" in seen
+    assert "mouseup 200 190" in seen
+    await page.execute(DoubleClick(**at(40, 120)))
+    assert "dblclick 40 120" in await events(page)
+    await page.execute(RightClick(**at(50, 130)))
+    assert "contextmenu 50 130" in await events(page)
+    await page.execute(MoveMouse(**at(60, 140)))
+    assert await events(page) == "mousemove 60 140"
+
+
+async def test_the_keyboard_types_and_knows_chords(page: BrowserPage) -> None:
+    await page.execute(Click(**at(100, 35)))
+    await page.execute(TypeText(text="Grüße, wörld"))
+    assert await page.query("value:#field") == "Grüße, wörld"
+    await page.execute(PressKey(keys=("ctrl", "a")))
+    await page.execute(TypeText(text="x"))
+    assert await page.query("value:#field") == "x"
+
+
+async def test_the_wheel_scrolls_by_pixels_of_the_screenshot(page: BrowserPage) -> None:
+    await page.execute(Scroll(x=10, y=10, down_px=300))
+    assert await page.evaluate("() => window.scrollY") == 200
+
+
+async def test_lists_of_options_open_inside_the_page_and_take_clicks(page: BrowserPage) -> None:
+    closed = await page.observe()
+    await page.execute(Click(**at(300, 35)))
+    assert (await page.observe()).sha256 != closed.sha256
+    await page.execute(Click(**at(280, 95)))  # the third row of about 19 px below y = 50
+    assert await page.query("value:#list") == "blue"
+
+
+async def test_a_page_that_would_leave_stays_and_the_request_is_counted(page: BrowserPage) -> None:
+    before = page.url
+    await page.execute(Click(**at(258, 108)))
+    assert page.url == before
+    assert page.num_blocked_requests == 1
+    assert (
+        await page.evaluate("() => fetch('https://example.com/x').then(() => 'through', () => 'blocked')") == "blocked"
+    )
+    assert page.num_blocked_requests == 2
+
+
+async def test_links_to_new_windows_open_in_the_one_that_is_seen_and_are_waited_for(page: BrowserPage) -> None:
+    await page.execute(Click(**at(258, 158)))
+    assert await page.query("title") == "Second"
+    assert "arrived" in await page.query("text")
+
+
+async def test_queries_without_an_answer_are_faults_of_the_task(page: BrowserPage) -> None:
+    with pytest.raises(TaskError, match="bogus"):
+        await page.query("bogus")
+    with pytest.raises(TaskError, match="#nothing"):
+        await page.query("value:#nothing")
+
+
+async def test_pages_share_no_storage(pages: BrowserPages, tmp_path: Path) -> None:
+    (tmp_path / "first.html").write_text(PAGE)
+    one, other = await pages.lend(), await pages.lend()
+    for page in (one, other):
+        await page.open_page((tmp_path / "first.html").as_uri())
+    await one.evaluate("() => localStorage.setItem('a', '1')")
+    assert await other.evaluate("() => localStorage.getItem('a')") is None
+    assert pages.num_browsers_started == 1
+
+
+async def test_a_page_that_was_given_back_does_nothing_more(page: BrowserPage) -> None:
+    await page.close()
+    await page.close()
+    with pytest.raises(DeviceError, match="given back"):
+        await page.observe()
+
+
+async def test_a_browser_that_dies_is_a_device_error_and_the_next_page_has_a_new_one(
+    pages: BrowserPages, page: BrowserPage, tmp_path: Path
+) -> None:
+    for pid in browser_pids(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(DeviceError):
+        await page.observe()
+    await page.close()
+    successor = await pages.lend()
+    await successor.open_page((tmp_path / "second.html").as_uri())
+    assert await successor.query("title") == "Second"
+    assert pages.num_browsers_started == 2
+
+
+CHILD = """
+import asyncio, sys
+from cua_rl.devices.browser.backend import BrowserPages
+from cua_rl.devices.browser.settings import PageSettings
+async def main():
+    async with BrowserPages(PageSettings(allowed_urls=("file:///nowhere/",))) as pages:
+        await pages.lend()
+        print("ready", flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+async def test_no_browser_outlives_the_process_that_owned_it(number: signal.Signals) -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert child.stdout is not None
+    assert await child.stdout.readline() == b"ready\n"
+    assert browser_pids(child.pid)
+    child.send_signal(number)
+    await child.wait()
+    deadline = time.monotonic() + 20
+    while browser_pids(child.pid) and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+    assert browser_pids(child.pid) == []
+    remove_leftovers()
+    assert not list(Path("/tmp").glob(f"cua_rl_browser_{child.pid}_*"))
+
+
+def browser_pids(owner: int) -> list[int]:
+    """Browsers of that process: their profile names it."""
+    pids: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"--user-data-dir=/tmp/cua_rl_browser_{owner}_".encode() in (entry / "cmdline").read_bytes():
+                    pids.append(int(entry.name))
+            except OSError:
+                continue
+    return pids
