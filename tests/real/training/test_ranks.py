@@ -1,0 +1,102 @@
+"""Two trainer processes against one."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import chz
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.errors import TrainingError
+from cua_rl.training import wire
+from cua_rl.training.client import TrainingClient
+from cua_rl.training.ranks import Agreement, Ranks, combine_accounts, share_out
+from cua_rl.training.trainer import Trainer
+from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
+
+# With eps and the rate 1, AdamW's first step is about g / (|g| + 1): weights differ as much as gradients do.
+PLAIN_STEP = OptimConfig(learning_rate=1.0, eps=1.0, grad_clip_norm=0.0)
+TOLERANCE = 1e-5
+
+
+def adapter(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "adapter_model.safetensors")
+
+
+def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, other[name], atol=TOLERANCE, rtol=0)
+
+
+async def test_two_processes_take_the_step_of_one_and_exchange_checkpoints(
+    config: TrainerConfig, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    screens = [draw_screenshot(rng) for _ in range(2)]
+    datums = tuple(make_datum(rng, screens[: index % 3]) for index in range(5))  # three and two of different lengths
+    alone = Trainer(config)
+    expected = alone.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+    expected_step = alone.optim_step(wire.OptimStep(optim=PLAIN_STEP))
+    alone.save_weights_for_sampler(tmp_path / "alone")
+    alone.save_state(tmp_path / "state-of-one")
+
+    async with TrainingClient(chz.replace(config, num_processes=2), tmp_path / "trainer.log") as two:
+        output = await two.forward_backward(datums, LossConfig())
+        step = await two.optim_step(PLAIN_STEP)
+        account = await two.take_account()
+        await two.save_weights_for_sampler(tmp_path / "two")
+        await two.save_state(tmp_path / "state-of-two")
+        broken = list(datums)
+        there = share_out([datum.model_input.length for datum in datums], 2)[1][0]  # the second rank's
+        sampled = datums[there].sampling_logprobs
+        broken[there] = replace(datums[there], sampling_logprobs=tuple(-1e4 if x else 0.0 for x in sampled))
+        with pytest.raises(TrainingError, match="rank 1: expected a finite loss"):
+            await two.forward_backward(broken, LossConfig())
+        first_alone = await two.forward_backward(datums[:1], LossConfig())  # one rank has nothing to do
+        await two.optim_step(PLAIN_STEP)
+        await two.load_state(tmp_path / "state-of-one")
+        await two.forward_backward(datums, LossConfig())
+        await two.optim_step(PLAIN_STEP)
+        await two.save_weights_for_sampler(tmp_path / "two-from-one")
+
+    for row, other in zip(output.training_logprobs, expected.training_logprobs, strict=True):
+        assert row == pytest.approx(other, abs=TOLERANCE)
+    assert dict(output.metrics) | {"optim/num_micro_batches": 1.0} == pytest.approx(dict(expected.metrics), abs=1e-5)
+    assert (step.grad_norm, step.num_trained_tokens) == pytest.approx(
+        (expected_step.grad_norm, expected_step.num_trained_tokens), rel=TOLERANCE
+    )
+    assert_close(adapter(tmp_path / "two"), adapter(tmp_path / "alone"))
+    assert account["trainer/tokens"] == sum(datum.model_input.length for datum in datums)
+    assert len(first_alone.training_logprobs) == 1
+
+    resumed = Trainer(config)
+    resumed.load_state(tmp_path / "state-of-two", with_optimizer=True)
+    resumed.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+    resumed.optim_step(wire.OptimStep(optim=PLAIN_STEP))
+    resumed.save_weights_for_sampler(tmp_path / "one-from-two")
+    assert_close(adapter(tmp_path / "one-from-two"), adapter(tmp_path / "two-from-one"))
+
+
+def test_datums_are_shared_out_by_length() -> None:
+    # 9 to the first, 7 to the second, 5 to the second (7 < 9), 4 to the first (9 < 12), 1 to the second (12 < 13)
+    assert share_out([5, 9, 1, 7, 4], 2) == [[1, 4], [0, 2, 3]]
+    assert share_out([3], 3) == [[0], [], []]
+
+
+def test_a_rank_alone_agrees_with_itself() -> None:
+    with Agreement(Ranks()) as agreement:
+        assert agreement.share("done") == ["done"]
+    with pytest.raises(ValueError, match="broken"), Agreement(Ranks()):
+        raise ValueError("broken")
+
+
+def test_accounts_of_ranks_add_up() -> None:
+    one = {"trainer/tokens": 3.0, "trainer/busy_s": 2.0, "trainer/tflop_per_s": 5.0, "trainer/mfu_frac": 0.2}
+    other = {"trainer/tokens": 4.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 6.0, "trainer/mfu_frac": 0.4}
+
+    assert combine_accounts([one, other]) == pytest.approx(
+        {"trainer/tokens": 7.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 11.0, "trainer/mfu_frac": 0.3}
+    )
