@@ -1,0 +1,81 @@
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+pytest.importorskip("django", reason="`make setup` installs Django")
+
+from cua_rl.actions import PressKey
+from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.supervised.demonstrations import demonstrate
+from cua_rl.tasks.django_admin.device import AdminPages
+from cua_rl.tasks.django_admin.expert import AdminExperts
+from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
+from cua_rl.tasks.readiness import prepare
+from cua_rl.tasks.task import Task
+
+EXPERT_TEMPLATES = [template for template in ADMIN_TEMPLATES if template.has_expert]
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[AdminPages]:
+    async with AdminPages() as pages:
+        yield pages
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def task_called(name: str, seed: int = 0) -> Task:
+    return next(template for template in ADMIN_TEMPLATES if template.name == name).make_task(seed)
+
+
+@pytest.mark.parametrize("template", EXPERT_TEMPLATES, ids=lambda template: template.name)
+async def test_experts_do_their_tasks_by_pixel(backend: AdminPages, template) -> None:
+    task = template.make_task(1_000_000)
+    page = await backend.make(task)
+    await prepare(task, page)
+    assert not (await task.validate(page, None)).success
+    expert = AdminExperts().make(task, page, error_rate=0.0, random=random.Random(0))
+    await demonstrate(task.instruction, page, expert, max_turns=task.max_turns)
+    assert (await task.validate(page, None)).success
+    await page.close()
+
+
+async def test_the_next_rollout_finds_the_site_as_its_seed_has_it(backend: AdminPages) -> None:
+    task = task_called("add_group")
+    for _ in range(2):
+        page = await backend.make(task)
+        await prepare(task, page)
+        assert not (await task.validate(page, None)).success
+        before = await page.query("site_state")
+        expert = AdminExperts().make(task, page, error_rate=0.0, random=random.Random(0))
+        await demonstrate(task.instruction, page, expert, max_turns=task.max_turns)
+        assert await page.query("site_state") != before
+        await page.close()
+
+
+async def test_a_page_reaches_its_own_site_alone(backend: AdminPages) -> None:
+    task, other_task = task_called("add_group"), task_called("delete_user")
+    page, other = await backend.make(task), await backend.make(other_task)
+    assert isinstance(page, BrowserPage)
+    assert isinstance(other, BrowserPage)
+    await prepare(task, page)
+    await prepare(other_task, other)
+    assert other.site is not None
+    script = "url => fetch(url, { mode: 'no-cors' }).then(() => 'through', () => 'blocked')"
+    assert await page.evaluate(script, f"{other.site.url}admin/") == "blocked"
+    await page.close()
+    await other.close()
+
+
+async def test_questions_are_answered_by_what_the_agent_says_and_nothing_may_change(backend: AdminPages) -> None:
+    task = task_called("count_groups", 5)
+    page = await backend.make(task)
+    await prepare(task, page)
+    await page.execute(PressKey(keys=("tab",)))
+    count = next(template for template in ADMIN_TEMPLATES if template.name == "count_groups").instance(5).answer
+    assert (await task.validate(page, f"There are {count} groups.")).success
+    assert not (await task.validate(page, "Many.")).success
+    assert not (await task.validate(page, None)).success
+    await page.close()

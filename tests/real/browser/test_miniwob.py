@@ -1,0 +1,116 @@
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+pytest.importorskip("miniwob", reason="`make setup` installs the pages")
+
+from cua_rl.actions import Click
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.renderer import make_renderer
+from cua_rl.supervised.datasets import ExpertExamples
+from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
+from cua_rl.supervised.page_lessons import draw_page_lesson
+from cua_rl.supervised.page_screens import look_at, read_screens, write_screens
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.miniwob.device import MiniWobPages
+from cua_rl.tasks.miniwob.expert import MiniWobExperts
+from cua_rl.tasks.miniwob.pages import read_result
+from cua_rl.tasks.miniwob.routes import ROUTES
+from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, MiniWobTemplate
+from cua_rl.tasks.readiness import instruct, prepare
+
+RENDERER = make_renderer(TINY_QWEN3_VL)
+
+
+@pytest.fixture(scope="module")
+async def backend() -> AsyncIterator[MiniWobPages]:
+    async with MiniWobPages(scale=1.2) as pages:
+        yield pages
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("name", list(ROUTES))
+async def test_experts_solve_their_tasks_by_pixel(backend: MiniWobPages, name: str) -> None:
+    for seed in (0, 1_000_000):
+        task = MiniWobTemplate(name=name).make_task(seed)
+        page = await backend.make(task)
+        await prepare(task, page)
+        assert not (await task.validate(page, None)).success
+        expert = MiniWobExperts().make(task, page, error_rate=0.0, random=random.Random(0))
+        await demonstrate(await instruct(task, page), page, expert, max_turns=task.max_turns)
+        assert (await task.validate(page, None)).success
+        await page.close()
+
+
+async def test_a_seed_gives_the_same_page_again_whatever_happened_on_it(backend: MiniWobPages) -> None:
+    task, other = (MiniWobTemplate(name="click-button").make_task(seed) for seed in (1, 2))
+    page = await backend.make(task)
+    await prepare(task, page)
+    first, told = await page.observe(), await instruct(task, page)
+    assert (first.width_px, first.height_px) == (192, 252)
+    await prepare(other, page)
+    assert (await page.observe()).sha256 != first.sha256
+    await page.execute(Click(x=30, y=80))
+    await prepare(task, page)
+    assert ((await page.observe()).sha256, await instruct(task, page)) == (first.sha256, told)
+    await page.close()
+
+
+async def test_a_wrong_click_ends_the_task_and_no_click_begins_it_again(backend: MiniWobPages) -> None:
+    task = MiniWobTemplate(name="click-dialog-2").make_task(3)
+    page = await backend.make(task)
+    await prepare(task, page)
+    screen = await look_at(page, "click-dialog-2")
+    wrong = next(box for index, box in enumerate(screen.boxes) if index != screen.target)
+    await page.execute(Click(x=round(wrong.x + wrong.width / 2), y=round(wrong.y + wrong.height / 2)))
+    assert (await read_result(page)).is_over
+    await page.execute(Click(x=96, y=126))  # the middle of what covers the page
+    result, validation = await read_result(page), await task.validate(page, "I did it.")
+    assert (result.is_over, result.reward) == (True, -1.0)
+    assert not validation.success
+    await page.close()
+
+
+async def test_pages_are_used_again_and_shared_by_tasks(backend: MiniWobPages) -> None:
+    task = MiniWobTemplate(name="click-color").make_task(0)
+    page = await backend.make(task)
+    await page.close()
+    again = await backend.make(task)
+    assert again is page
+    await again.close()
+    assert backend.pages.num_browsers_started == 1
+
+
+async def test_kept_screens_give_the_conversation_that_the_agent_has(backend: MiniWobPages, tmp_path) -> None:
+    task = MiniWobTemplate(name="click-color").make_task(7)
+    page = await backend.make(task)
+    await prepare(task, page)
+    write_screens(tmp_path / "screens.jsonl", [await look_at(page, "click-color")])
+    (screen,) = read_screens(tmp_path / "screens.jsonl")
+    kept = draw_page_lesson(screen, random.Random(0), listing_share=0.0, error_rate=0.0)
+    expert = MiniWobExperts().make(task, page, error_rate=0.0, random=random.Random(0))
+    lived = await demonstrate(await instruct(task, page), page, expert, max_turns=1)
+    first, second = (build_supervised_datum(RENDERER, lesson, name="lesson") for lesson in (kept, lived))
+    assert first.model_input == second.model_input
+    assert first.loss_mask == second.loss_mask
+    await page.close()
+
+
+async def test_a_supervised_run_learns_from_experts_on_pages(backend: MiniWobPages) -> None:
+    source = {"source_type": "miniwob", "task_names": ["click-option", "enter-text"]}
+    dataset = ExpertExamples(
+        tasks=load_tasks(source, seed=0, split="train", device=MINIWOB_BROWSER),
+        held_out_tasks=(),
+        devices=backend,
+        experts=MiniWobExperts(),
+        renderer=RENDERER,
+        error_rate=0.0,
+        max_turns=10,
+        seed=0,
+    )
+    first, again = await dataset.batch(0, 2), await dataset.batch(0, 2)
+    assert [datum.rollout_id for datum in first] == [datum.rollout_id for datum in again]
+    assert all(sum(datum.loss_mask) > 50 for datum in first)
