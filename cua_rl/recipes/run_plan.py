@@ -13,12 +13,14 @@ from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_damage
 from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.model_folder import find_model
 from cua_rl.recipes.run_devices import make_run_backend
+from cua_rl.recipes.run_monitor import find_monitor
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.load_reward import load_reward
@@ -49,6 +51,8 @@ class RunPlan:
     checkpoint_path: Path | None
     database_url: str | None
     """None for the embedded database."""
+    monitor: MonitorAddress | None
+    """Another monitor that the run is sent to."""
 
     def effective(self) -> dict[str, object]:
         """What the run will really use, for people and for the dry run."""
@@ -85,7 +89,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         )
         require_disjoint(train_tasks, held_out)
         eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
-    for name in ("server_port", "gateway_port"):
+    for name in ("server_port", "gateway_port", "monitor_port"):
         _require_free_port(name, getattr(config, name))
     return RunPlan(
         config=config,
@@ -101,6 +105,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         max_lora_rank=max_lora_rank(config.lora_rank),
         checkpoint_path=_checkpoint(config.load_checkpoint_path),
         database_url=await _reachable_database(environ),
+        monitor=find_monitor(config, environ),
     )
 
 

@@ -31,6 +31,7 @@ from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.resume import Resumed, load_resumed
 from cua_rl.recipes.run_devices import OpenDevices, open_devices
 from cua_rl.recipes.run_loop import run_loop
+from cua_rl.recipes.run_monitor import send_events, show_run
 from cua_rl.recipes.run_plan import RunPlan, plan_run
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
@@ -79,8 +80,12 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         url = await _open_database(stack, plan, folder)
-        recorder = await _open_recorder(stack, plan, url)
+        own = await _open_recorder(stack, plan, url)
+        recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
         report = open_report(stack, plan, folder, first_step)
+        shown_at = await show_run(stack, plan.config, url, folder.path)
+        if shown_at is not None:
+            report.display.note(f"monitor at {shown_at}")
         resumed = await load_resumed(plan.config, folder, plan.run_name, first_step, url)
         await recorder.record(_training_started(plan, folder, first_step, resumed))
         try:
@@ -88,7 +93,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
                 open_devices(plan.config, plan.devices, max_devices=max(_max_rollouts(plan.config)))
             )
             report.display.status("starting model server and trainer")
-            memory = await load_memory(plan.config, folder, first_step, recorder, url)
+            memory = await load_memory(plan.config, folder, first_step, own, url)
             engine = await _start_engine(stack, plan, folder, checkpoint)
             ready = time.monotonic()
             report.display.begin_steps()

@@ -263,6 +263,15 @@ class CLIConfig:
     log_dir: str | None = chz.field(default=None, doc="folder in which the run's folder is made; None is ./runs")
     wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None does not use it")
     wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
+    monitor: bool = chz.field(default=True, doc="show the run in the browser while it goes on, on this machine only")
+    monitor_port: int | None = chz.field(default=None, doc="port of that monitor; None is 8720, or a free one")
+    monitor_base_url: str | None = chz.field(
+        default=None, doc="address of another monitor to send the run to; MONITOR_BASE_URL says the same"
+    )
+    project_id: str | None = chz.field(default=None, doc="project there, for links; PROJECT_ID says the same")
+    project_token: str | None = chz.field(
+        default=None, doc="token of that project, never stored; better put it into MONITOR_PROJECT_TOKEN"
+    )
     eval_every: int = chz.field(default=10, doc="evaluate every so many steps, 0 only before and after")
     save_every: int = chz.field(default=10, doc="save a checkpoint every so many steps, 0 only at the end")
     keep_checkpoints: int = chz.field(default=3, doc="newest checkpoints that stay on disk, 0 for all")
@@ -365,6 +374,7 @@ _RANGES = {
     "kv_cache_gib": (0.0, 4096.0),
     "server_port": (0, 65535),
     "gateway_port": (0, 65535),
+    "monitor_port": (0, 65535),
 }
 
 EMBEDDED_DEMO: dict[str, object] = {
