@@ -106,6 +106,11 @@ def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:
     """Everyone may read on loopback; elsewhere a token is needed, and made if the environment has none."""
     read_token = environ.get("MONITOR_READ_TOKEN") or None
     if read_token is None and not _is_loopback(host):
+        if not sys.stdout.isatty():
+            raise ConfigError(
+                f"MONITOR_READ_TOKEN: expected it for a monitor that others can reach, got none for host={host!r}; set "
+                "it to a long random text, or listen on 127.0.0.1"
+            )
         read_token = make_token()
     write_token = environ.get("MONITOR_WRITE_TOKEN") or make_token()
     for name, token in (("MONITOR_READ_TOKEN", read_token), ("MONITOR_WRITE_TOKEN", write_token)):
@@ -124,11 +129,13 @@ def _is_loopback(host: str) -> bool:
 def _print_address(
     address: str, rules: AccessRules, url: str | None, folder: Path | None, environ: Mapping[str, str]
 ) -> None:
-    """Where to look; tokens that we made ourselves are shown this once."""
-    made = "" if environ.get("MONITOR_WRITE_TOKEN") else f"/#token={rules.write_token}"
-    print(f"monitor: {address}{made}", flush=True)
-    if rules.read_token and not environ.get("MONITOR_READ_TOKEN"):
-        print(f"to read only: {address}/#token={rules.read_token}", flush=True)
+    """Where to look; tokens that we made ourselves are shown this once, to a person, never to a file."""
+    print(f"monitor: {address}", flush=True)
+    if sys.stdout.isatty():
+        if not environ.get("MONITOR_WRITE_TOKEN"):
+            print(f"token, for verdicts on rollouts: {rules.write_token}", flush=True)
+        if rules.read_token and not environ.get("MONITOR_READ_TOKEN"):
+            print(f"token, to read only: {rules.read_token}", flush=True)
     if folder is not None and not has_database(folder):
         names = ", ".join(path.name for path in find_runs(folder)) if folder.is_dir() else ""
         print(f"runs in {folder}: {names or 'none yet; they appear when they begin'}", flush=True)
