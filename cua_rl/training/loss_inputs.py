@@ -9,7 +9,6 @@ from torch import Tensor
 from cua_rl.errors import TrainingError
 from cua_rl.training import wire
 from cua_rl.training.losses import LossTokens
-from cua_rl.types import Datum
 
 
 def make_loss_tokens(
@@ -18,15 +17,16 @@ def make_loss_tokens(
     """What the loss needs of the trained tokens of these datums, in their order: [n] each, beside their gradient."""
     datums = [request.datums[index] for index in datum_indices]
     device = training_logprobs.device
+    mask = torch.cat([torch.tensor(datum.loss_mask) for datum in datums])
 
     def rows(values: tuple[tuple[float, ...], ...] | None) -> Tensor | None:
-        return None if values is None else _flat(datums, [values[index] for index in datum_indices]).to(device)
+        return None if values is None else _flat([values[index] for index in datum_indices], mask).to(device)
 
     return LossTokens(
         training_logprobs=training_logprobs,
-        sampling_logprobs=_flat(datums, [datum.sampling_logprobs for datum in datums]).to(device),
-        advantages=_flat(datums, [datum.advantages for datum in datums]).to(device),
-        turn_ids=turn_ids(datums).to(device),
+        sampling_logprobs=_flat([datum.sampling_logprobs for datum in datums], mask).to(device),
+        advantages=_flat([datum.advantages for datum in datums], mask).to(device),
+        turn_ids=turn_ids(mask).to(device),
         proximal_logprobs=rows(request.proximal_logprobs),
         base_logprobs=rows(request.base_logprobs),
     )
@@ -41,15 +41,14 @@ def token_weights(request: wire.ForwardBackward, datum_indices: Sequence[int], l
     return weights.repeat_interleave(torch.tensor(counts)).to(like.device)
 
 
-def turn_ids(datums: Sequence[Datum]) -> Tensor:
-    """[n] int64: every run of trained tokens in a datum is one turn; turns count from 0 over all datums."""
-    starts = [
-        is_trained and not (position and datum.loss_mask[position - 1])
-        for datum in datums
-        for position, is_trained in enumerate(datum.loss_mask)
-    ]
-    trained = [is_trained for datum in datums for is_trained in datum.loss_mask]
-    return (torch.tensor(starts, dtype=torch.int64).cumsum(0) - 1)[torch.tensor(trained, dtype=torch.bool)]
+def turn_ids(mask: Tensor) -> Tensor:
+    """[n] int64 from the datums' masks end to end: every run of trained tokens is one turn, counted from 0.
+
+    No run crosses datums: the first token of a datum is never trained.
+    """
+    starts = mask.clone()
+    starts[1:] &= ~mask[:-1]
+    return (starts.cumsum(0) - 1)[mask]
 
 
 def check_rows(request: wire.ForwardBackward) -> None:
@@ -71,7 +70,6 @@ def check_rows(request: wire.ForwardBackward) -> None:
         raise TrainingError("expected base log-probabilities with kl_loss_coef, got none: ask for base_logprobs first")
 
 
-def _flat(datums: Sequence[Datum], rows: Sequence[Sequence[float]]) -> Tensor:
+def _flat(rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
     """The values on the mask, datum after datum."""
-    values = torch.tensor([value for row in rows for value in row], dtype=torch.float32)
-    return values[torch.tensor([flag for datum in datums for flag in datum.loss_mask], dtype=torch.bool)]
+    return torch.cat([torch.tensor(row, dtype=torch.float32) for row in rows])[mask]

@@ -12,6 +12,7 @@ from cua_rl.config import KlKind, LossConfig, LossName
 from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
 from cua_rl.training.loss_checks import check_loss_config
+from cua_rl.training.loss_inputs import turn_ids
 from cua_rl.training.loss_metrics import effective_share, loss_metrics, ratio_metrics
 from cua_rl.training.losses import (
     KL_WEIGHT_CAP,
@@ -23,6 +24,7 @@ from cua_rl.training.losses import (
     kl_to_base,
     ppo,
     token_losses,
+    turn_means,
 )
 
 # Three tokens with ratios 1, 1.5 and 0.5, in two turns.
@@ -251,6 +253,16 @@ def test_cross_entropy_gives_every_token_weight_one_and_looks_at_nothing_else() 
     loss = token_losses(LossConfig(name="cross_entropy"), tokens(sampling=nothing, advantages=nothing))
 
     assert loss.losses.equal(-TRAINING)
+
+
+def test_every_run_of_trained_tokens_is_a_turn_and_datums_begin_new_ones() -> None:
+    # two datums: prompt, turn of two, prompt, turn of one | prompt, turn of two
+    mask = torch.tensor([False, True, True, False, True, False, True, True])
+
+    assert turn_ids(mask).tolist() == [0, 0, 1, 2, 2]
+    torch.testing.assert_close(
+        turn_means(torch.tensor([1.0, 3.0, 5.0, 2.0, 4.0]), turn_ids(mask)), torch.tensor([2.0, 2.0, 5.0, 3.0, 3.0])
+    )
 
 
 def test_metrics_are_means_over_tokens_under_known_names() -> None:
