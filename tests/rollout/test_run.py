@@ -3,13 +3,16 @@ from typing import Any
 
 import pytest
 
+from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError, SamplingError
 from cua_rl.events import RolloutStarted, Source, TurnTaken
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.group import GroupPlan, run_groups
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rl.advantages import advantages_of
+from cua_rl.rollout.group import MAX_ATTEMPTS, GroupPlan, run_group, run_groups
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
 from cua_rl.types import RolloutGroup, SamplingParams, StopReason
+from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
@@ -19,7 +22,7 @@ SOURCE = Source(phase="step", step=0)
 class Bench:
     """A runner with everything around it faked, and the fakes at hand."""
 
-    def __init__(self, agent: Any, max_devices: int = 4) -> None:
+    def __init__(self, agent: Any, max_devices: int = 4, time_limits: TimeLimits | None = None) -> None:
         self.devices: list[FakeDevice] = []
         self.gateway, self.recorder = FakeGateway(), FakeRecorder()
         self.pool = DevicePool(self._make, max_devices=max_devices)
@@ -30,6 +33,7 @@ class Bench:
             reward=binary_reward,
             recorder=self.recorder,
             max_turns=5,
+            time_limits=time_limits,
         )
 
     async def _make(self, task: object) -> Any:
@@ -131,3 +135,65 @@ async def test_the_pool_never_lends_more_devices_than_it_may() -> None:
 
     assert most == 3
     assert len(bench.devices) == 16
+
+
+class Pausing:
+    """An agent whose every turn takes `turn_s` seconds."""
+
+    def __init__(self, turn_s: float, num_turns: int = 1) -> None:
+        self._turn_s = turn_s
+        self._num_turns = num_turns
+
+    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+        seen = await device.observe()
+        for index in range(self._num_turns):
+            await asyncio.sleep(self._turn_s)
+            client.append(model_turn(prompt(text(1, 2)), response_id=f"resp-{index}"))
+            await on_turn(
+                AgentTurn(
+                    index=index,
+                    response_id=f"resp-{index}",
+                    before=seen,
+                    action=None,
+                    action_error=None,
+                    after=None,
+                    durations_s={},
+                )
+            )
+        return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=self._num_turns)
+
+
+async def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_do_not() -> None:
+    limits = TimeLimits(turn_s=0.1)
+
+    slow = await Bench(Pausing(60.0), time_limits=limits).runner.run(plan())
+    steady = await Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan())
+
+    assert (slow.stop_reason, slow.reward) == (StopReason.TIME_LIMIT, None)
+    assert slow.error == "expected a turn to take at most 0.1 s, it took longer"
+    assert steady.stop_reason == StopReason.FINISHED  # 0.18 s, but no turn took 0.1 s
+
+
+async def test_the_agents_whole_work_has_a_limit_too() -> None:
+    rollout = await Bench(Pausing(0.03, num_turns=99), time_limits=TimeLimits(agent_s=0.1)).runner.run(plan())
+
+    assert rollout.error == "expected the agent to take at most 0.1 s, it took longer"
+    assert len(rollout.turns) >= 1
+
+
+async def test_a_group_of_which_too_few_survive_is_kept_but_teaches_nothing() -> None:
+    faults = [DeviceError("gone")] * MAX_ATTEMPTS
+    bench = Bench(FakeAgent([*faults, "1", "0"]), max_devices=1)  # one member faults for good, two survive
+
+    whole = await run_group(bench.runner, make_task(), 0, group_plan(min_group_size=2))
+    bench = Bench(FakeAgent([*faults, "1", "0"]), max_devices=1)
+    small = await run_group(bench.runner, make_task(), 0, group_plan(min_group_size=3))
+
+    assert advantages_of(whole, "mean") == (0.5, -0.5)  # centred over the survivors
+    assert small.rewards == [1.0, 0.0]
+    assert small.is_constant
+    assert advantages_of(small, "mean") == (0.0, 0.0)
+
+
+def group_plan(min_group_size: int) -> GroupPlan:
+    return GroupPlan(source=SOURCE, group_size=3, params=PARAMS, min_group_size=min_group_size)
