@@ -1,0 +1,132 @@
+"""One vLLM, one trainer and one gateway on a socket, with the tiny model, for all agents of this folder."""
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # test machines are shared
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
+from cua_rl.devices.pool import DeviceBackend, DevicePool
+from cua_rl.events import Source
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.rewards.evidence import Evidence
+from cua_rl.rewards.reward import sum_parts
+from cua_rl.rl.batch import Batch, build_batch
+from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings, train_step
+from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import VllmServer
+from cua_rl.tasks.task import Task
+from cua_rl.training.client import TrainingClient
+from cua_rl.types import AdapterRef, Reward, RolloutGroup, SamplingParams
+from tests.fakes import FakeRecorder
+
+PARITY_LIMIT = 0.005
+GROUP_SIZE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """One training step: what was rolled out, and what the trainer said of it."""
+
+    groups: list[RolloutGroup]
+    batch: Batch
+    result: TrainStepResult
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Everything that samples and trains."""
+
+    gateway: Gateway
+    trainer: TrainingClient
+    sampler: SamplingClient
+    renderer: Renderer
+    folder: Path
+
+    async def train(self, agent: object, devices: DeviceBackend, tasks: list[Task], *, max_turns: int = 3) -> Trained:
+        """Publish the policy, let the agent work in groups, and train one step, as the loop does.
+
+        Rewards alternate, so that every group teaches something.
+        """
+        adapter = await self._publish()
+        numbers = count()
+
+        def reward(evidence: Evidence) -> Reward:
+            return sum_parts({"turn_about": float(next(numbers) % 2)})
+
+        runner = RolloutRunner(
+            devices=DevicePool(devices.make, max_devices=4),
+            gateway=self.gateway,
+            agent=agent,  # type: ignore[arg-type]
+            reward=reward,
+            recorder=FakeRecorder(),
+            max_turns=max_turns,
+        )
+        params = SamplingParams(max_tokens=48, temperature=1.0)
+        plan = GroupPlan(source=Source(phase="step", step=0), group_size=GROUP_SIZE, params=params)
+        groups = await run_groups(runner, tasks, plan, _ignore)
+        batch = await asyncio.to_thread(build_batch, groups, "mean", self.renderer.image_token_id)
+        result = await train_step(
+            self.trainer,
+            batch.datums,
+            SETTINGS,
+            step=0,
+            learning_rate=1e-4,
+            policy_version=adapter.policy_version,
+        )
+        return Trained(groups=groups, batch=batch, result=result, policy_version=adapter.policy_version)
+
+    async def _publish(self) -> AdapterRef:
+        version = 0 if self.sampler.current is None else self.sampler.current.policy_version + 1
+        adapter = await self.trainer.save_weights_for_sampler(self.folder / f"{version:06d}")
+        await self.sampler.publish(adapter)
+        return adapter
+
+
+SETTINGS = TrainStepSettings(
+    loss=LossConfig(),
+    optim=OptimConfig(learning_rate=1e-4),
+    num_substeps=1,
+    parity_limit=PARITY_LIMIT,
+    kl_penalty_coef=0.0,
+    compute_post_kl=False,
+)
+
+
+async def _ignore(group: RolloutGroup) -> None:
+    return
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
+    folder = tmp_path_factory.mktemp("agents")
+    renderer = make_renderer(TINY_QWEN3_VL)
+    server = VllmServer(
+        ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=2048, max_num_seqs=16),
+        folder / "vllm.log",
+    )
+    trainer = TrainingClient(
+        TrainerConfig(model_path=TINY_QWEN3_VL, lora=LoraConfig(rank=8, alpha=8)), folder / "trainer.log"
+    )
+    async with AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(stack.enter_async_context(server))
+            starting.create_task(stack.enter_async_context(trainer))
+        sampler = await stack.enter_async_context(SamplingClient(server, namespace="agents"))
+        gateway = Gateway(sampler, renderer, SamplingParams(max_tokens=48, temperature=1.0))
+        await stack.enter_async_context(gateway.serve())
+        yield Engine(gateway=gateway, trainer=trainer, sampler=sampler, renderer=renderer, folder=folder)

@@ -1,0 +1,81 @@
+"""Agents that are not ours train: real model server, real trainer, exact tokens, the parity gate."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from cua_rl.agent.external import AgentCommand, ExternalAgent
+from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
+from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.gym_executions import GYM, GymExecutions
+from cua_rl.tasks.task import Task
+from tests.doubles.gym_server import GymDouble
+from tests.doubles.mini_agent_server import MiniAgentDouble
+from tests.real.agents.conftest import GROUP_SIZE, PARITY_LIMIT, Engine, Trained
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(280)]
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
+AGENTS = {
+    "plain_openai": (sys.executable, str(EXAMPLES / "plain_openai.py")),
+    "node": ("node", str(EXAMPLES / "agent.mjs")),
+    "openai_agents_sdk": (sys.executable, str(EXAMPLES / "openai_agents_sdk.py")),
+}
+
+
+def phone_tasks(num_tasks: int) -> list[Task]:
+    sources = {"source_type": "demo_training", "tags": ["demo", "open_app"]}
+    return load_tasks(sources, seed=0, split="train").batch(0, num_tasks)
+
+
+def assert_trained(trained: Trained, num_groups: int) -> None:
+    """One step on exactly what was sampled, with the images that the model saw."""
+    rollouts = [rollout for group in trained.groups for rollout in group.rollouts]
+    assert [rollout.error for rollout in rollouts] == [None] * (num_groups * GROUP_SIZE)
+    assert sum(len(group.faulty) for group in trained.groups) == 0
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    assert all(turn.model.prompt_matches_renderer for turn in turns)
+    assert all(turn.model.policy_version == trained.policy_version for turn in turns)
+    assert all(turn.before.sha256 == turn.model.prompt.images[-1].sha256 for turn in turns)
+    sampled = sum(len(turn.model.sampled_tokens) for turn in turns)
+    assert sum(datum.num_trained_tokens for datum in trained.batch.datums) == sampled
+    assert len(trained.batch.datums) == len(rollouts)  # every turn extends the one before: one datum a rollout
+    assert trained.batch.metrics["rollout/retokenised_tokens"] == 0
+    assert trained.result.metrics["policy/parity_mean_abs"] <= PARITY_LIMIT
+    assert trained.result.metrics["optim/grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_an_example_agent_trains_one_step_unchanged(name: str, engine: Engine, tmp_path: Path) -> None:
+    program, *arguments = AGENTS[name]
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed; scripts/install_system_packages.sh installs it")
+    agent = ExternalAgent(AgentCommand(argv=(program, *arguments), log_folder=tmp_path), engine.gateway)
+
+    trained = await engine.train(agent, SimulatedPhones(), phone_tasks(2))
+
+    assert_trained(trained, num_groups=2)
+    actions = [turn.action for group in trained.groups for rollout in group.rollouts for turn in rollout.turns]
+    assert any(action is not None for action in actions)
+
+
+async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_output_only(engine: Engine) -> None:
+    gym, mini = GymDouble(phone_tasks(2)), MiniAgentDouble(reports_one_output=True)
+    async with serve_app(gym.app(), "127.0.0.1", 0) as gym_url, serve_app(mini.app(), "127.0.0.1", 0) as mini_url:
+        source = {"source_type": "gym", "gym_base_url": gym_url, "gym_id": "phones"}
+        import asyncio
+
+        loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM)
+        tasks = [template.make_task(0) for template in loaded.templates]
+        agent = MiniAgent(MiniAgentSettings(base_url=mini_url, poll_s=0.1), engine.gateway)
+        async with GymExecutions() as executions:
+            trained = await engine.train(agent, executions, tasks)
+        await mini.stop()
+
+    assert_trained(trained, num_groups=2)
+    assert gym.num_open == 0
+    assert len(gym.executions) == 2 * GROUP_SIZE
