@@ -2,6 +2,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("django", reason="`make setup` installs Django")
 
@@ -17,7 +18,7 @@ from cua_rl.tasks.task import Task
 EXPERT_TEMPLATES = [template for template in ADMIN_TEMPLATES if template.has_expert]
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend() -> AsyncIterator[AdminPages]:
     async with AdminPages() as pages:
         yield pages

@@ -2,6 +2,7 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
@@ -23,7 +24,7 @@ from cua_rl.tasks.readiness import instruct, prepare
 RENDERER = make_renderer(TINY_QWEN3_VL)
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend() -> AsyncIterator[MiniWobPages]:
     async with MiniWobPages(scale=1.2) as pages:
         yield pages
