@@ -254,21 +254,23 @@ async def finish_step(
     settings: LoopSettings, parts: Parts, trained: TrainedStep, policy_version: int, clock: Clock
 ) -> None:
     """Remember, record and report a step; `policy_version` is what it made."""
-    batch = trained.batch
     metrics = trained.metrics | await parts.memory.remember(trained.step + 1, trained.groups)
     metrics |= parts.device_metrics()
     metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
-    await parts.recorder.record(
-        StepTrained(
-            step=trained.step,
-            policy_version=policy_version,
-            datums_sha256=await asyncio.to_thread(datums_sha256, batch.datums),
-            num_datums=len(batch.datums),
-            training_logprobs=logprobs_by_turn(batch.datums, trained.training_logprobs, leave_out=batch.replayed_ids),
-            metrics=metrics,
-        )
-    )
+    await parts.recorder.record(await asyncio.to_thread(_step_trained, trained, policy_version, metrics))
     parts.log.log_step(trained.step, metrics)
+
+
+def _step_trained(trained: TrainedStep, policy_version: int, metrics: Mapping[str, float]) -> StepTrained:
+    batch = trained.batch
+    return StepTrained(
+        step=trained.step,
+        policy_version=policy_version,
+        datums_sha256=datums_sha256(batch.datums),
+        num_datums=len(batch.datums),
+        training_logprobs=logprobs_by_turn(batch.datums, trained.training_logprobs, leave_out=batch.replayed_ids),
+        metrics=metrics,
+    )
 
 
 def is_checkpoint_due(settings: LoopSettings, num_steps: int) -> bool:

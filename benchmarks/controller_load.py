@@ -1,0 +1,255 @@
+"""The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
+
+    python benchmarks/controller_load.py [--rollouts 512] [--steps 6]
+
+Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, simulated
+phones that draw their screens, recorder and Postgres. The model is a process that answers every request with the same
+click after 4 s on average (lognormal); phones take 2 s per action and per screenshot; the trainer computes nothing. One
+JSON line per figure. `lag` is how much later than asked a sleep of 10 ms ends, over the whole run; the limit beside it
+is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+import psutil
+import uvicorn
+
+from benchmarks.async_against_sync import SlowPolicy, lognormal
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.config import LossConfig, ServerConfig
+from cua_rl.database.migrations import migrate
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.devices.pool import DevicePool
+from cua_rl.events import Event, TrainingStarted
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.qwen3_vl import load_qwen3_vl
+from cua_rl.renderers.renderer import make_renderer
+from cua_rl.rl.async_loop import train
+from cua_rl.rl.sync_loop import Parts
+from cua_rl.rollout.limit import RolloutLimit
+from cua_rl.rollout.run import RolloutRunner
+from cua_rl.sampling.client import SamplingClient, ServerReply
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import VllmServer
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.training.wire import ForwardBackwardOutput
+from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
+from tests.fakes import FakeTrainer
+from tests.rl.test_sync_loop import Log, settings
+from tests.sampling.fake_vllm import FakeVllm
+
+PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
+MODEL_S, DEVICE_S, MAX_TURNS, GROUP_SIZE = 4.0, 2.0, 5, 8
+CLICK = '<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call>'
+
+
+class SlowSampler(SamplingClient):
+    """Waits before every request, so that the controller and not the model is what is measured."""
+
+    random = Random(0)
+
+    async def respond(
+        self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
+    ) -> ServerReply:
+        await asyncio.sleep(lognormal(self.random, MODEL_S, 0.5))
+        return await super().respond(path, payload, adapter=adapter, sticky_key=sticky_key)
+
+
+class IdleTrainer(FakeTrainer):
+    """Computes in a thread what a real one computes in its own process."""
+
+    async def forward_backward(
+        self, datums: Sequence[Datum], loss: LossConfig, **weights: object
+    ) -> ForwardBackwardOutput:
+        rows = await asyncio.to_thread(self._rows, datums)
+        return ForwardBackwardOutput(training_logprobs=rows, metrics={"loss/policy": 0.0})
+
+
+class CountingRecorder:
+    """Counts turns on their way to the database."""
+
+    def __init__(self, inner: DatabaseRecorder) -> None:
+        self.inner = inner
+        self.waits_s: list[float] = []
+
+    async def record(self, event: Event) -> None:
+        clock = time.perf_counter()
+        await self.inner.record(event)
+        self.waits_s.append(time.perf_counter() - clock)
+
+    async def flush(self) -> None:
+        await self.inner.flush()
+
+
+class MemoryLog(Log):
+    """Notes the controller's memory at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rss_mib: list[int] = []
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        super().log_step(step, metrics)
+        self.rss_mib.append(round(psutil.Process().memory_info().rss / 2**20))
+
+
+async def watch_lag(lags_s: list[float]) -> None:
+    """Sleep 10 ms again and again and note how late each sleep ends."""
+    while True:
+        clock = time.perf_counter()
+        await asyncio.sleep(0.01)
+        lags_s.append(time.perf_counter() - clock - 0.01)
+
+
+async def idle_lag(seconds: float) -> list[float]:
+    """The same in a loop of its own, in a process that does nothing else."""
+    command = [sys.executable, __file__, "--only-lag", str(seconds)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return json.loads(output)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of them lies."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> None:
+    """Run and print."""
+    renderer = make_renderer(TINY_QWEN3_VL)
+    config = ServerConfig(model_path=TINY_QWEN3_VL)
+    trainer, log, rng = IdleTrainer(), MemoryLog(), Random(1)
+    async with (
+        EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
+        VllmServer(config, folder / "server.log", make_command=serve_command) as server,
+        SlowSampler(server) as sampler,
+    ):
+        await migrate(postgres.url)
+        async with DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as database:
+            recorder = CountingRecorder(database)
+            await recorder.record(
+                TrainingStarted(
+                    run_name="load", log_path=str(folder), config={}, first_step=0, total_steps=options.steps
+                )
+            )
+            runner = RolloutRunner(
+                devices=DevicePool(SimulatedPhones(latency_s=DEVICE_S).make, max_devices=options.rollouts),
+                gateway=Gateway(sampler, renderer, PARAMS),
+                agent=GBoxAgent(),
+                reward=lambda evidence: Reward(total=float(rng.random() < 0.5), parts={}),
+                recorder=recorder,
+                max_turns=MAX_TURNS,
+            )
+            parts = Parts(
+                tasks=load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train"),
+                runner=runner,
+                trainer=trainer,
+                policy=SlowPolicy(trainer),
+                evaluator=None,
+                recorder=recorder,
+                log=log,
+            )
+            chosen = settings(
+                max_steps=options.steps,
+                groups_per_batch=options.rollouts // (2 * GROUP_SIZE),
+                group_size=GROUP_SIZE,
+                save_every=0,
+                image_token_id=renderer.image_token_id,
+            )
+            lags_s: list[float] = []
+            watcher = asyncio.create_task(watch_lag(lags_s))
+            idle = asyncio.create_task(idle_lag(20.0))
+            clock, cpu = time.perf_counter(), time.process_time()
+            await train(chosen, parts, max_lag=options.steps, limit=RolloutLimit(largest=options.rollouts))
+            seconds, cpu_s = time.perf_counter() - clock, time.process_time() - cpu
+            watcher.cancel()
+            clock = time.perf_counter()
+            await recorder.flush()
+            flush_s = time.perf_counter() - clock
+            report(options, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log)
+
+
+def report(
+    options: argparse.Namespace,
+    seconds: float,
+    cpu_s: float,
+    flush_s: float,
+    lags_s: list[float],
+    idle_lags_s: list[float],
+    recorder: CountingRecorder,
+    log: MemoryLog,
+) -> None:
+    """Print one line per figure."""
+    num_turns = sum(
+        round(metrics["rollout/num_turns/mean"] * metrics["rollout/num_rollouts"]) for _, metrics in log.steps
+    )
+    common = {"num_rollouts_at_once": options.rollouts, "load": round(os.getloadavg()[0], 1)}
+    lag = {
+        "figure": "controller_event_loop_lag",
+        **{f"p{share:g}_ms": round(1000 * percentile(lags_s, share / 100), 1) for share in (50, 90, 99, 99.9)},
+        "max_ms": round(1000 * max(lags_s), 1),
+        "idle_p99_ms": round(1000 * percentile(idle_lags_s, 0.99), 1),
+    }
+    throughput = {
+        "figure": "controller_turns",
+        "turns_per_s": round(num_turns / seconds, 1),
+        "cpu_ms_per_turn": round(1000 * cpu_s / num_turns, 1),
+        "limit_turns_per_s_one_core": round(num_turns / cpu_s, 1),
+        "num_turns": num_turns,
+    }
+    recorded = {
+        "figure": "controller_recorder",
+        "p99_wait_ms": round(1000 * percentile(recorder.waits_s, 0.99), 1),
+        "flush_at_end_s": round(flush_s, 2),
+    }
+    memory = {"figure": "controller_memory", "rss_mib_by_step": log.rss_mib}
+    for figure in (lag, throughput, recorded, memory):
+        print(json.dumps(figure | common), flush=True)
+
+
+def serve_command(config: ServerConfig, port: int) -> list[str]:
+    """The model: this file as a process of its own."""
+    return [sys.executable, __file__, "--serve", str(port)]
+
+
+def main() -> None:
+    """Measure, or be the model, or measure the idle lag."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve is not None:
+        fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), default_answer=CLICK, max_model_len=4096)
+        uvicorn.run(fake.app(), host="127.0.0.1", port=options.serve, log_level="warning")
+        return
+    if options.only_lag is not None:
+        print(json.dumps(asyncio.run(only_lag(options.only_lag))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(measure(options, Path(folder)))
+
+
+async def only_lag(seconds: float) -> list[float]:
+    """Measure for a while."""
+    lags_s: list[float] = []
+    watcher = asyncio.create_task(watch_lag(lags_s))
+    await asyncio.sleep(seconds)
+    watcher.cancel()
+    return lags_s
+
+
+if __name__ == "__main__":
+    main()
