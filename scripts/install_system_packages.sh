@@ -10,6 +10,7 @@ PROGRAMS=(
     "mousepad mousepad"                               # and what the desktop tasks operate
     "pcmanfm pcmanfm"
     "xterm xterm"
+    "node nodejs"                                     # agents in JavaScript: examples/agents/agent.mjs
 )
 
 missing=()
