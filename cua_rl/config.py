@@ -79,8 +79,10 @@ class LossConfig:
 
     @property
     def bounds_ratio(self) -> bool:
-        """True if no token can outweigh all others by a large ratio."""
-        return self.name != "importance_sampling" or self.tis_cap is not None or self.icepop_high is not None
+        """True if something keeps a token of an old policy from outweighing all others by its ratio."""
+        if self.has_behaviour_weight:
+            return self.tis_cap is not None or self.icepop_high is not None
+        return self.name != "importance_sampling"
 
 
 @chz.chz

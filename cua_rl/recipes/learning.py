@@ -63,6 +63,6 @@ def check_learning(config: CLIConfig) -> None:
     if config.max_steps_off_policy and not loss_config(config).bounds_ratio and not config.force_untruncated:
         raise ConfigError(
             f"loss: expected one that bounds the ratio where max_steps_off_policy={config.max_steps_off_policy}, got "
-            "importance_sampling, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
-            "force_untruncated=true"
+            f"{config.loss} without tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, "
+            "or force_untruncated=true"
         )
