@@ -58,6 +58,19 @@ class ShellDevice(Device, Protocol):
         ...
 
 
+@runtime_checkable
+class AppDevice(Device, Protocol):
+    """A device on which apps can be installed and opened."""
+
+    async def install_app(self, source: str) -> None:
+        """Install an app from an address, or from a file of this machine; raises `DeviceError`."""
+        ...
+
+    async def open_app(self, package: str, activity: str = "") -> None:
+        """Open an app, at its main activity unless one is named; raises `DeviceError`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAbilities:
     """What the devices of a run can do, known before one is leased: which tasks can run there."""

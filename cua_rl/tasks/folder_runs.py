@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
-from cua_rl.devices.device import Device, ShellDevice
+from cua_rl.devices.device import AppDevice, Device, ShellDevice
 from cua_rl.errors import TaskError
 from cua_rl.tasks.adb_client import AdbClient
 from cua_rl.types import Validation
@@ -83,16 +83,24 @@ def _require_shell(parts: FolderParts, device: Device) -> ShellDevice:
 
 async def _prepare_app(task_id: str, apk: ApkConfig, device: ShellDevice) -> None:
     package = apk.package_name
-    if (
-        apk.requires_apk
-        and f"package:{package}" not in (await device.shell(f"pm list packages {quote(package)}")).split()
-    ):
-        origin = f" from {apk.apk_url}" if apk.apk_url else ""
-        raise TaskError(f"expected {package!r} on the device for task {task_id!r}, got none; install it first{origin}")
+    if apk.requires_apk and not await _is_installed(package, device):
+        if apk.apk_url and isinstance(device, AppDevice):
+            await device.install_app(apk.apk_url)
+        if not await _is_installed(package, device):
+            raise TaskError(_not_installed(task_id, apk))
     if apk.launch_after_install and apk.main_activity:
         await device.shell(f"am start -n {quote(f'{package}/{apk.main_activity}')}")
     elif apk.launch_after_install:
         await device.shell(f"monkey -p {quote(package)} -c android.intent.category.LAUNCHER 1")
+
+
+async def _is_installed(package: str, device: ShellDevice) -> bool:
+    return f"package:{package}" in (await device.shell(f"pm list packages {quote(package)}")).split()
+
+
+def _not_installed(task_id: str, apk: ApkConfig) -> str:
+    origin = f" from {apk.apk_url}" if apk.apk_url else ""
+    return f"expected {apk.package_name!r} on the device for task {task_id!r}, got none; install it first{origin}"
 
 
 async def _is_valid(parts: FolderParts, device: ShellDevice, answer: str | None) -> bool:

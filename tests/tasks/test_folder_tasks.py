@@ -274,3 +274,20 @@ async def test_an_app_that_a_task_needs_must_be_there_and_is_launched(tmp_path: 
     assert any(command.startswith("monkey -p com.shop") for command in phone.commands)
     with pytest.raises(TaskError, match="install it first"):
         await prepare(task, FakePhone(packages=("com.shop.beta",)))
+
+
+async def test_an_app_with_an_address_is_installed_on_devices_that_can(tmp_path: Path) -> None:
+    class Installing(FakePhone):
+        async def install_app(self, source: str) -> None:
+            self.commands.append(f"install {source}")
+            self.packages = ("com.shop",)
+
+        async def open_app(self, package: str, activity: str = "") -> None:
+            self.commands.append(f"open {package}")
+
+    facts = "requires_apk=True, package_name='com.shop', apk_url='https://example.com/shop.apk'"
+    phone = Installing()
+
+    await prepare(load_one(tmp_path, more=f"get_apk_config = lambda self: type('Apk', (), dict({facts}))"), phone)
+
+    assert "install https://example.com/shop.apk" in phone.commands
