@@ -21,6 +21,7 @@ from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
 from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
+from cua_rl.tasks.page_tasks import parse_page_tasks
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of
 from cua_rl.tasks.task import Category, Difficulty, Task
 
@@ -182,7 +183,7 @@ def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
         case "django_admin":
             return ADMIN_TEMPLATES
         case _:
-            raise ConfigError(f"expected a source of tasks that this version has, got {config.source_type!r}")
+            return parse_page_tasks(config)
 
 
 def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: DeviceAbilities) -> list[Template]:

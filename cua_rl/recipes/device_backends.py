@@ -12,7 +12,8 @@ from cua_rl.tasks.django_admin.expert import AdminExperts
 from cua_rl.tasks.expert import Experts
 from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import MiniWobExperts
-from cua_rl.tasks.source_config import TaskSources, find_site
+from cua_rl.tasks.page_tasks import UserPages
+from cua_rl.tasks.source_config import TaskSources, find_site, parse_sources
 
 
 class DeviceSettings(Protocol):
@@ -40,6 +41,8 @@ def make_backend(settings: DeviceSettings) -> DeviceBackend:
             return MiniWobPages(scale=settings.browser_scale)
         case "django_admin":
             return AdminPages(scale=settings.browser_scale)
+        case "page":
+            return UserPages(parse_sources(settings.tasks), scale=settings.browser_scale)
         case _:
             _refuse_browser_scale(settings)
             return SimulatedPhones(scale=settings.screen_scale)

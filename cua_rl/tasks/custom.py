@@ -73,7 +73,7 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities) -> Cust
         raise ConfigError(f"expected an instruction in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
     if given.raw.get("check") is None:
         raise ConfigError(_without_check(what, instruction))
-    goal = _parse_goal(given.raw["check"], f"the check of {what}", device)
+    goal = parse_goal(given.raw["check"], f"the check of {what}", device)
     return CustomTask(
         task_id=given.text("task_id") or f"custom_{_slug(instruction)}",
         instruction=instruction,
@@ -98,7 +98,8 @@ def _slug(instruction: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", instruction.lower()).strip("_")[:60].rstrip("_")
 
 
-def _parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
+def parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
+    """Read a check that such a device can make; `what` names it in messages."""
     given = read_mapping(value, what, '{"query": "wifi_enabled", "expected": "true"}')
     given.require_keys(("query", "expected", "how"))
     query, how = given.text("query"), cast(How, given.choice("how", get_args(How)) or "equals")

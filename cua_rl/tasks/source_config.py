@@ -35,6 +35,10 @@ class TaskSourceConfig:
     """For "file": one task id per line (# begins a comment), or .json and .jsonl with ids or custom tasks."""
     custom_tasks: tuple[object, ...] = ()
     """For "custom": dictionaries as `cua_rl.tasks.custom` reads them."""
+    pages: tuple[object, ...] = ()
+    """For "page": dictionaries as `cua_rl.tasks.page_tasks` reads them."""
+    allowed_urls: tuple[str, ...] = ()
+    """For "page": beginnings of addresses that pages may request; () allows the tasks' own hosts."""
     tasks_dir: str | None = None
     """For "task_adapter": folders <set>/<nn_name> with task.py and validator.py, or one such set."""
     train_ratio: float = TRAIN_RATIO
@@ -64,6 +68,8 @@ _BELONGS_TO: dict[str, tuple[SourceType, ...]] = {
     "task_ids": ("ids",),
     "file_path": ("file",),
     "custom_tasks": ("custom",),
+    "pages": ("page",),
+    "allowed_urls": ("page",),
     "tasks_dir": ("task_adapter",),
     "train_ratio": ("task_adapter", "gym"),
     "split_type": ("task_adapter", "gym"),
@@ -71,7 +77,13 @@ _BELONGS_TO: dict[str, tuple[SourceType, ...]] = {
     "gym_id": ("gym",),
     "eval_number_range": ("gym",),
 }
-_REQUIRED = {"ids": "task_ids", "file": "file_path", "custom": "custom_tasks", "task_adapter": "tasks_dir"}
+_REQUIRED = {
+    "ids": "task_ids",
+    "file": "file_path",
+    "custom": "custom_tasks",
+    "task_adapter": "tasks_dir",
+    "page": "pages",
+}
 
 
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
@@ -125,6 +137,8 @@ def _parse_source(item: object) -> TaskSourceConfig:
         task_ids=given.texts("task_ids"),
         file_path=given.text("file_path"),
         custom_tasks=given.items("custom_tasks"),
+        pages=given.items("pages"),
+        allowed_urls=given.texts("allowed_urls"),
         tasks_dir=given.text("tasks_dir"),
         train_ratio=TRAIN_RATIO if share is None else share,
         split_type=cast(Split | None, given.choice("split_type", get_args(Split))),

@@ -15,7 +15,8 @@ from cua_rl.tasks.miniwob.elements import PageElement
 from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, Write
 from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, all_templates
 from cua_rl.tasks.miniwob.tiny_tasks import LABELS, TINY_TASKS
-from cua_rl.tasks.source_config import find_site
+from cua_rl.tasks.page_tasks import PAGE_BROWSER, allowed_urls
+from cua_rl.tasks.source_config import find_site, parse_sources
 
 
 def element(kind: str, text: str = "", *, id: str = "", value: str = "", is_focused: bool = False) -> PageElement:
@@ -126,3 +127,17 @@ def test_admin_tasks_are_loaded_for_their_browser() -> None:
     source = {"source_type": "django_admin", "tags": ["expert"]}
     loaded = load_tasks(source, seed=0, split="train", device=ADMIN_BROWSER)
     assert loaded.task_ids == tuple(template.task_id for template in ADMIN_TEMPLATES if template.has_expert)
+
+
+def test_pages_of_the_users_own_say_where_they_may_go() -> None:
+    task = {"url": "http://127.0.0.1:8000/shop/", "instruction": "Buy tea.", "check": {"query": "url", "expected": "x"}}
+    source = {"source_type": "page", "pages": [task]}
+    (config,) = parse_sources(source)
+    assert allowed_urls([config]) == ("http://127.0.0.1:8000/",)
+    loaded = load_tasks(source, seed=0, split="train", device=PAGE_BROWSER)
+    assert loaded.task_ids == ("page/1",)
+    (wider,) = parse_sources({**source, "allowed_urls": ["https://a.example/", "https://b.example/"]})
+    assert allowed_urls([wider]) == ("https://a.example/", "https://b.example/")
+    for broken in (task | {"url": "ftp://x"}, task | {"check": {"query": "bogus", "expected": "x"}}, task | {"wat": 1}):
+        with pytest.raises(ConfigError, match="expected"):
+            load_tasks({"source_type": "page", "pages": [broken]}, seed=0, split="train", device=PAGE_BROWSER)
