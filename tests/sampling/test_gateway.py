@@ -342,3 +342,24 @@ async def test_a_request_under_way_when_its_rollout_closes_is_not_recorded(gatew
     fake.gate.set()
     await asking
     assert turns == ()
+
+
+async def test_an_agent_without_tools_reads_calls_out_of_the_text_and_its_history_stays_exact(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.answers.append(CLICK)
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    first = await agent.chat.completions.create(model="policy", messages=messages)
+    messages += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "done"}]
+    await agent.chat.completions.create(model="policy", messages=messages)
+
+    assert first.choices[0].message.content == CLICK
+    assert first.choices[0].message.tool_calls is None
+    before, after = gateway.turns("r1")
+    whole = before.prompt.token_ids(0) + list(before.sampled_tokens)
+    assert after.prompt.token_ids(0)[: len(whole)] == whole
+    assert before.failure is None
+
+
+async def test_the_model_is_found_by_its_name(agent: AsyncOpenAI) -> None:
+    assert (await agent.models.retrieve("policy")).id == "policy"

@@ -1,0 +1,59 @@
+"""Screenshots that agents send as links."""
+
+from base64 import b64encode
+from typing import Any
+
+import openai
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_images import ImageFetcher
+from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.types import SamplingParams
+from tests.renderers.generated import encode_image, make_image
+
+SCREEN = encode_image(make_image(64, 96))
+
+
+async def test_linked_screenshots_are_fetched_once_from_allowed_hosts_and_stored(
+    client: SamplingClient, renderer: Qwen3VLRenderer
+) -> None:
+    asked: list[str] = []
+
+    async def store(request: Request) -> Response:
+        asked.append(request.path_params["name"])
+        if asked[-1] == "moved":
+            return RedirectResponse("/a.png")
+        return Response(SCREEN) if asked[-1] == "a.png" else Response(status_code=403)
+
+    gateway = Gateway(
+        client, renderer, SamplingParams(max_tokens=8, temperature=1.0), images=ImageFetcher(["127.0.0.1"])
+    )
+    async with serve_app(Starlette(routes=[Route("/{name}", store)]), "127.0.0.1", 0) as url:
+        gateway.open_rollout("r")
+        agent = gateway.openai_client("r")
+
+        async def ask(link: str) -> None:
+            part: Any = {"type": "image_url", "image_url": {"url": link}}
+            await agent.chat.completions.create(model="policy", messages=[{"role": "user", "content": [part]}])
+
+        await ask(f"{url}/a.png")
+        await ask(f"{url}/a.png")
+        await ask(f"data:image/png;base64,{b64encode(SCREEN).decode()}")
+        refusals: list[str] = []
+        for link in (f"{url}/expired?signature=secret", f"{url}/moved", "http://metadata.internal/x"):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await ask(link)
+            refusals.append(caught.value.message)
+
+    turns = gateway.close_rollout("r")
+    assert asked == ["a.png", "expired", "moved"]
+    assert [turn.prompt.images[0].data for turn in turns] == [SCREEN] * 3
+    assert "signature" not in refusals[0]
+    assert "allowed_media_domains" in refusals[2]
