@@ -179,8 +179,8 @@ class DevicePool:
         while self._idle:
             device, _ = self._idle.popleft()
             self._own(self._close(device))
-        while self._ending:
-            await wait_through(next(iter(self._ending)))
+        if self._ending:
+            await wait_through(asyncio.create_task(_wait_for_all(set(self._ending)), name="end-pool"))
 
     async def _obtain_in_time(self, tenancy: _Tenancy, task: Task, rollout_id: str) -> Device:
         limit = asyncio.timeout(self._limits.lease_timeout_s)
@@ -327,6 +327,10 @@ async def open_pool(
             yield pool
         finally:
             await pool.close()
+
+
+async def _wait_for_all(ending: set[asyncio.Task[None]]) -> None:
+    await asyncio.wait(ending)
 
 
 async def wait_through(task: asyncio.Task[None]) -> None:

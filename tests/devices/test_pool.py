@@ -200,6 +200,23 @@ async def test_release_goes_on_to_its_end_however_often_it_is_cancelled() -> Non
     assert pool.num_alive == 0
 
 
+async def test_a_pool_closes_everything_even_if_that_is_cancelled() -> None:
+    farm = Farm()
+    pool = DevicePool(farm.make, max_devices=3, reset_device=farm.reset)
+    await asyncio.gather(*(use(pool) for _ in range(3)))
+    farm.gate.clear()
+    late = asyncio.create_task(use(DevicePool(farm.make, max_devices=1)))
+    closing = asyncio.create_task(pool.close())
+    await asyncio.sleep(0)
+
+    closing.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert pool.num_alive == 0
+    late.cancel()
+
+
 async def test_a_share_takes_only_its_part() -> None:
     farm = Farm()
     pool = DevicePool(farm.make, max_devices=4)
