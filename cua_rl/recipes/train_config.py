@@ -386,7 +386,7 @@ EMBEDDED_DEMO: dict[str, object] = {
     "learning_rate": 2e-3,
     "learning_rate_schedule": "linear",
     "advantages": "mean_std",
-    "normalisation_tokens": 20,
+    "normalisation": "token_mean",
     "max_steps": 48,
     "eval_temperature": 0.5,
     "max_tokens": 48,
