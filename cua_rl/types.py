@@ -178,6 +178,8 @@ class Turn:
     """None if nothing was done."""
     durations_s: Mapping[str, float]
     """Seconds per stage: respond, execute, observe."""
+    more_actions: tuple[Action, ...] = ()
+    """What was done after `action` on the same answer; only agents outside this process do that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

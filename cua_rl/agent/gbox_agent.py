@@ -49,6 +49,8 @@ class AgentTurn:
     """None if nothing was done."""
     durations_s: Mapping[str, float]
     """Seconds per stage: respond, ground, execute, observe."""
+    more_actions: tuple[Action, ...] = ()
+    """What was done after `action` on the same answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

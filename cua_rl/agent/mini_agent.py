@@ -177,8 +177,9 @@ class _Turns:
         reported = step.actions if step is not None else []
         for done in reported:
             self._note_finish(done)
-        main = next((done for done in reported if done.name.lower() not in FINISH_NAMES), None)
-        action = parse_mini_agent_action(main.name, main.args, before) if main else None
+        deeds = [done for done in reported if done.name.lower() not in FINISH_NAMES]
+        main = deeds[0] if deeds else None
+        action, *more = [parse_mini_agent_action(done.name, done.args, before) for done in deeds] or [None]
         unread = model.failure.message if model.failure and not reported else None
         later = self._screens[index + 1] if index + 1 < len(self._screens) else None
         return AgentTurn(
@@ -189,6 +190,7 @@ class _Turns:
             action_error=main.error if main else unread,
             after=later if action is not None else None,
             durations_s={"respond": model.duration_s, "execute": sum(done.duration_s for done in reported)},
+            more_actions=tuple(later for later in more if later is not None),
         )
 
     def _note_finish(self, done: ReportedAction) -> None:

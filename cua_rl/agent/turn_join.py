@@ -67,7 +67,7 @@ class TurnJoin:
 
 
 def _joined(turn: _OpenTurn) -> AgentTurn:
-    """The turn as one action: the first that was understood, with the screen after the last."""
+    """The turn with its actions in order: the first that was understood, and more; and the screen after the last."""
     main = next((deed for deed in turn.deeds if deed.action is not None), turn.deeds[0] if turn.deeds else None)
     unread = turn.model.failure.message if turn.model.failure and not turn.deeds else None
     return AgentTurn(
@@ -82,4 +82,5 @@ def _joined(turn: _OpenTurn) -> AgentTurn:
             "execute": sum(deed.execute_s for deed in turn.deeds),
             "observe": sum(deed.observe_s for deed in turn.deeds),
         },
+        more_actions=tuple(deed.action for deed in turn.deeds if deed.action is not None and deed is not main),
     )

@@ -17,9 +17,23 @@ def encode_action(action: Action) -> dict[str, object]:
     return encoded | {field.name: getattr(action, field.name) for field in fields(action)}
 
 
+def encode_actions(action: Action | None, more_actions: Sequence[Action] = ()) -> dict[str, object] | None:
+    """An action, with those that followed it on the same answer under "then"; None if there is none."""
+    if action is None:
+        return None
+    then = {"then": [encode_action(later) for later in more_actions]} if more_actions else {}
+    return encode_action(action) | then
+
+
+def decode_more_actions(encoded: Mapping[str, object] | None) -> tuple[Action, ...]:
+    """The actions under "then"."""
+    later = cast("Sequence[Mapping[str, object]]", (encoded or {}).get("then", ()))
+    return tuple(decode_action(action) for action in later)
+
+
 def decode_action(encoded: Mapping[str, object]) -> Action:
     """The inverse of `encode_action`."""
-    values = {name: value for name, value in encoded.items() if name != "type"}
+    values = {name: value for name, value in encoded.items() if name not in ("type", "then")}
     kind = _ACTION_CLASSES[str(encoded["type"])]
     if kind is PressKey:
         return PressKey(keys=tuple(cast("Sequence[str]", values["keys"])))

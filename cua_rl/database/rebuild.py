@@ -7,7 +7,7 @@ from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.conversation import ImageFormat, ParseFailure
-from cua_rl.database.encoding import decode_action, decode_prompt
+from cua_rl.database.encoding import decode_action, decode_more_actions, decode_prompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Phase
@@ -171,6 +171,7 @@ def _build_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Turn:
         action_error=row.action_error,
         after=None if row.after_sha256 is None else _build_observation(screenshots[row.after_sha256]),
         durations_s=row.durations_s,
+        more_actions=decode_more_actions(row.action),
     )
 
 

@@ -264,6 +264,7 @@ def join_turn(index: int, done: AgentTurn, recorded: tuple[ModelTurn, ...]) -> T
         action_error=done.action_error,
         after=done.after,
         durations_s=done.durations_s,
+        more_actions=done.more_actions,
     )
 
 

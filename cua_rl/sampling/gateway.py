@@ -26,6 +26,7 @@ from cua_rl.conversation import Item, ParsedAnswer, Tool
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import make_gateway_app
 from cua_rl.sampling.gateway_devices import device_routes
@@ -207,6 +208,8 @@ class Gateway:
         rollout.num_requests += 1
         seed = _request_seed(rollout.params.seed, rollout.num_requests)
         started_at, clock = time.time(), time.monotonic()
+        if request.get("n") not in (None, 1):
+            raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")
         request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
         self._check_length(prompt.rendered, rollout.params)

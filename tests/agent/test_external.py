@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from cua_rl.actions import Click
+from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError
@@ -108,6 +108,7 @@ async def test_turns_are_answers_joined_with_the_deeds_that_followed_them(bench:
     async def work(desk: Desk) -> Any:
         await desk.ask()
         await desk.act(action="click", coordinate=[500, 1000])  # 100 x 200 pixels: (50, 200), clamped to 199
+        await desk.act(action="wait", time=0)
         await desk.ask()
         told = await desk.act(action="fly")
         assert "Expected one of" in told.json()["error"]
@@ -118,8 +119,9 @@ async def test_turns_are_answers_joined_with_the_deeds_that_followed_them(bench:
     rollout = await bench.run(work)
 
     assert rollout.error is None
-    assert bench.device.actions == [Click(x=50, y=199)]
+    assert bench.device.actions == [Click(x=50, y=199), Wait(duration_s=0)]
     assert [turn.action for turn in rollout.turns] == [Click(x=50, y=199), None, None]
+    assert rollout.turns[0].more_actions == (Wait(duration_s=0),)
     assert rollout.turns[0].after is not None
     assert "fly" in (rollout.turns[1].action_error or "")
     assert (rollout.stop_reason, rollout.answer, rollout.success) == (StopReason.FINISHED, "42", True)

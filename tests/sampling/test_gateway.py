@@ -238,6 +238,7 @@ async def test_chat_streams_as_chunks_the_openai_package_understands(agent: Asyn
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "https://example.org/a.png"}]}]},
         {"input": [{"type": "computer_call"}]},
         {"input": "hi", "previous_response_id": "resp_1"},
+        {"input": "hi", "extra_body": {"n": 2}},
     ],
 )
 async def test_requests_that_cannot_be_rendered_are_refused_with_openais_error_body(

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cua_rl.actions import Click
+from cua_rl.actions import Click, TypeText, Wait
 from cua_rl.database.columns import escape_json, escape_text, unescape_json, unescape_text
-from cua_rl.database.encoding import decode_action, encode_action
+from cua_rl.database.encoding import decode_action, decode_more_actions, encode_action, encode_actions
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Source, TurnTaken
 from tests.real.database.conftest import run_sql
@@ -89,3 +89,12 @@ async def test_a_rollout_id_cannot_serve_two_groups(url: str) -> None:
 async def test_nothing_can_be_recorded_before_the_training(url: str) -> None:
     with pytest.raises(DatabaseError, match="expected TrainingStarted before any other event"):
         await record(url, TurnTaken(rollout_id="r", turn=make_group().rollouts[0].turns[0]))
+
+
+def test_actions_that_follow_on_one_answer_are_kept_with_the_first() -> None:
+    first, later = Click(x=3, y=4), (Wait(duration_s=1.0), TypeText(text="hi"))
+    encoded = encode_actions(first, later)
+    assert encoded is not None
+    assert (decode_action(encoded), decode_more_actions(encoded)) == (first, later)
+    assert decode_more_actions(encode_actions(first)) == ()
+    assert encode_actions(None) is None
