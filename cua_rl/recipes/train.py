@@ -7,6 +7,7 @@ whatever the machine has.
 import asyncio
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.training.client import TrainingClient
+from cua_rl.training.client import TrainingClient, count_gpus
 from cua_rl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ def _trainer_config(plan: RunPlan) -> TrainerConfig:
         dtype=config.trainer_dtype,
         micro_batch_tokens=config.micro_batch_tokens,
         gradient_checkpointing=config.gradient_checkpointing,
+        num_processes=config.trainer_num_processes or max(1, count_gpus(os.environ)),
         vision_cache_gib=config.vision_cache_gib,
         seed=config.seed,
     )

@@ -254,6 +254,9 @@ class CLIConfig:
     )
     micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass of the trainer")
     gradient_checkpointing: bool = chz.field(default=False, doc="save trainer memory by recomputing activations")
+    trainer_num_processes: int | None = chz.field(
+        default=None, doc="trainer processes that share every step's work; None is one per GPU, and one without a GPU"
+    )
     vision_cache_gib: float = chz.field(
         default=2.0, doc="most main memory for screenshots' features, so that the trainer encodes each once per step"
     )
@@ -345,6 +348,7 @@ _SMALLEST = {
     "max_model_len": 64,
     "max_num_seqs": 1,
     "micro_batch_tokens": 64,
+    "trainer_num_processes": 1,
     "vision_cache_gib": 0.0,
     "history_images": 1,
     "history_block": 1,

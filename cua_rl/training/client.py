@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -195,6 +195,14 @@ class TrainingClient:
                 tail = await asyncio.to_thread(self._process.log_tail)
                 return TrainingError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
         return TrainingError(f"the trainer closed the connection but is still running; see {self._process.log_path}")
+
+
+def count_gpus(environ: Mapping[str, str], devices: Path = Path("/proc/driver/nvidia/gpus")) -> int:
+    """NVIDIA GPUs that a process here may use; no torch needed."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(list(devices.iterdir())) if devices.is_dir() else 0
 
 
 def _module(config: TrainerConfig) -> list[str]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.training import wire
-from cua_rl.training.client import TrainingClient
+from cua_rl.training.client import TrainingClient, count_gpus
 from cua_rl.training.ranks import Agreement, Ranks, combine_accounts, share_out
 from cua_rl.training.trainer import Trainer
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
@@ -100,3 +100,13 @@ def test_accounts_of_ranks_add_up() -> None:
     assert combine_accounts([one, other]) == pytest.approx(
         {"trainer/tokens": 7.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 11.0, "trainer/mfu_frac": 0.3}
     )
+
+
+def test_gpus_are_counted_as_a_process_sees_them(tmp_path: Path) -> None:
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+
+    assert count_gpus({}, tmp_path) == 2
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
+    assert [count_gpus({"CUDA_VISIBLE_DEVICES": none}, tmp_path) for none in ("", "-1")] == [0, 0]
+    assert count_gpus({}, tmp_path / "none") == 0
