@@ -208,7 +208,9 @@ class BrowserPage:
             raise
 
     def _note_request(self, request: "Request") -> None:
-        if request.is_navigation_request() and request.frame == self._page.main_frame:
+        """A redirect is another request on the same way."""
+        is_leaving = request.is_navigation_request() and request.frame == self._page.main_frame
+        if is_leaving and self._arrival is None:
             self._arrival = asyncio.Event()
 
     def _note_end(self, request: "Request") -> None:

@@ -29,7 +29,9 @@ class AdminPages:
             raise ConfigError(
                 "expected Django for django_admin tasks, it is not installed; pip install 'cua_rl[browser]'"
             )
-        self.pages = BrowserPages(PageSettings(allowed_urls=(_NOWHERE,), scale=1.0 if scale is None else scale))
+        scale = 1.0 if scale is None else scale
+        # its pages do come to rest, however long a busy machine takes to serve them
+        self.pages = BrowserPages(PageSettings(allowed_urls=(_NOWHERE,), scale=scale, settle_timeout_s=20.0))
         self._idle: list[AdminSite] = []
         self._sites: list[AdminSite] = []
         self._folder: Path | None = None
