@@ -7,7 +7,7 @@ PYTHON := .venv/bin/python
 check test fast: export HF_HUB_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check types fast format lint imports test-android monitor migration
+.PHONY: help setup train test check types fast format lint imports test-android monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -47,6 +47,9 @@ monitor: setup ## show training runs in the browser
 	@$(PYTHON) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('cua_rl.recipes.serve_monitor'))" \
 		|| { echo "make monitor: cua_rl.recipes.serve_monitor is not part of this version" >&2; exit 2; }
 	@$(PYTHON) -m cua_rl.recipes.serve_monitor $(ARGS)
+
+bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/performance.md
+	$(PYTHON) benchmarks/run.py $(ARGS)
 
 migration: setup ## draft a database migration after a change of the models: make migration MESSAGE="describe changes"
 	@test -n "$(MESSAGE)" || { echo 'make migration: expected MESSAGE="describe changes", got none' >&2; exit 2; }

@@ -1,0 +1,56 @@
+"""Is the trainer's memory flat over many steps, and what does each step encode: one JSON line.
+
+    .venv/bin/python benchmarks/trainer_memory.py [--steps 100] [--turns 3] [--vision-cache-mib 4]
+
+Every step brings screenshots that were never seen before, so features of old ones must go; the cache is set small
+enough to be full after a few steps. Growth compares the mean resident size of the last fifth of the steps with that of
+the second fifth.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from given_rollouts import Workload, build_model, write_adapter
+from trainer_against_trl import measure
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--vision-cache-mib", type=float, default=4.0)
+    arguments = parser.parse_args()
+    work = Workload(turns=arguments.turns, vocabulary=1024)
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model("tiny", Path(folder) / "tiny")
+        write_adapter(model, model / "adapter")
+        trainer = {"vision_cache_gib": arguments.vision_cache_mib / 1024}
+        settings = {"workload": asdict(work), "steps": arguments.steps, "trainer": trainer}
+        result = measure(sys.executable, "trainer_steps.py", model, settings)
+    fifth = max(1, arguments.steps // 5)
+    early, late = (statistics.mean(part) for part in (result["rss_gib"][fifth : 2 * fifth], result["rss_gib"][-fifth:]))
+    account = result["account"]
+    distinct = work.groups + work.num_rollouts * (work.turns - 1)  # members of a group share their first screenshot
+    line = {
+        "figure": "trainer_memory",
+        "steps": arguments.steps,
+        "rss_gib_early": round(early, 4),
+        "rss_gib_late": round(late, 4),
+        "growth_frac": round(late / early - 1, 4),
+        "target_growth_frac": 0.05,
+        "tokens_over_final_length": round(account["trainer/tokens"] / work.num_rollouts / work.final_length, 4),
+        "target_tokens_over_final_length": 1.05,
+        "encoded_images_per_step": account["trainer/encoded_images"],
+        "distinct_images_per_step": distinct,
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
