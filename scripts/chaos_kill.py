@@ -9,7 +9,8 @@ What must hold at the end: the run is complete; every task instance was trained 
 record as ended and untrained when the run was killed has been trained; no turn was too old; nothing is left running;
 and every step's training data can be rebuilt from the database, bit for bit. With `compare=true`, final success must
 also be within three standard errors of a run that nobody killed; for a synchronous run, whose sampling is seeded, the
-line says in how many steps the rewards are equal (all of them, if vLLM's kernels do not depend on the batch).
+line says in how many steps the rewards are equal and how far the gradient norms are apart (all, and by rounding, as far
+as vLLM's kernels do not depend on the batch).
 """
 
 import asyncio
@@ -157,7 +158,10 @@ class Chaos:
         folder = self.config.folder / "reference"
         await (await self.start(folder)).wait()
         pairs = list(zip(_rewards(self.run_folder), _rewards(folder), strict=False))
-        equal = {"steps_with_equal_rewards": sum(one == other for one, other in pairs)}
+        equal = {
+            "steps_with_equal_rewards": sum(one[0] == other[0] for one, other in pairs),
+            "largest_gradient_gap_frac": max(abs(one[1] - other[1]) / max(1e-9, other[1]) for one, other in pairs),
+        }
         return equal | _compare_success(self.run_folder, folder, NUM_EVAL_ROLLOUTS)
 
     async def verdict(self) -> list[str]:

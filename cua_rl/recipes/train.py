@@ -230,7 +230,7 @@ def _sampling_params(config: CLIConfig) -> SamplingParams:
 
 def _eval_params(config: CLIConfig) -> SamplingParams:
     temperature = config.temperature if config.eval_temperature is None else config.eval_temperature
-    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature)
+    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling_seed)
 
 
 def _max_rollouts(config: CLIConfig) -> tuple[int, int]:
