@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -24,7 +25,7 @@ from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.page_lessons import draw_page_lesson, draw_page_text_lesson
-from cua_rl.supervised.page_screens import PageScreen, collect_screens, read_screens, write_screens
+from cua_rl.supervised.page_screens import POINT_STEP, PageScreen, collect_screens, read_screens, write_screens
 from cua_rl.task_loader import SEED_RANGES
 from cua_rl.tasks.miniwob.tiny_tasks import TINY_TASKS
 from cua_rl.training.client import TrainingClient
@@ -32,6 +33,8 @@ from cua_rl.types import Datum
 
 _EVALUATED = 96
 """Held-out screens to measure on."""
+_NUM_CLICK_TOKENS = 6
+"""The call's beginning, x, a comma, y, the call's end, the end of turn."""
 
 
 @chz.chz
@@ -68,9 +71,9 @@ async def main(config: TinyPageModelConfig) -> None:
         print(f"{len(screens)} screens {time.monotonic() - started:.0f}s", flush=True)
         start = scratch / "grounded"
         await _run_python("cua_rl.supervised.extended_model", config.model_path, start, config.seed, scratch=scratch)
-        await _run_python(
-            "cua_rl.supervised.grounding", start, config.seed, config.grounding_steps, screens_path, scratch=scratch
-        )
+        if config.grounding_steps:
+            arguments = (start, config.seed, config.grounding_steps, screens_path)
+            await _run_python("cua_rl.supervised.grounding", *arguments, scratch=scratch)
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = scratch / "trainer.log"
         async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
@@ -124,10 +127,8 @@ def _draw_batch(
 ) -> list[Datum]:
     is_perfect = step < config.perfect_steps
     shares = (config.listing_share, 0.0) if is_perfect else (0.0, config.error_rate)
-    lessons = [
-        draw_page_lesson(random.choice(screens), random, listing_share=shares[0], error_rate=shares[1])
-        for _ in range(config.batch_size)
-    ]
+    draw = partial(draw_page_lesson, listing_share=shares[0], error_rate=shares[1], point_step=POINT_STEP)
+    lessons = [draw(random.choice(screens), random) for _ in range(config.batch_size)]
     if is_perfect:
         asked = [(screen.instruction, screen.boxes[screen.target].label) for screen in random.sample(screens, 64)]
         lessons += [draw_page_text_lesson(asked, random) for _ in range(config.text_lessons)]
@@ -142,19 +143,17 @@ def _optim(config: TinyPageModelConfig, step: int, num_steps: int) -> OptimConfi
 
 
 async def _evaluate(client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]) -> str:
-    """How likely the model is to write the expert's answer, scan and click, token for token."""
-    datums = [
-        build_supervised_datum(
-            renderer, draw_page_lesson(screen, Random(0), listing_share=0.0, error_rate=0.0), name="held-out"
-        )
-        for screen in screens
-    ]
+    """How likely the model is to write what the expert writes, token for token: all of it, and its scan alone."""
+    draw = partial(draw_page_lesson, listing_share=0.0, error_rate=0.0, point_step=POINT_STEP)
+    datums = [build_supervised_datum(renderer, draw(screen, Random(0)), name="held-out") for screen in screens]
     logprobs = await client.forward(datums)
-    shares = [math.exp(sum(row)) for row in logprobs]
-    words = [screen.instruction.split()[2] for screen in screens]
-    by_kind = {word: [share for share, other in zip(shares, words, strict=True) if other == word] for word in words}
-    means = " ".join(f"{word}={sum(part) / len(part):.3f}" for word, part in sorted(by_kind.items()))
-    return f"right={sum(shares) / len(shares):.3f} {means}"
+    whole = [math.exp(sum(row)) for row in logprobs]
+    scans = [math.exp(sum(row[:-_NUM_CLICK_TOKENS])) for row in map(_answer_of, datums, logprobs)]
+    return f"right={sum(whole) / len(whole):.3f} scan={sum(scans) / len(scans):.3f}"
+
+
+def _answer_of(datum: Datum, logprobs: Sequence[float]) -> list[float]:
+    return [logprob for logprob, is_trained in zip(logprobs, datum.loss_mask, strict=True) if is_trained]
 
 
 if __name__ == "__main__":

@@ -58,8 +58,9 @@ def _place(embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Seque
             row(at_start).copy_(row(plain) + line_start)
         if quoted in new:
             row(quoted).copy_(row(plain) + quote)
-    row(CLICK_PREFIX).copy_(row(_PHONE_CLICK))
-    row(system_block()).mul_(0.5)
+    if CLICK_PREFIX in new:
+        row(CLICK_PREFIX).copy_(row(_PHONE_CLICK))
+        row(system_block()).mul_(0.5)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import Start, make_phone_state
 from cua_rl.models.vocabulary import COORDINATE_STEP, names
-from cua_rl.supervised.page_screens import LabelledBox, PageScreen, read_screens
+from cua_rl.supervised.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
 from cua_rl.tasks.demo.expert import scannable_elements
 from cua_rl.training.vision import use_linear_patch_embedding
 
@@ -97,7 +97,7 @@ def draw_phone(random: Random, tokenizer: Tokenizer) -> _Screenshot:
     elements = [element for element in scannable_elements(build_screen(state)) if element.label in names()]
     image = Image.open(io.BytesIO(draw_png(state, 1))).convert("RGB")
     boxes = [LabelledBox(label=item.label, **asdict(item.rect)) for item in elements]
-    return _with_targets(image, boxes, tokenizer)
+    return _with_targets(image, boxes, tokenizer, COORDINATE_STEP)
 
 
 def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) -> _Draw:
@@ -114,33 +114,33 @@ def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) 
             )
             for box in screen.boxes
         ]
-        return _with_targets(image.resize((width, height), Image.Resampling.BICUBIC), boxes, tokenizer)
+        return _with_targets(image.resize((width, height), Image.Resampling.BICUBIC), boxes, tokenizer, POINT_STEP)
 
     return draw
 
 
-def _with_targets(image: Image.Image, boxes: Sequence[LabelledBox], tokenizer: Tokenizer) -> _Screenshot:
+def _with_targets(image: Image.Image, boxes: Sequence[LabelledBox], tokenizer: Tokenizer, step: int) -> _Screenshot:
     width, height = image.size
     cells = [(x, y) for y in range(0, height, _CELL_PX) for x in range(0, width, _CELL_PX)]
-    targets = [_target(cell, boxes, image.size, tokenizer) for cell in cells]
+    targets = [_target(cell, boxes, image.size, tokenizer, step) for cell in cells]
     return _Screenshot(image=image, targets=torch.tensor(targets).T)
 
 
 def _target(
-    cell: tuple[int, int], boxes: Sequence[LabelledBox], size: tuple[int, int], tokenizer: Tokenizer
+    cell: tuple[int, int], boxes: Sequence[LabelledBox], size: tuple[int, int], tokenizer: Tokenizer, step: int
 ) -> tuple[int, int, int]:
     """Ids of name, x and y of the box that covers most of the cell, if that is at least a quarter, or most of it."""
     best = max(boxes, key=lambda box: _overlap(cell, box))
     if _overlap(cell, best) < min(_CELL_PX**2 / 4, best.width * best.height / 2):
         return _UNKNOWN, _UNKNOWN, _UNKNOWN
     x, y = best.x + best.width / 2, best.y + best.height / 2
-    texts = (f" {best.label}", _coordinate(x, size[0]), _coordinate(y, size[1]))
+    texts = (f" {best.label}", _coordinate(x, size[0], step), _coordinate(y, size[1], step))
     name_id, x_id, y_id = (tokenizer.encode(text, add_special_tokens=False).ids[0] for text in texts)
     return name_id, x_id, y_id
 
 
-def _coordinate(position: float, length: int) -> str:
-    return str(round(position * MAX_COORDINATE / length / COORDINATE_STEP) * COORDINATE_STEP)
+def _coordinate(position: float, length: int, step: int) -> str:
+    return str(round(position * MAX_COORDINATE / length / step) * step)
 
 
 def _overlap(cell: tuple[int, int], box: LabelledBox) -> float:

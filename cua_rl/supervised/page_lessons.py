@@ -9,7 +9,7 @@ from random import Random
 from cua_rl.actions import Click
 from cua_rl.agent.gbox_agent import load_system_prompt
 from cua_rl.agent.responses import function_tool, system_item, user_item
-from cua_rl.agent.tools import COMPUTER_USE
+from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE
 from cua_rl.conversation import Message, SampledAnswer, TextPart
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.openai_items import conversation_from_responses
@@ -22,15 +22,23 @@ from cua_rl.tasks.miniwob.tiny_tasks import LABELS
 LISTING = "List what you see."
 
 
-def draw_page_lesson(screen: PageScreen, random: Random, *, listing_share: float, error_rate: float) -> Demonstration:
-    """One answer on that page: naming everything, or scanning up to the target, or to a random box, and clicking it."""
+def draw_page_lesson(
+    screen: PageScreen, random: Random, *, listing_share: float, error_rate: float, point_step: int = 5
+) -> Demonstration:
+    """One answer on that page: naming everything, or scanning up to the target, or to a random box, and clicking it.
+
+    Clicks are at multiples of `point_step` on the scale of 1000: the coarser, the fewer numbers there are to learn.
+    """
     if random.random() < listing_share:
         labels = tuple(box.label for box in screen.boxes)
         return _demonstration(LISTING, screen, Decision(scanned=labels, action=Finish(success_claimed=True)))
     errs = random.random() < error_rate
     target = random.randrange(len(screen.boxes)) if errs else screen.target
     box = screen.boxes[target]
-    click = Click(x=round(box.x + box.width / 2), y=round(box.y + box.height / 2))
+    click = Click(
+        x=_snap(box.x + box.width / 2, screen.observation.width_px, point_step),
+        y=_snap(box.y + box.height / 2, screen.observation.height_px, point_step),
+    )
     scanned = tuple(box.label for box in screen.boxes[: target + 1])
     return _demonstration(screen.instruction, screen, Decision(scanned=scanned, action=click))
 
@@ -51,6 +59,10 @@ def draw_page_text_lesson(instructions: Sequence[tuple[str, str]], random: Rando
         SampledAnswer(text=write_answer(reasoning=" ".join(shown[: place + 1]), text=None, tool_calls=[])),
     )
     return Demonstration(items=items, tools=(COMPUTER_USE,), is_open=True)
+
+
+def _snap(position_px: float, length_px: int, step: int) -> int:
+    return round(round(position_px * MAX_COORDINATE / length_px / step) * step * length_px / MAX_COORDINATE)
 
 
 def _demonstration(instruction: str, screen: PageScreen, decision: Decision) -> Demonstration:
