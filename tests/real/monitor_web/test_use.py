@@ -28,7 +28,7 @@ async def test_three_clicks_lead_from_a_chart_to_a_token_with_screenshot_request
     plot = page.locator('.chart-plot[aria-label^="Reward:"] .u-over')
     await plot.wait_for()
     box = await plot.bounding_box()
-    await page.mouse.click(box["x"] + box["width"] * 2 / 3, box["y"] + box["height"] / 2)  # steps 0 to 3: step 2
+    await plot.click(position={"x": box["width"] * 2 / 3, "y": box["height"] / 2})  # of steps 0 to 3, step 2
     await page.wait_for_url(re.compile(r"/step/2$"))
     await page.locator(".cell").first.click()
     await page.wait_for_url(re.compile(r"/rollouts/"))

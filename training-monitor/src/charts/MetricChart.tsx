@@ -87,7 +87,9 @@ export function MetricChart(props: ChartProps) {
     if (x !== undefined && chosen) props.onPick(x, chosen);
   };
   const click = (event: MouseEvent) => {
-    if (Math.abs(event.clientX - dragged.current) < 5 && hover) pick(hover.index);
+    const over = holder.current?.querySelector(".u-over");
+    if (!plot.current || !over || Math.abs(event.clientX - dragged.current) >= 5) return;
+    pick(plot.current.posToIdx(event.clientX - over.getBoundingClientRect().left));
   };
   const keys = (event: KeyboardEvent) => {
     const self = plot.current;
