@@ -47,10 +47,11 @@ class _FrozenHead(torch.autograd.Function):
         logprobs, entropies, directions = [], [], []
         matrix = _matrix(weight)
         for part, part_targets in zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True):
-            logits = _logits(part, matrix) / temperature
-            normaliser = logits.logsumexp(dim=1, keepdim=True)
+            logits = _logits(part, matrix)
+            if temperature != 1.0:
+                logits.div_(temperature)
+            probabilities, normaliser = _softmax(logits)
             logprobs.append((logits.gather(1, part_targets[:, None]) - normaliser)[:, 0])
-            probabilities = (logits - normaliser).exp_()
             entropies.append(_entropies(probabilities, logits, normaliser))
             if needs_gradient:
                 expected = probabilities.to(matrix.dtype) @ matrix
@@ -65,6 +66,16 @@ class _FrozenHead(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (directions,) = ctx.saved_tensors
         return directions * gradients[0][:, None].to(directions.dtype), None, None, None
+
+
+def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities, and the log of what they were normalised by [n, 1], without another pass over the exponentials.
+
+    Where a row is largest, log p = logit - normaliser; p there is at least 1 / vocabulary, so its log is exact.
+    """
+    largest, where = logits.max(dim=1, keepdim=True)
+    probabilities = logits.softmax(dim=1)
+    return probabilities, largest - probabilities.gather(1, where).log()
 
 
 def _trained_head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenScores:
