@@ -1,0 +1,81 @@
+"""The example agents, unchanged, over several turns: what they send back makes each prompt extend the one before."""
+
+import shutil
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cua_rl.actions import Click
+from cua_rl.agent.external import AgentCommand, ExternalAgent
+from cua_rl.devices.pool import DevicePool
+from cua_rl.events import Source
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.rewards.reward import binary_reward
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.server import ExternalServer
+from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.types import ModelTurn, Rollout, StopReason
+from tests.agent.gym_bench import PARAMS, call, demo_tasks
+from tests.fakes import FakeRecorder
+from tests.sampling.fake_vllm import FakeVllm
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
+ANSWERS = (call(action="click", coordinate=[500, 500]), call(action="fly"), call(action="answer", text="42"))
+
+
+async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder: Path) -> Rollout:
+    fake = FakeVllm(renderer)
+    fake.answers.extend(ANSWERS)
+    task = replace(demo_tasks()[0], max_turns=5)
+    source = Source(phase="step", step=0)
+    async with (
+        serve_app(fake.app(), "127.0.0.1", 0) as url,
+        ExternalServer(url) as server,
+        SamplingClient(server, namespace="run", max_attempts=1) as sampling,
+    ):
+        gateway = Gateway(sampling, renderer, PARAMS)
+        async with gateway.serve():
+            command = AgentCommand(argv=(program, str(EXAMPLES / file)), log_folder=folder)
+            runner = RolloutRunner(
+                devices=DevicePool(SimulatedPhones().make, max_devices=1),
+                gateway=gateway,
+                agent=ExternalAgent(command, gateway),
+                reward=binary_reward,
+                recorder=FakeRecorder(),
+                max_turns=5,
+            )
+            return await runner.run(
+                RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=task, params=PARAMS)
+            )
+
+
+def extends(before: ModelTurn, after: ModelTurn) -> bool:
+    whole = [*before.prompt.token_ids(0), *before.sampled_tokens]
+    return after.prompt.token_ids(0)[: len(whole)] == whole
+
+
+@pytest.mark.parametrize(
+    ("program", "file"),
+    [(sys.executable, "plain_openai.py"), ("node", "agent.mjs"), (sys.executable, "openai_agents_sdk.py")],
+)
+async def test_an_example_agent_acts_and_sends_its_history_back_exactly(
+    program: str, file: str, small_renderer: Qwen3VLRenderer, tmp_path: Path
+) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed; scripts/install_system_packages.sh installs it")
+
+    rollout = await run_example(program, file, small_renderer, tmp_path)
+
+    assert rollout.error is None
+    assert (rollout.stop_reason, rollout.answer) == (StopReason.FINISHED, "42")
+    assert [turn.action for turn in rollout.turns] == [Click(x=96, y=160), None, None]
+    assert "fly" in (rollout.turns[1].action_error or "")
+    assert all(extends(before.model, after.model) for before, after in pairwise(rollout.turns))
+    assert rollout.turns[0].before.sha256 == rollout.turns[0].model.prompt.images[0].sha256
+    assert all(turn.model.prompt_matches_renderer for turn in rollout.turns)
