@@ -29,6 +29,8 @@ class AgentSettings(Protocol):
     @property
     def agent(self) -> str: ...
     @property
+    def coordinate_mode(self) -> str: ...
+    @property
     def agent_command(self) -> str | None: ...
     @property
     def agent_url(self) -> str | None: ...
@@ -72,6 +74,11 @@ def check_agent(settings: AgentSettings) -> None:
     _require_address("gateway_public_url", settings.gateway_public_url)
     if settings.agent == "external":
         _check_program(settings)
+    if settings.agent != "gbox" and settings.coordinate_mode != "direct":
+        raise ConfigError(
+            f"coordinate_mode: expected 'direct' with agent={settings.agent}, got {settings.coordinate_mode!r}; leave "
+            "it out, or set agent=gbox"
+        )
     if settings.agent == "mini_agent" and find_site(settings.tasks) != "gym":
         raise ConfigError(
             "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"

@@ -15,6 +15,8 @@ from tests.doubles.gbox_service import GboxService, serve_gbox
 from tests.evaluation.fake_endpoint import GIVE_UP, FakeEndpoint, serve_in_thread
 from tests.evaluation.fake_endpoint import KEY as ENDPOINT_KEY
 
+pytestmark = pytest.mark.timeout(600)
+
 NUM_ROLLOUTS = 4
 TASK = {"instruction": "Open Settings.", "check": {"query": "current_app", "expected": "com.android.settings"}}
 

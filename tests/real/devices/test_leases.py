@@ -4,12 +4,16 @@ import asyncio
 from collections import Counter
 from random import Random
 
+import pytest
+
 from cua_rl.actions import Click
 from cua_rl.devices.gbox import service
 from cua_rl.devices.pool import DevicePool, PoolLimits, open_pool
 from cua_rl.errors import DeviceError
 from tests.doubles.gbox_service import serve_gbox
 from tests.fakes import make_task
+
+pytestmark = pytest.mark.timeout(600)
 
 NUM_LEASES = 1000
 MAX_DEVICES = 24
