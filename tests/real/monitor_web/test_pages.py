@@ -53,6 +53,8 @@ async def test_no_page_has_a_serious_accessibility_finding_or_scrolls_sideways(
     chromium: Any, site: Site, window: Window, width: int, theme: str
 ) -> None:
     pages = await _pages(window)
+    if width < 720:  # the tabs of a run are made of the same parts
+        pages = {path: text for path, text in pages.items() if "tab=" not in path or "timeline" in path}
     context = await chromium.new_context(
         viewport={"width": width, "height": 900}, color_scheme=theme, bypass_csp=True, reduced_motion="reduce"
     )
@@ -62,7 +64,7 @@ async def test_no_page_has_a_serious_accessibility_finding_or_scrolls_sideways(
         await page.goto(site.base_url + path)
         await page.get_by_text(text, exact=False).first.wait_for(state="attached")
         await page.evaluate(AXE.read_text())
-        result = await page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})")
+        result = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         found += [
             f"{path}: {one['id']} at {one['nodes'][0]['html'][:120]}"
             for one in result["violations"]
