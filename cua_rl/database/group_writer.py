@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Environment, Group, Replay, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.database.rows import Scope, add_tasks, advance_status, note_status, require_source, source_table
-from cua_rl.database.turn_writer import insert_turn
+from cua_rl.database.turn_writer import insert_turns
 from cua_rl.errors import DatabaseError
 from cua_rl.events import GroupEnded, RolloutStarted, Source
 from cua_rl.tasks.task import Task
@@ -204,9 +204,8 @@ def _insert_replay(
 
 def _insert_missing_turns(connection: Connection, scope: Scope, rollout_pk: int, rollout: Rollout) -> None:
     stored = set(connection.scalars(select(TurnRow.turn_index).where(TurnRow.rollout_pk == rollout_pk)))
-    for turn in rollout.turns:
-        if turn.index not in stored:
-            insert_turn(connection, scope, rollout_pk, turn)
+    missing = [(rollout_pk, turn) for turn in rollout.turns if turn.index not in stored]
+    insert_turns(connection, scope, missing)
 
 
 def _insert_validation(connection: Connection, rollout_pk: int, rollout: Rollout) -> None:

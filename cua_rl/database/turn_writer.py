@@ -1,20 +1,32 @@
-"""A turn and its images as rows."""
+"""Turns and their images as rows."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.conversation import ImageFormat
-from cua_rl.database.encoding import encode_action, encode_prompt_chunks
+from cua_rl.database.encoding import encode_actions, encode_prompt_chunks
 from cua_rl.database.models import RolloutRow, Screenshot, TurnRow
 from cua_rl.database.rows import Scope
 from cua_rl.errors import DatabaseError
+from cua_rl.events import TurnTaken
 from cua_rl.types import Turn
 
 _INSERT_TURN = insert(TurnRow).on_conflict_do_nothing(index_elements=["rollout_pk", "turn_index"])
+_NEW_IMAGE = insert(Screenshot)
+_INSERT_IMAGE = _NEW_IMAGE.on_conflict_do_update(
+    index_elements=["sha256"],
+    set_={"width_px": _NEW_IMAGE.excluded.width_px, "height_px": _NEW_IMAGE.excluded.height_px},
+    where=Screenshot.width_px.is_(None) & _NEW_IMAGE.excluded.width_px.is_not(None),
+)
+_COUNT_TURNS = (
+    update(RolloutRow)
+    .where(RolloutRow.id == bindparam("rollout_pk"))
+    .values(num_turns=func.greatest(RolloutRow.num_turns, bindparam("turn_count")))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,56 +38,61 @@ class _Image:
     height_px: int | None = None
 
 
-def write_turn(connection: Connection, scope: Scope, rollout_id: str, turn: Turn) -> None:
-    """Insert one turn of a rollout that has started, with the screenshots that are not there yet."""
-    rollout_pk = connection.scalar(
-        select(RolloutRow.id).where(
-            RolloutRow.training_id == scope.require_training(), RolloutRow.rollout_id == rollout_id
-        )
+def write_turns(connection: Connection, scope: Scope, events: Sequence[TurnTaken]) -> None:
+    """Insert turns of rollouts that have started, with the screenshots that are not there yet: a few statements for
+    all of them, because most of a statement's cost does not depend on how much it says.
+    """
+    rollout_ids = {event.rollout_id for event in events}
+    query = select(RolloutRow.rollout_id, RolloutRow.id).where(
+        RolloutRow.training_id == scope.require_training(), RolloutRow.rollout_id.in_(sorted(rollout_ids))
     )
-    if rollout_pk is None:
-        raise DatabaseError(f"expected rollout {rollout_id!r} to have started before turn {turn.index}, got no row")
-    insert_turn(connection, scope, rollout_pk, turn)
-    connection.execute(
-        update(RolloutRow)
-        .where(RolloutRow.id == rollout_pk)
-        .values(num_turns=func.greatest(RolloutRow.num_turns, turn.index + 1))
-    )
+    keys = {row.rollout_id: row.id for row in connection.execute(query)}
+    missing = rollout_ids - keys.keys()
+    if missing:
+        raise DatabaseError(f"expected rollout {min(missing)!r} to have started before its turns, got no row")
+    insert_turns(connection, scope, [(keys[event.rollout_id], event.turn) for event in events])
+    counts: dict[int, int] = {}
+    for event in events:
+        counts[keys[event.rollout_id]] = max(counts.get(keys[event.rollout_id], 0), event.turn.index + 1)
+    connection.execute(_COUNT_TURNS, [{"rollout_pk": key, "turn_count": count} for key, count in counts.items()])
 
 
-def insert_turn(connection: Connection, scope: Scope, rollout_pk: int, turn: Turn) -> None:
-    """Insert the rows of one turn; those that are there stay as they are."""
-    _insert_images(connection, turn)
+def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int, Turn]]) -> None:
+    """Insert the rows of turns, each with its rollout's key; those that are there stay as they are."""
+    if not turns:
+        return
+    _insert_images(connection, [turn for _, turn in turns])
+    connection.execute(_INSERT_TURN, [_turn_values(scope, rollout_pk, turn) for rollout_pk, turn in turns])
+
+
+def _turn_values(scope: Scope, rollout_pk: int, turn: Turn) -> dict[str, object]:
     model = turn.model
     failure = model.failure
-    connection.execute(
-        _INSERT_TURN,
-        {
-            "rollout_pk": rollout_pk,
-            "turn_index": turn.index,
-            "response_id": model.response_id,
-            "prompt_token_ids": model.prompt.token_ids(scope.image_token_id),
-            "prompt_chunks": encode_prompt_chunks(model.prompt),
-            "sampled_tokens": list(model.sampled_tokens),
-            "sampling_logprobs": list(model.sampling_logprobs),
-            "policy_version": model.policy_version,
-            "stop": model.stop,
-            "text": model.text,
-            "failure_kind": None if failure is None else failure.kind,
-            "failure_message": None if failure is None else failure.message,
-            "prompt_matches_renderer": model.prompt_matches_renderer,
-            "request": model.request,
-            "cached_tokens": model.cached_tokens,
-            "started_at": datetime.fromtimestamp(model.started_at, UTC),
-            "started_unix_s": model.started_at,
-            "duration_s": model.duration_s,
-            "durations_s": turn.durations_s,
-            "action": None if turn.action is None else encode_action(turn.action),
-            "action_error": turn.action_error,
-            "before_sha256": turn.before.sha256,
-            "after_sha256": None if turn.after is None else turn.after.sha256,
-        },
-    )
+    return {
+        "rollout_pk": rollout_pk,
+        "turn_index": turn.index,
+        "response_id": model.response_id,
+        "prompt_token_ids": model.prompt.token_ids(scope.image_token_id),
+        "prompt_chunks": encode_prompt_chunks(model.prompt),
+        "sampled_tokens": list(model.sampled_tokens),
+        "sampling_logprobs": list(model.sampling_logprobs),
+        "policy_version": model.policy_version,
+        "stop": model.stop,
+        "text": model.text,
+        "failure_kind": None if failure is None else failure.kind,
+        "failure_message": None if failure is None else failure.message,
+        "prompt_matches_renderer": model.prompt_matches_renderer,
+        "request": model.request,
+        "cached_tokens": model.cached_tokens,
+        "started_at": datetime.fromtimestamp(model.started_at, UTC),
+        "started_unix_s": model.started_at,
+        "duration_s": model.duration_s,
+        "durations_s": turn.durations_s,
+        "action": encode_actions(turn.action, turn.more_actions),
+        "action_error": turn.action_error,
+        "before_sha256": turn.before.sha256,
+        "after_sha256": None if turn.after is None else turn.after.sha256,
+    }
 
 
 def _images(turn: Turn) -> Iterator[_Image]:
@@ -88,26 +105,18 @@ def _images(turn: Turn) -> Iterator[_Image]:
             )
 
 
-def _insert_images(connection: Connection, turn: Turn) -> None:
+def _insert_images(connection: Connection, turns: Sequence[Turn]) -> None:
     """Send only the bytes that the database does not have: a prompt repeats every earlier screenshot."""
-    images = {image.sha256: image for image in _images(turn)}
-    query = select(Screenshot.sha256, Screenshot.width_px).where(Screenshot.sha256.in_(list(images)))
+    images: dict[str, _Image] = {}
+    for image in (image for turn in turns for image in _images(turn)):
+        if image.sha256 not in images or image.width_px is not None:
+            images[image.sha256] = image
+    query = select(Screenshot.sha256, Screenshot.width_px).where(Screenshot.sha256.in_(sorted(images)))
     stored = {row.sha256: row.width_px for row in connection.execute(query)}
     wanted = {
         sha
         for sha, image in images.items()
         if sha not in stored or (stored[sha] is None and image.width_px is not None)
     }
-    for sha in sorted(wanted):  # in one order everywhere, so that two runs cannot wait for each other
-        image = images[sha]
-        statement = insert(Screenshot).values(
-            sha256=sha, data=image.data, format=image.format, width_px=image.width_px, height_px=image.height_px
-        )
-        size = {"width_px": statement.excluded.width_px, "height_px": statement.excluded.height_px}
-        connection.execute(
-            statement.on_conflict_do_update(
-                index_elements=["sha256"],
-                set_=size,
-                where=Screenshot.width_px.is_(None) & statement.excluded.width_px.is_not(None),
-            )
-        )
+    if wanted:  # in one order everywhere, so that two runs cannot wait for each other
+        connection.execute(_INSERT_IMAGE, [asdict(images[sha]) for sha in sorted(wanted)])

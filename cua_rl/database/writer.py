@@ -6,6 +6,7 @@ be written again after a commit whose answer was lost. Statuses only advance.
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import groupby
 
 from sqlalchemy import Connection, ScalarSelect, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -22,7 +23,7 @@ from cua_rl.database.rows import (
     require_source,
     source_table,
 )
-from cua_rl.database.turn_writer import write_turn
+from cua_rl.database.turn_writer import write_turns
 from cua_rl.errors import DatabaseError
 from cua_rl.events import (
     BatchTaken,
@@ -50,11 +51,15 @@ class TimedEvent:
 
 def write_events(connection: Connection, scope: Scope, events: list[TimedEvent]) -> Scope:
     """Write events in their order and return the scope that later events belong to; the caller commits."""
-    for timed in events:
-        if isinstance(timed.event, TrainingStarted):
-            scope = _write_training_start(connection, scope, timed.event, timed.at)
-        else:
-            _write(connection, scope, timed.event, timed.at)
+    for kind, run in groupby(events, key=lambda timed: type(timed.event)):
+        if kind is TurnTaken:
+            write_turns(connection, scope, [timed.event for timed in run if isinstance(timed.event, TurnTaken)])
+            continue
+        for timed in run:
+            if isinstance(timed.event, TrainingStarted):
+                scope = _write_training_start(connection, scope, timed.event, timed.at)
+            else:
+                _write(connection, scope, timed.event, timed.at)
     if scope.training_id is not None:
         write_heartbeat(connection, scope, datetime.now(UTC))
     return scope
@@ -65,15 +70,13 @@ def write_heartbeat(connection: Connection, scope: Scope, at: datetime) -> None:
     connection.execute(update(Training).where(Training.id == scope.training_id).values(heartbeat_at=at))
 
 
-def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> None:  # noqa: C901 - an arm per event
+def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> None:
     training_id = scope.require_training()
     match event:
         case SourceStarted():
             _write_source_start(connection, scope, event, at)
         case RolloutStarted():
             write_rollout_start(connection, scope, event, at)
-        case TurnTaken():
-            write_turn(connection, scope, event.rollout_id, event.turn)
         case GroupEnded():
             write_group_end(connection, scope, event, at)
         case BatchTaken():
@@ -87,7 +90,7 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             _write_checkpoint(connection, scope, event)
         case TrainingEnded():
             _write_training_end(connection, training_id, event, at)
-        case TrainingStarted():
+        case TrainingStarted() | TurnTaken():
             raise AssertionError("handled by write_events")
 
 
