@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
+from cua_rl.actions import Click
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.gym.fields import parse_evaluation, parse_execution
+from cua_rl.devices.gym.held_boxes import open_held_boxes
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.gym_executions import GYM, GymExecutions
 from cua_rl.tasks.gym_server import parse_gym_task, split_gym_tasks
 from cua_rl.tasks.task import Task
 from tests.agent.gym_bench import DEMO_IDS, QUICK, open_gym
+from tests.doubles.gbox_service import serve_gbox
 
 
 def gym_task(**fields: object) -> Any:
@@ -174,3 +177,24 @@ async def test_an_evaluation_that_fails_is_invalid_and_never_nought() -> None:
         with pytest.raises(DeviceError, match="agent=mini_agent"):
             await device.observe()
         await device.close()
+
+
+async def test_the_box_behind_an_execution_is_operated_from_here_and_ended_by_the_server() -> None:
+    async with open_gym() as (gym, url), serve_gbox() as gbox:
+        box = gbox.double.add_box("android", {})
+        gym.device_ids.append(box.box_id)
+        (task, *_) = await load(url)
+        async with GymExecutions(
+            open_attach=lambda: open_held_boxes(gbox.connect(), "android"), limits=QUICK
+        ) as executions:
+            device = await executions.make(task)
+            before = await device.observe()
+            await device.execute(Click(x=before.width_px // 2, y=before.height_px // 2))
+            await device.observe()
+            await device.close()
+            with pytest.raises(DeviceError):  # the next execution names a box that is not there
+                await executions.make(task)
+
+        assert device.device_id == box.box_id
+        assert box.box_id in gbox.double.alive
+        assert gym.num_open == 0

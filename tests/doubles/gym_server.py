@@ -48,6 +48,8 @@ class GymDouble:
     answers_one_creation: bool = False
     """Of creations that run side by side, only the last one is ever answered."""
     executions: dict[str, GymExecution] = field(default_factory=dict)
+    device_ids: deque[str] = field(default_factory=deque)
+    """Devices of the next executions; beyond them they are named after their execution."""
     num_creating: int = 0
     most_creating: int = 0
 
@@ -110,7 +112,8 @@ class GymDouble:
         self.executions[execution_id] = GymExecution(task=task, phone=make_simulated_phone(task))
         if self.answers_one_creation and (arrival < self._arrivals or self.num_creating):
             await self._done.wait()
-        return JSONResponse({"execution_id": execution_id, "device": {"device_serial": f"phone-{execution_id}"}})
+        device_id = self.device_ids.popleft() if self.device_ids else f"phone-{execution_id}"
+        return JSONResponse({"execution_id": execution_id, "device": {"device_serial": device_id}})
 
     def stop(self) -> None:
         """Let go of the requests that are never answered."""
