@@ -39,8 +39,8 @@ class DatabaseRecorder:
 
     `record` returns as soon as the event is queued and waits only while the queue is full. Events are written in their
     order, in transactions of up to 64, in a thread. While the database is away, writing is tried again and again. An
-    event that the database refuses (a bug) makes every later call raise `DatabaseError`. Leaving the context waits at
-    most 30 s for what is queued.
+    event that the database refuses (a bug) makes every later call raise `DatabaseError`. Leaving the context waits for
+    what is queued, but at most 30 s for a database that is away.
     """
 
     def __init__(self, url: str, *, image_token_id: int) -> None:
@@ -51,6 +51,8 @@ class DatabaseRecorder:
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
         self._pending: list[TimedEvent] = []
+        self._num_written = 0
+        self._is_away = False
 
     @property
     def training_id(self) -> int | None:
@@ -77,15 +79,27 @@ class DatabaseRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self.flush()
-        except TimeoutError:
-            raise DatabaseError(
-                f"expected to write the last {self._queue.qsize() + len(self._pending)} events to {self._shown_url!r} "
-                f"within {_CLOSE_TIMEOUT_S:.0f} s, but the database stayed away; resume the run to do their steps again"
-            ) from error
+            await self._flush_at_end()
         finally:
             await self._close()
+
+    async def _flush_at_end(self) -> None:
+        """Write what is queued, however slow the database is, unless it is away for too long."""
+        flush = asyncio.create_task(self.flush(), name="last-flush")
+        try:
+            while not flush.done():
+                num_written = self._num_written
+                await asyncio.wait([flush], timeout=_CLOSE_TIMEOUT_S)
+                if not flush.done() and self._is_away and self._num_written == num_written:
+                    num_lost = self._queue.qsize() + len(self._pending)
+                    raise DatabaseError(
+                        f"expected to write the last {num_lost} events to {self._shown_url!r} within "
+                        f"{_CLOSE_TIMEOUT_S:.0f} s, but the database stayed away; resume the run "
+                        "to do their steps again"
+                    )
+            await flush
+        finally:
+            flush.cancel()
 
     async def _close(self) -> None:
         if self._writer is not None:
@@ -138,7 +152,7 @@ class DatabaseRecorder:
                 break
             except _Away as error:
                 if away_since is None:
-                    away_since = clock()
+                    away_since, self._is_away = clock(), True
                     logger.warning("database away url=%s, trying again until it is back: %s", self._shown_url, error)
             except DatabaseError as error:
                 logger.error("recording stopped: %s", error)
@@ -146,6 +160,8 @@ class DatabaseRecorder:
                 return
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, _LONGEST_RETRY_S)
+        self._is_away = False
+        self._num_written += len(self._pending)
         if away_since is not None:
             logger.warning("database back url=%s away_s=%.1f, nothing lost", self._shown_url, clock() - away_since)
 
