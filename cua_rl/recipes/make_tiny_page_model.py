@@ -50,7 +50,7 @@ class TinyPageModelConfig:
     num_screens: int = chz.field(default=3000, doc="pages to learn from")
     seed: int = chz.field(default=0, doc="seed of pages and lessons")
     grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone")
-    perfect_steps: int = chz.field(default=500, doc="steps after a perfect expert")
+    perfect_steps: int = chz.field(default=600, doc="steps after a perfect expert")
     imperfect_steps: int = chz.field(default=60, doc="steps after an expert that errs")
     error_rate: float = chz.field(default=0.5, doc="how often that expert clicks a random element")
     batch_size: int = chz.field(default=16, doc="screens per step")

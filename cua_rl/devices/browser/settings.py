@@ -31,7 +31,7 @@ class PageSettings:
     """The screen has settled once the page has not changed for so long; 0 for pages that change at once or never."""
     settle_timeout_s: float = 5.0
     """Pages that never come to rest are looked at after so long."""
-    operation_timeout_s: float = 30.0
+    operation_timeout_s: float = 60.0
     """A page that takes longer to act, show or answer is broken."""
 
     def __post_init__(self) -> None:
