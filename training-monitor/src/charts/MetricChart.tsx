@@ -78,18 +78,21 @@ export function MetricChart(props: ChartProps) {
     };
   }, [series, smoothing, log, range, yRange, format, width, height, onRange, theme, visible]);
 
-  const pick = (index: number) => {
+  const pick = (index: number, y?: number) => {
     const data = drawn.current;
     if (!data || !props.onPick) return;
     const x = data.data[0][index];
-    const at = data.lines.findIndex((line) => data.data[line]?.[index] != null);
-    const chosen = series[at];
+    const away = (at: number) => Math.abs((data.data[data.lines[at] ?? 0]?.[index] ?? Number.NaN) - (y ?? 0));
+    const there = series.map((_, at) => at).filter((at) => !Number.isNaN(away(at)));
+    if (y !== undefined) there.sort((a, b) => away(a) - away(b));
+    const chosen = series[there[0] ?? -1];
     if (x !== undefined && chosen) props.onPick(x, chosen);
   };
   const click = (event: MouseEvent) => {
     const over = holder.current?.querySelector(".u-over");
     if (!plot.current || !over || Math.abs(event.clientX - dragged.current) >= 5) return;
-    pick(plot.current.posToIdx(event.clientX - over.getBoundingClientRect().left));
+    const corner = over.getBoundingClientRect();
+    pick(plot.current.posToIdx(event.clientX - corner.left), plot.current.posToVal(event.clientY - corner.top, "y"));
   };
   const keys = (event: KeyboardEvent) => {
     const self = plot.current;
