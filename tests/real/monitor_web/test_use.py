@@ -169,6 +169,17 @@ async def test_everything_can_be_reached_by_keyboard(window: Window) -> None:
     assert await page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
+async def test_a_page_that_has_shown_a_hundred_addresses_still_shows_the_next(window: Window) -> None:
+    page, run = window.page, window.site.ended.run_id
+    await window.open(f"/runs/{run}?tab=timeline")
+    visit = "path => { history.pushState(null, '', path); dispatchEvent(new Event('monitor:navigate')); }"
+    for number in range(100):  # more than are kept of what is not on the screen
+        await page.evaluate(visit, f"/?q=search-{number}")
+        await page.locator("input[type=search]").wait_for()
+    await page.evaluate(visit, f"/runs/{run}/step/1")
+    await page.locator(".cell").first.wait_for()
+
+
 async def test_a_rollout_plays_as_a_film_and_a_group_on_one_clock(window: Window) -> None:
     page, run = window.page, window.site.ended.run_id
     rollout = await _first_rollout(window, 3)

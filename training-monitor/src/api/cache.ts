@@ -77,7 +77,7 @@ function entryOf(path: string): Entry {
       stale: true,
       snapshot: { data: undefined, error: null, loading: true },
       listeners: new Set(),
-      usedAt: 0,
+      usedAt: performance.now(), // the newest: what is about to be shown is not dropped
     };
     entries.set(path, entry);
     dropIdle();
