@@ -99,8 +99,8 @@ async def _run_python(module: str, *arguments: object, scratch: Path) -> None:
     async with OwnedProcess(command, name=module, log_path=scratch / f"{module}.log") as process:
         if await process.wait() != 0:
             raise TrainingError(f"expected {module} to finish, got an error:\n{process.log_tail()}")
-    lines = process.log_tail(1).strip()
-    print(f"{module} {time.monotonic() - started:.0f}s {lines}", flush=True)
+    steps = [line for line in process.log_tail().splitlines() if line.startswith("step=")]
+    print(f"{module} {time.monotonic() - started:.0f}s {''.join(steps[-1:])}", flush=True)
 
 
 async def _train(
