@@ -45,9 +45,10 @@ def _end_of(answer: EarlierAnswer, items: Sequence[Item], start: int) -> int:
             return start
         at += 1
     for wanted in visible_items(answer.parsed):
-        if at == len(items) or not _says_the_same(items[at], wanted):
+        if at < len(items) and _says_the_same(items[at], wanted):
+            at += 1
+        elif at == start or not _is_empty(wanted):  # Chat has no empty message beside a thought
             return start
-        at += 1
     return at
 
 
@@ -55,6 +56,10 @@ def visible_items(parsed: ParsedAnswer) -> tuple[Message | ToolCall, ...]:
     """What an agent must send back of an answer: its text, unless there are only calls, and its tool calls."""
     message = Message(role="assistant", content=(TextPart(text=parsed.text),))
     return (message, *parsed.tool_calls) if parsed.text or not parsed.tool_calls else parsed.tool_calls
+
+
+def _is_empty(item: Message | ToolCall) -> bool:
+    return isinstance(item, Message) and not _text(item)
 
 
 def _says_the_same(given: Item, wanted: Message | ToolCall) -> bool:

@@ -364,3 +364,17 @@ async def test_an_agent_without_tools_reads_calls_out_of_the_text_and_its_histor
 
 async def test_the_model_is_found_by_its_name(agent: AsyncOpenAI) -> None:
     assert (await agent.models.retrieve("policy")).id == "policy"
+
+
+async def test_a_thought_that_was_cut_off_comes_back_exactly_through_chat(
+    agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
+) -> None:
+    fake.answers.append("<think>\nPhone Mail")
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    first = await agent.chat.completions.create(model="policy", messages=messages, tools=[CHAT_TOOL])
+    messages += [first.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "go on"}]
+    await agent.chat.completions.create(model="policy", messages=messages, tools=[CHAT_TOOL])
+
+    before, after = gateway.turns("r1")
+    whole = before.prompt.token_ids(0) + list(before.sampled_tokens)
+    assert after.prompt.token_ids(0)[: len(whole)] == whole

@@ -3,8 +3,7 @@
 import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # test machines are shared
@@ -19,8 +18,7 @@ from cua_rl.devices.pool import DeviceBackend, DevicePool
 from cua_rl.events import Source
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
-from cua_rl.rewards.evidence import Evidence
-from cua_rl.rewards.reward import sum_parts
+from cua_rl.rewards.reward import binary_reward, sum_parts
 from cua_rl.rl.batch import Batch, build_batch
 from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings, train_step
 from cua_rl.rollout.group import GroupPlan, run_groups
@@ -30,7 +28,7 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import AdapterRef, Reward, RolloutGroup, SamplingParams
+from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 from tests.fakes import FakeRecorder
 
 PARITY_LIMIT = 0.005
@@ -60,25 +58,20 @@ class Engine:
     async def train(self, agent: object, devices: DeviceBackend, tasks: list[Task], *, max_turns: int = 3) -> Trained:
         """Publish the policy, let the agent work in groups, and train one step, as the loop does.
 
-        Rewards alternate, so that every group teaches something.
+        Rewards go up with the place in the group, so that every group teaches something.
         """
         adapter = await self._publish()
-        numbers = count()
-
-        def reward(evidence: Evidence) -> Reward:
-            return sum_parts({"turn_about": float(next(numbers) % 2)})
-
         runner = RolloutRunner(
             devices=DevicePool(devices.make, max_devices=4),
             gateway=self.gateway,
             agent=agent,  # type: ignore[arg-type]
-            reward=reward,
+            reward=binary_reward,
             recorder=FakeRecorder(),
             max_turns=max_turns,
         )
         params = SamplingParams(max_tokens=48, temperature=1.0)
         plan = GroupPlan(source=Source(phase="step", step=0), group_size=GROUP_SIZE, params=params)
-        groups = await run_groups(runner, tasks, plan, _ignore)
+        groups = [_with_spread(group) for group in await run_groups(runner, tasks, plan, _ignore)]
         batch = await asyncio.to_thread(build_batch, groups, "mean", self.renderer.image_token_id)
         result = await train_step(
             self.trainer,
@@ -105,6 +98,12 @@ SETTINGS = TrainStepSettings(
     kl_penalty_coef=0.0,
     compute_post_kl=False,
 )
+
+
+def _with_spread(group: RolloutGroup) -> RolloutGroup:
+    rewards = [sum_parts({"place": float(rollout.member_index)}) for rollout in group.rollouts]
+    pairs = zip(group.rollouts, rewards, strict=True)
+    return replace(group, rollouts=tuple(replace(rollout, reward=reward) for rollout, reward in pairs))
 
 
 async def _ignore(group: RolloutGroup) -> None:
