@@ -18,7 +18,7 @@ from random import Random
 import chz
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.errors import TrainingError
+from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.processes import OwnedProcess
 from cua_rl.recipes.run_recipe import run_recipe
@@ -60,6 +60,36 @@ class TinyPageModelConfig:
     eval_every: int = chz.field(default=100, doc="steps between evaluations")
     num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
 
+    @chz.validate
+    def _numbers_make_sense(self) -> None:
+        for name, smallest in _SMALLEST.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{name}: expected at least {smallest}, got {value!r}; set {name}={smallest} or more")
+        for name in ("error_rate", "listing_share"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name}: expected a share, 0 to 1, got {getattr(self, name)!r}; lower it")
+        if not 0 < self.browser_scale <= 4:
+            raise ValueError(
+                f"browser_scale: expected a number above 0 and at most 4, got {self.browser_scale!r}; change it"
+            )
+
+
+_SMALLEST = {
+    "num_screens": 64,
+    "seed": 0,
+    "grounding_steps": 0,
+    "perfect_steps": 0,
+    "imperfect_steps": 1,
+    "error_rate": 0.0,
+    "batch_size": 1,
+    "text_lessons": 0,
+    "learning_rate": 0.0,
+    "listing_share": 0.0,
+    "eval_every": 1,
+    "num_threads": 1,
+}
+
 
 async def main(config: TinyPageModelConfig) -> None:
     """Make the model, saying how it goes."""
@@ -68,6 +98,10 @@ async def main(config: TinyPageModelConfig) -> None:
         scratch = Path(folder)
         screens_path = await _find_screens(config, scratch)
         screens = await asyncio.to_thread(read_screens, screens_path)
+        if len(screens) < 64 + _EVALUATED:
+            raise ConfigError(
+                f"screens_path: expected at least {64 + _EVALUATED} screens, got {len(screens)}; leave it out"
+            )
         print(f"{len(screens)} screens {time.monotonic() - started:.0f}s", flush=True)
         start = scratch / "grounded"
         await _run_python("cua_rl.supervised.extended_model", config.model_path, start, config.seed, scratch=scratch)
