@@ -24,7 +24,7 @@ type Snapshot = { data: unknown; error: ApiError | null; loading: boolean };
 export type Query<T> = { data: T | undefined; error: ApiError | null; loading: boolean; reload: () => void };
 
 const entries = new Map<string, Entry>();
-const MAX_IDLE_ENTRIES = 60; // a page left open for days must not grow
+const MAX_IDLE_ENTRIES = 30; // a page left open for days must not grow
 const NOTHING: Snapshot = { data: undefined, error: null, loading: false };
 
 /** Hand the monitor's token in; it becomes a cookie, so that images and events carry it too. Throws `ApiError`. */
