@@ -1,14 +1,10 @@
 """A GBox double on a socket of this process, and what talks to it."""
 
-import threading
-import time
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes
 from cua_rl.devices.gbox.device import Capture
@@ -41,20 +37,3 @@ async def serve_gbox(double: GboxDouble | None = None) -> AsyncGenerator[GboxSer
     double = double or GboxDouble()
     async with serve_app(double.app(), "127.0.0.1", 0) as url:
         yield GboxService(double, f"{url}/api/v1/")
-
-
-@contextmanager
-def serve_gbox_in_thread() -> Generator[GboxService]:
-    """Serve a double beside a program under test."""
-    double = GboxDouble()
-    server = uvicorn.Server(uvicorn.Config(double.app(), port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield GboxService(double, f"http://127.0.0.1:{port}/api/v1/")
-    finally:
-        server.should_exit = True
-        thread.join()
