@@ -118,7 +118,9 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
                 yield Site(base_url=base_url, ended=ended, running=running)
 
 
-async def _begin(recorder: DatabaseRecorder, seeding: ModuleType, renderer: Any, name: str, **config: Any) -> RecordedRun:
+async def _begin(
+    recorder: DatabaseRecorder, seeding: ModuleType, renderer: Any, name: str, **config: Any
+) -> RecordedRun:
     settings = {"model_name": None, "model_path": str(seeding.MODEL), "group_size": 8} | config
     await recorder.record(
         TrainingStarted(run_name=name, log_path=f"/runs/{name}", config=settings, first_step=0, total_steps=NUM_STEPS)

@@ -1,4 +1,4 @@
-"""Every page of the web app in real Chromium: it shows what is stored, complains about nothing, and can be read by all."""
+"""Every page of the web app in real Chromium: it shows what is stored, complains about nothing, all can read it."""
 
 from pathlib import Path
 from typing import Any

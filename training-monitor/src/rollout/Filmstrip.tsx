@@ -34,7 +34,7 @@ export function Filmstrip(props: { turns: readonly TurnDetail[]; chosen: number;
             type="button"
             className={`frame ${troubled ? "troubled" : ""}`}
             aria-current={index === chosen ? "step" : undefined}
-            aria-label={`Turn ${turn.turn_index + 1}: ${verb}`}
+            aria-label={`Turn ${turn.turn_index + 1} ${verb}`}
             onClick={() => onChoose(index)}
           >
             <Screenshot
