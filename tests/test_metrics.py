@@ -9,7 +9,7 @@ from cua_rl import metrics
 from cua_rl.metrics import FAMILIES, METRICS, Mean, check_names, mean_of, meaning
 
 TRAINING_AREAS = {"curriculum", "reward", "replay", "rollout", "loss", "policy", "optim"}
-AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval"}
+AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval", "async", "trainer"}
 OPEN_FAMILIES = {"time/x_s", "eval/x", "eval/x/x"}  # prefixes, and names that their modules put together
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 from cua_rl.types import Datum
 
-_COUNTS = ("optim/num_", "optim/trained_tokens", "optim/total_tokens", "optim/encoded_images", "optim/reused_images")
+_COUNTS = frozenset({"optim/num_datums", "optim/num_micro_batches", "optim/trained_tokens", "optim/total_tokens"})
 
 
 def deal_datums(datums: Sequence[Datum], num_parts: int, seed: str) -> list[list[int]]:
@@ -43,7 +43,7 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _combine(name: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    if name.startswith(_COUNTS):
+    if name in _COUNTS:
         return sum(values)
     if name.endswith(("max", "_p99")):
         return max(values)
