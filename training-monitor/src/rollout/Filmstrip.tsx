@@ -34,7 +34,6 @@ export function Filmstrip(props: { turns: readonly TurnDetail[]; chosen: number;
             type="button"
             className={`frame ${troubled ? "troubled" : ""}`}
             aria-current={index === chosen ? "step" : undefined}
-            aria-label={`Turn ${turn.turn_index + 1} ${verb}`}
             onClick={() => onChoose(index)}
           >
             <Screenshot
@@ -46,7 +45,7 @@ export function Filmstrip(props: { turns: readonly TurnDetail[]; chosen: number;
               lazy={turns.length > 12}
             />
             <span className="frame-label">
-              <b className="num">{turn.turn_index + 1}</b>
+              <span className="sr-only">Turn</span> <b className="num">{turn.turn_index + 1}</b>{" "}
               <span className="truncate">{verb}</span>
               <span className="faint num">{formatDuration(turn.duration_s)}</span>
             </span>
