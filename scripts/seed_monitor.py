@@ -159,7 +159,7 @@ def _response(response_id: str, reasoning: str | None, calls: Sequence[Any]) -> 
         for call in calls
     ]
     body = {"id": response_id, "object": "response", "created_at": 0, "model": "policy", "output": output}
-    rest = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": [], "status": "completed"}
+    rest: dict[str, Any] = {"parallel_tool_calls": False, "tool_choice": "auto", "tools": [], "status": "completed"}
     return Response.model_validate(body | rest)
 
 
@@ -375,7 +375,7 @@ def copy_steps(url: str, training_id: int, num_steps: int) -> None:
 
 def main() -> int:
     """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("database_url")
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--turns", type=int, default=10)

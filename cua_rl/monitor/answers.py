@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, cast
 
@@ -64,7 +64,7 @@ def _answer(status: int) -> Any:
 
 
 async def _invalid(request: Request, error: Exception) -> SafeJson:
-    problems = error.errors() if isinstance(error, RequestValidationError) else []
+    problems: Sequence[Any] = error.errors() if isinstance(error, RequestValidationError) else []
     detail = [{"where": [str(part) for part in item["loc"]], "message": item["msg"]} for item in problems]
     return SafeJson({"detail": detail}, 422)
 

@@ -43,7 +43,7 @@ def make_app(
     app = FastAPI(
         title="cua_rl monitor",
         version=version("cua_rl"),
-        description=__doc__,
+        description=__doc__ or "",
         default_response_class=SafeJson,
         lifespan=lifespan,
         openapi_url="/api/openapi.json",
@@ -96,7 +96,7 @@ def _asset(root: Path, path: str) -> Response:
         found = (root / path).resolve()
         is_ours = found.is_relative_to(root) and found.is_file()
     except (OSError, ValueError):  # names that the file system cannot have
-        is_ours = False
+        found, is_ours = root, False
     if not is_ours:
         raise HTTPException(404, "expected a file of the web app, got none")
     is_hashed = path.startswith("assets/")

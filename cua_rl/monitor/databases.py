@@ -5,13 +5,17 @@ import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from cua_rl.database.models import Training
 from cua_rl.database.session import make_engine, make_writer_engine
 from cua_rl.errors import CuaError
+
+AnySelect = Select[*tuple[Any, ...]]
+"""A query for whatever columns."""
 
 _RUN_ID = re.compile(r"(?:([A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})\.)?([0-9]{1,18})")
 

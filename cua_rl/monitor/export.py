@@ -42,7 +42,8 @@ def render_rollouts(
         '<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">"
         f"<style>{_STYLE}</style></head><body><main><h1>{_text(title)}</h1>"
-        f'<p class="dim">{len(rollouts)} rollouts</p>{body}</main></body></html>\n'
+        f'<p class="dim">{len(rollouts)} {"rollout" if len(rollouts) == 1 else "rollouts"}</p>'
+        f"{body}</main></body></html>\n"
     )
 
 

@@ -1,18 +1,17 @@
 """Questions about what went wrong: stop reasons, answers that could not be understood, faults."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from sqlalchemy import Select, and_, func, literal_column, select
+from sqlalchemy import and_, func, literal_column, select
 
 from cua_rl.database.models import Group, RolloutRow, Step, TurnRow
 from cua_rl.monitor import schemas
-from cua_rl.monitor.databases import RunAccess
+from cua_rl.monitor.databases import AnySelect, RunAccess
 
 _MAX_MESSAGES = 20
 
 
-def _of_steps(query: Select[Any], run: RunAccess) -> Select[Any]:
+def _of_steps(query: AnySelect, run: RunAccess) -> AnySelect:
     """Rollouts of training steps, with their step."""
     return (
         query.join(Group, RolloutRow.group_pk == Group.id)

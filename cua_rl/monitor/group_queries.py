@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from sqlalchemy import Select, and_, func, select
+from sqlalchemy import and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
-from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.run_queries import finite, finite_values, make_rate
 from cua_rl.monitor.schemas import Phase
 
@@ -206,7 +206,7 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     )
 
 
-def _turns_of(run: RunAccess, rollout_ids: Sequence[str]) -> Select[Any]:
+def _turns_of(run: RunAccess, rollout_ids: Sequence[str]) -> AnySelect:
     return (
         select(
             RolloutRow.rollout_id,

@@ -17,6 +17,11 @@ _STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled
 _EXACT = ("advantage", "stop_reason", "reward_parts", "started_unix_s", "duration_s", "answer", "seed", "position")
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """A JSON object; empty if it is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def now() -> datetime:
     """The time, with its zone."""
     return datetime.now(UTC)
@@ -116,10 +121,10 @@ def _values(item: sent.SentRollout) -> dict[str, Any]:
     """What this update says; what it leaves out stays as it is."""
     success = item.task_success if item.task_success is not None else item.validation_passed
     num_turns = item.num_turns if item.num_turns is not None else item.current_turn
-    summary = cast("dict[str, Any]", item.summary_json) if isinstance(item.summary_json, dict) else {}
+    summary = as_object(item.summary_json)
     if success is None and isinstance(summary.get("task_success"), bool):
         success = summary["task_success"]
-    found = {
+    found: dict[str, Any] = {
         "max_turns": item.max_turns,
         "num_turns": None if num_turns is None else max(0, num_turns),
         "error": item.error_message,
@@ -150,7 +155,7 @@ def _stop_reason(item: sent.SentRollout) -> str | None:
 def _insert(
     scope: IngestScope, parent: Step | Eval, group_pk: int, task: Any, item: sent.SentRollout, values: dict[str, Any]
 ) -> int:
-    defaults = {"status": "running", "started_at": now(), "seed": _seed(item, task)}
+    defaults: dict[str, Any] = {"status": "running", "started_at": now(), "seed": _seed(item, task)}
     statement = insert(RolloutRow).values(
         training_id=parent.training_id,
         group_pk=group_pk,

@@ -13,7 +13,7 @@ from cua_rl.database.models import Environment, Eval, Group, Step, TaskRow, Trai
 from cua_rl.database.monitor_models import ProjectRun
 from cua_rl.database.rows import note_status
 from cua_rl.monitor import ingest_schemas as sent
-from cua_rl.monitor.ingest_rollouts import environment_values, now, store_rollout
+from cua_rl.monitor.ingest_rollouts import as_object, environment_values, now, store_rollout
 from cua_rl.monitor.ingest_scope import IngestScope, ItemRefused
 from cua_rl.monitor.ingest_turns import store_action, store_observation, store_turn
 from cua_rl.monitor.masking import mask_secrets
@@ -89,9 +89,7 @@ def store_training(scope: IngestScope, item: sent.SentTraining, payload: dict[st
 
 def _settings(item: sent.SentTraining, payload: dict[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in payload.items() if name not in _NOT_SETTINGS and value is not None}
-    if isinstance(item.config_json, dict):
-        settings |= cast("dict[str, Any]", item.config_json)
-    return settings
+    return settings | as_object(item.config_json)
 
 
 def _find_run(scope: IngestScope, item: sent.SentTraining) -> int:
@@ -182,7 +180,7 @@ def _metrics(item: sent.SentSource) -> dict[str, float]:
         "rollout/num_turns/mean": item.avg_turns,
     }
     metrics = {name: float(value) for name, value in named.items() if value is not None}
-    given = cast("dict[str, Any]", item.metrics_json) if isinstance(item.metrics_json, dict) else {}
+    given = as_object(item.metrics_json)
     return metrics | {
         name[:300]: float(value)
         for name, value in given.items()
@@ -191,7 +189,7 @@ def _metrics(item: sent.SentSource) -> dict[str, float]:
 
 
 def _counts(item: sent.SentSource) -> dict[str, Any]:
-    progress = cast("dict[str, Any]", item.rollout_progress) if isinstance(item.rollout_progress, dict) else {}
+    progress = as_object(item.rollout_progress)
     counts = {
         "num_groups": progress.get("total_groups", item.total_tasks),
         "num_ended_groups": progress.get("completed_groups", item.completed_tasks),

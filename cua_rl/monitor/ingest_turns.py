@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor.ingest_images import PREFIX, stored_hash
-from cua_rl.monitor.ingest_rollouts import now
+from cua_rl.monitor.ingest_rollouts import as_object, now
 from cua_rl.monitor.ingest_scope import IngestScope, ItemRefused
 
 _STAGES = {"model_inference": "respond", "action_exec": "execute", "screenshot_after": "observe"}
@@ -129,8 +129,7 @@ def _text(item: sent.SentTurn) -> str | None:
 
 
 def _stages(item: sent.SentTurn) -> dict[str, float] | None:
-    timings = _object(item.metrics_json or {})
-    found = _object(timings.get("stage_timings", {})) if timings else {}
+    found = as_object(as_object(item.metrics_json).get("stage_timings"))
     stages = {
         _STAGES.get(name, name): float(value)
         for name, value in found.items()
@@ -172,8 +171,7 @@ def store_action(scope: IngestScope, item: sent.SentAction) -> int:
     raw = item.action_json if item.action_json is not None else item.action_args
     values: dict[str, Any] = {}
     if raw is not None or item.action_name or item.action_type:
-        arguments = raw if raw is not None else {}
-        values["action"] = _action(arguments, item.action_name or item.action_type)
+        values["action"] = _action({} if raw is None else raw, item.action_name or item.action_type)
     tokens, logprobs = item.tokens, item.logprobs
     if _holds(tokens, int) and _holds(logprobs, int | float) and len(tokens) == len(logprobs):
         values |= {"sampled_tokens": tokens, "sampling_logprobs": [float(value) for value in logprobs]}

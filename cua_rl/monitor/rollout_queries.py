@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any, cast
 
-from sqlalchemy import Select, func, literal_column, select
+from sqlalchemy import func, literal_column, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
 
@@ -24,7 +24,7 @@ from cua_rl.database.models import (
 )
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
-from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
 from cua_rl.monitor.run_queries import finite, finite_values
@@ -54,7 +54,7 @@ _PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
 _STEP = func.coalesce(Step.step, Eval.step)
 
 
-def _rollouts_of(run: RunAccess) -> Select[Any]:
+def _rollouts_of(run: RunAccess) -> AnySelect:
     return (
         select(RolloutRow, Group.group_id, _PHASE, _STEP)
         .join(Group, RolloutRow.group_pk == Group.id)
@@ -76,7 +76,7 @@ async def list_rollouts(
     return Page(items=await rollout_items(run, rows[:limit]), next_cursor=more)
 
 
-def _filtered(query: Select[Any], wanted: RolloutFilter) -> Select[Any]:
+def _filtered(query: AnySelect, wanted: RolloutFilter) -> AnySelect:
     exact = {
         RolloutRow.task_id: wanted.task_id,
         RolloutRow.seed: wanted.seed,

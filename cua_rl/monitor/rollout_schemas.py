@@ -234,7 +234,6 @@ class Rollout(RolloutItem):
     """A rollout with all its turns."""
 
     run_name: str
-    instruction: str | None
     category: str | None
     difficulty: str | None
     tags: list[str]

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Select, and_, func, literal_column, or_, select
+from sqlalchemy import and_, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.columns import escape_text
@@ -18,7 +18,7 @@ from cua_rl.database.monitor_models import Project, ProjectRun
 from cua_rl.evaluation.statistics import wilson_interval
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
-from cua_rl.monitor.databases import Database, RunAccess
+from cua_rl.monitor.databases import AnySelect, Database, RunAccess
 from cua_rl.monitor.masking import mask_secrets
 from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
 
@@ -277,7 +277,7 @@ async def load_run(run: RunAccess) -> schemas.Run:
         **summary.model_dump(),
         config=shown_config(training),
         first_step=training.first_step,
-        num_rollouts=int(counts),
+        num_rollouts=int(counts or 0),
         num_running_rollouts=running,
         metrics=await _metric_infos(session, training.id),
         evaluations=await list_evaluations(session, training.id),
@@ -299,7 +299,7 @@ async def _metric_infos(session: AsyncSession, training_id: int) -> list[schemas
     steps = select(Step.metrics).where(Step.training_id == training_id, Step.metrics.is_not(None)).limit(1)
     first = await session.scalar(steps.order_by(Step.step))
     last = await session.scalar(steps.order_by(Step.step.desc()))
-    names = sorted({*(first or {}), *(last or {})})
+    names: list[str] = sorted({*(first or {}), *(last or {})})
     return [
         schemas.MetricInfo(
             name=name, meaning=meaning(name), area=name.split("/", 1)[0], last=finite((last or {}).get(name))
@@ -393,7 +393,7 @@ async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
     return sorted(items, key=lambda item: item.started_at)
 
 
-def _sources(table: type[Step] | type[Eval], joined: Any, sums: Any, training_id: int) -> Select[Any]:
+def _sources(table: type[Step] | type[Eval], joined: Any, sums: Any, training_id: int) -> AnySelect:
     return (
         select(table, sums.c.successes, sums.c.rollouts, sums.c.reward)
         .outerjoin(sums, joined)

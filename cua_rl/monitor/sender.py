@@ -240,11 +240,11 @@ class SendingRecorder:
             self._refuse(wave, str(error))
             return
         new = dict(_ids_of(answer))
+        if TRAINING in new and TRAINING not in self._ids:
+            logger.info("run is shown at %s", self._address.run_url(new[TRAINING]))
         if any(self._ids.get(name) != number for name, number in new.items()):
             self._ids |= new
             await asyncio.to_thread(self._save_ids, new)
-        if "training_id" in new and TRAINING not in self._ids:
-            logger.info("run is shown at %s", self._address.run_url(new[TRAINING]))
         for error in answer.get("errors", []):
             self._num_refused += 1
             logger.warning("the monitor refused one of %s, %s: %s", error["kind"], error["client_id"], error["error"])

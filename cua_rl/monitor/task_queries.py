@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, and_, func, literal_column, select
+from sqlalchemy import and_, func, literal_column, select
 
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.monitor import rollout_schemas as schemas
-from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.rollout_queries import failed_rollouts
 from cua_rl.monitor.run_queries import finite, make_rate
 
@@ -152,7 +152,7 @@ async def _instances(run: RunAccess, task_id: str) -> list[schemas.TaskInstance]
     ]
 
 
-def _failed(run: RunAccess, task_id: str, *names: Any) -> Select[Any]:
+def _failed(run: RunAccess, task_id: str, *names: Any) -> AnySelect:
     """Counts of failed rollouts of a task by what `names` say."""
     return (
         select(*names, func.count().label("count"))
@@ -168,7 +168,7 @@ def _failed(run: RunAccess, task_id: str, *names: Any) -> Select[Any]:
     )
 
 
-async def _counts(run: RunAccess, query: Select[Any]) -> list[schemas.Count]:
+async def _counts(run: RunAccess, query: AnySelect) -> list[schemas.Count]:
     rows: Sequence[Any] = (await run.session.execute(query)).all()
     return [schemas.Count(name=str(row[0]), count=row[-1]) for row in rows]
 

@@ -45,7 +45,7 @@ async def monitor(url: str) -> AsyncGenerator[Monitor]:
     engine.dispose()
     rules = AccessRules(write_token=WRITE_TOKEN)
     app = make_app(Databases([open_database(url)]), rules)
-    transport = httpx.ASGITransport(app=guard(app, rules), raise_app_exceptions=True)
+    transport = httpx.ASGITransport(app=guard(app, rules), raise_app_exceptions=False)
 
     def client(token: str | None) -> httpx.AsyncClient:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
