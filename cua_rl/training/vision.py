@@ -51,8 +51,8 @@ class ImagePreprocessor:
             height_px,
             width_px,
             factor=settings.patch_size * settings.merge_size,
-            min_pixels=settings.size.shortest_edge,
-            max_pixels=settings.size.longest_edge,
+            min_pixels=settings.size["shortest_edge"],
+            max_pixels=settings.size["longest_edge"],
         )
         height, width = height_px // settings.patch_size, width_px // settings.patch_size
         num_tokens = height * width // settings.merge_size**2

@@ -46,7 +46,8 @@ def serve(connection: socket.socket, ranks: Ranks) -> None:
 def follow(ranks: Ranks) -> None:
     """Do what rank 0 is asked to do, on a rank that nobody listens to."""
     worker = _Worker(ranks)
-    while (request := ranks.broadcast(None)) is not None:
+    nothing: wire.Request | None = None  # what this rank has to say: rank 0 speaks
+    while (request := ranks.broadcast(nothing)) is not None:
         worker.reply(request)
 
 
