@@ -312,8 +312,8 @@ _COPIES = (
        FROM groups g JOIN steps s ON s.id = g.step_id JOIN steps copy ON copy.training_id = s.training_id
        WHERE s.training_id = %(run)s AND s.step = %(template)s AND copy.step = %(step)s""",
     """INSERT INTO rollouts (training_id, group_pk, task_pk, rollout_id, task_id, seed, group_index, member_index,
-        position, device_id, max_turns, status, num_turns, stop_reason, answer, error, success, reward, reward_parts, advantage,
-        started_at, started_unix_s, duration_s, ended_at)
+        position, device_id, max_turns, status, num_turns, stop_reason, answer, error, success, reward, reward_parts,
+        advantage, started_at, started_unix_s, duration_s, ended_at)
        SELECT r.training_id, copy.id, r.task_pk, md5(r.rollout_id || %(step)s), r.task_id, r.seed, r.group_index,
         r.member_index, r.position, r.device_id, r.max_turns, r.status, r.num_turns, r.stop_reason, r.answer, r.error,
         r.won, r.won::int, jsonb_build_object('success', r.won::int), r.won::int - %(success)s,

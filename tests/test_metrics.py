@@ -10,7 +10,13 @@ from cua_rl.metrics import FAMILIES, METRICS, Mean, check_names, mean_of, meanin
 
 TRAINING_AREAS = {"curriculum", "reward", "replay", "rollout", "loss", "policy", "optim"}
 AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval", "async", "trainer"}
-OPEN_FAMILIES = {"time/x_s", "eval/x", "eval/x/x", "trainer/x", "trainer/x_tflop"}  # prefixes, and names that their modules put together
+OPEN_FAMILIES = {
+    "time/x_s",
+    "eval/x",
+    "eval/x/x",
+    "trainer/x",
+    "trainer/x_tflop",
+}  # prefixes, and names that their modules put together
 
 
 def test_every_name_begins_with_a_known_area_and_has_a_meaning() -> None:

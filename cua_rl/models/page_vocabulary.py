@@ -10,9 +10,7 @@ from cua_rl.models.tokenizer import build_tokenizer
 from cua_rl.renderers.qwen3_vl import END_OF_TURN, Qwen3VLRenderer
 from cua_rl.tasks.miniwob.tiny_tasks import INSTRUCTION_PIECES, LABELS
 
-CLICK_PREFIX = (
-    f'<tool_call>\n{{"name": "{COMPUTER_USE.name}", "arguments": {{"action": "left_click", "coordinate": ['
-)
+CLICK_PREFIX = f'<tool_call>\n{{"name": "{COMPUTER_USE.name}", "arguments": {{"action": "left_click", "coordinate": ['
 
 
 def page_pieces() -> list[str]:

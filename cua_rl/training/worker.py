@@ -3,6 +3,7 @@
 import logging
 import socket
 import sys
+from typing import cast
 
 from transformers.utils.logging import disable_progress_bar
 
@@ -46,8 +47,7 @@ def serve(connection: socket.socket, ranks: Ranks) -> None:
 def follow(ranks: Ranks) -> None:
     """Do what rank 0 is asked to do, on a rank that nobody listens to."""
     worker = _Worker(ranks)
-    nothing: wire.Request | None = None  # what this rank has to say: rank 0 speaks
-    while (request := ranks.broadcast(nothing)) is not None:
+    while (request := cast("wire.Request | None", ranks.broadcast(None))) is not None:
         worker.reply(request)
 
 

@@ -90,7 +90,10 @@ def test_ids_come_from_a_list_or_a_file_with_comments(tmp_path: Path) -> None:
     [
         ({"source_type": "demo_traning"}, "did you mean 'demo_training'"),
         ({"source_type": "custom", "custom_tasks": ["Enable WiFi"]}, "cannot be validated"),
-        ({"source_type": "gym", "gym_base_url": "http://localhost:5010"}, "expected tasks that run on the embedded simulator"),
+        (
+            {"source_type": "gym", "gym_base_url": "http://localhost:5010"},
+            "expected tasks that run on the embedded simulator",
+        ),
         ({"source_type": "gym", "gym_base_url": "localhost"}, "expected gym_base_url as an address"),
         ({"source_type": "gym", "eval_number_range": "1..32"}, "two numbers such as '001-032'"),
         ({"source_type": "arcade"}, "choose one of 'demo_training'"),
