@@ -15,7 +15,8 @@ from cua_rl.recipes.evaluate import main
 def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0) -> Path:
     """A LoRA adapter of rank 2 on one projection."""
     folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     name = f"base_model.model.model.language_model.layers.{layer}.self_attn.q_proj"
     size_a, size_b = 4 * 2 * width, 4 * width * 2
     header = {

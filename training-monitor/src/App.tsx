@@ -120,7 +120,7 @@ function TopBar(props: { path: string; live: LiveState; openPalette: () => void;
       </nav>
       <span className="grow" />
       <span className={`live-dot ${props.live}`} role="status"><span className="live-text">{LIVE_TEXT[props.live]}</span></span>
-      <button type="button" className="button" aria-label="Go to… (Ctrl K)" onClick={props.openPalette}>
+      <button type="button" className="button" aria-label="Go to Ctrl K" onClick={props.openPalette}>
         <Icon name="search" /><span className="hint">Go to <kbd>Ctrl K</kbd></span>
       </button>
       <button type="button" className="button quiet icon" aria-label={theme === "dark" ? "Light colours" : "Dark colours"} title="Dark or light  t" onClick={toggleTheme}>
