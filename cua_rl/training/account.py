@@ -149,10 +149,9 @@ _COUNTS = ("tokens", "trained_tokens", "encoded_images", "reused_images")
 
 def _memory(device: torch.device) -> dict[str, float]:
     """GiB: this process's largest resident size ever, the present one, and CUDA's largest since the last time."""
-    memory = {
-        "trainer/peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "trainer/rss_gib": int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / 2**30,
-    }
+    rss_gib = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / 2**30
+    peak_rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # the kernel updates it now and then
+    memory = {"trainer/peak_rss_gib": max(peak_rss_gib, rss_gib), "trainer/rss_gib": rss_gib}
     if device.type == "cuda":
         memory["trainer/peak_cuda_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
         torch.cuda.reset_peak_memory_stats(device)

@@ -31,6 +31,8 @@ def test_tensorboard_reads_back_what_was_written_and_forgets_what_a_resume_redoe
     with MetricLog(tmp_path, config={}) as log:
         for step in (1, 2, 3):
             log.log(step, {"reward/mean": step / 10})
+    for file in (tmp_path / "tensorboard").iterdir():  # files are read in the order of the second in their names,
+        file.rename(file.with_name("events.out.tfevents.0000000001.earlier"))  # and a resume comes later than that
     with MetricLog(tmp_path, config={}, first_step=1) as log:
         log.log(2, {"reward/mean": 0.9})
 

@@ -110,7 +110,7 @@ async def _ignore(group: RolloutGroup) -> None:
     return
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
     folder = tmp_path_factory.mktemp("agents")
     renderer = make_renderer(TINY_QWEN3_VL)

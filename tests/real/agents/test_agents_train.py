@@ -17,7 +17,7 @@ from tests.doubles.gym_server import GymDouble
 from tests.doubles.mini_agent_server import MiniAgentDouble
 from tests.real.agents.conftest import GROUP_SIZE, PARITY_LIMIT, Engine, Trained
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
 AGENTS = {
