@@ -1,6 +1,5 @@
 """Everything about an evaluation that can be known, and refused, before a model loads or an endpoint is asked."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
 from cua_rl.recipes.gym_devices import name_gym
+from cua_rl.recipes.model_folder import make_image_renderer, max_positions
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_devices import make_run_backend
-from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.task_loader import load_tasks
@@ -125,14 +125,8 @@ def _name(model: Mapping[str, Any]) -> str:
 
 
 def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
-    renderer = make_renderer(model_path, config.renderer_name)
-    if not renderer.supports_images:
-        raise ConfigError(
-            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
-            "or leave renderer_name out"
-        )
-    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    longest = int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
+    renderer = make_image_renderer(model_path, config.renderer_name)
+    longest = max_positions(model_path)
     max_model_len = config.max_model_len or min(longest, _LONGEST_BY_DEFAULT)
     if max_model_len > longest:
         raise ConfigError(

@@ -1,9 +1,12 @@
 """Where a model's files are: a folder, the hub's local cache, the hub, or the tiny model of this package."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.renderer import Renderer, make_renderer
 
 HUB_TIMEOUT_S = 3.0
 
@@ -19,6 +22,23 @@ def find_model(name: str | None) -> Path:
     if folder.exists():
         return _require_model(folder.absolute(), name)
     return _find_on_hub(name)
+
+
+def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer:
+    """The model's renderer, or the named one; raises `ConfigError` for one that cannot show the model screenshots."""
+    renderer = make_renderer(model_path, renderer_name)
+    if not renderer.supports_images:
+        raise ConfigError(
+            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
+            "or leave renderer_name out"
+        )
+    return renderer
+
+
+def max_positions(model_path: Path) -> int:
+    """The longest sequence that the model can hold, tokens; very large for a model that does not say."""
+    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    return int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
 
 
 def _require_model(folder: Path, name: str) -> Path:

@@ -1,13 +1,11 @@
 """Everything about a run that can be known, and refused, before a model loads or a device is leased."""
 
-import json
 import logging
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
@@ -18,11 +16,11 @@ from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_damage
 from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.learning import check_learning
-from cua_rl.recipes.model_folder import find_model
+from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions
 from cua_rl.recipes.run_devices import make_run_backend
 from cua_rl.recipes.run_monitor import find_monitor
 from cua_rl.recipes.train_config import CLIConfig
-from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
@@ -73,12 +71,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     check_agent(config)
     check_learning(config)
     model_path = find_model(config.model_name)
-    renderer = make_renderer(model_path, config.renderer_name)
-    if not renderer.supports_images:
-        raise ConfigError(
-            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
-            "or leave renderer_name out"
-        )
+    renderer = make_image_renderer(model_path, config.renderer_name)
     _require_room(config, model_path)
     devices = make_run_backend(config, log_path(config))
     train_tasks = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="train", device=devices.abilities)
@@ -132,7 +125,7 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
 
 
 def _require_room(config: CLIConfig, model_path: Path) -> None:
-    longest = _max_positions(model_path)
+    longest = max_positions(model_path)
     if config.max_model_len > longest:
         raise ConfigError(
             f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
@@ -142,11 +135,6 @@ def _require_room(config: CLIConfig, model_path: Path) -> None:
         raise ConfigError(
             f"max_tokens: expected less than max_model_len={config.max_model_len}, got {config.max_tokens}; lower it"
         )
-
-
-def _max_positions(model_path: Path) -> int:
-    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    return int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
 
 
 def max_lora_rank(rank: int) -> int:

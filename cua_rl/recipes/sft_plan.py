@@ -12,11 +12,11 @@ from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.checkpoint_damage import find_damage
 from cua_rl.recipes.log_directory import LogDirectory
-from cua_rl.recipes.model_folder import find_model
+from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.sft_config import SftConfig
 from cua_rl.recipes.sft_data import OpenedData, open_data
-from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.renderers.renderer import Renderer
 
 EXPERT_STEPS = 100
 _FIXED = ("data_sha256", "model_path", "lora_rank", "lora_alpha", "seed", "batch_size", "num_eval_conversations")
@@ -57,12 +57,7 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     `devices` are where experts work; they stay open as long as the plan is used.
     """
     model_path = find_model(config.model_name)
-    renderer = make_renderer(model_path, config.renderer_name)
-    if not renderer.supports_images:
-        raise ConfigError(
-            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
-            "or leave renderer_name out"
-        )
+    renderer = make_image_renderer(model_path, config.renderer_name)
     checkpoint_path = _checkpoint(config)
     max_tokens = _max_tokens(config, model_path)
     database_url = _database_url(config, environ)
@@ -126,8 +121,7 @@ def _database_url(config: SftConfig, environ: Mapping[str, str]) -> str | None:
 
 
 def _max_tokens(config: SftConfig, model_path: Path) -> int:
-    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    longest = int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
+    longest = max_positions(model_path)
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ConfigError(
             f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
