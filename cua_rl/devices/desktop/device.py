@@ -28,7 +28,7 @@ from cua_rl.actions import (
 from cua_rl.devices.desktop.session import DesktopSession
 from cua_rl.devices.desktop.x_screen import RIGHT, Frame, XScreen
 from cua_rl.devices.device import ActionRejected, DeviceAbilities
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.errors import DeviceError, TaskError, boundary
 from cua_rl.types import Observation
 
 DESKTOP_ABILITIES = DeviceAbilities(
@@ -170,12 +170,12 @@ class LinuxDesktop:
     async def _in_thread(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """X calls raise errors of many kinds when the server has gone; all of them mean that the desktop is lost."""
         loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
-        except (ActionRejected, DeviceError):
-            raise
-        except Exception as error:
-            raise DeviceError(f"the desktop {self._device_id!r} was lost: {type(error).__name__}: {error}") from error
+        with boundary(DeviceError, f"the desktop {self._device_id!r} was lost"):
+            try:
+                return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+            except ActionRejected as error:
+                rejected = error  # the desktop is well: the model is told
+        raise rejected
 
 
 def _observe(screen: XScreen) -> Observation:

@@ -99,9 +99,9 @@ class XScreen:
 
     def type_text(self, text: str) -> None:
         """Type characters, also those that the keyboard does not have; raises `ActionRejected` for what has no key."""
+        shift = self._display.keysym_to_keycode(keysym_of_key("shift"))
         for keysym in [keysym_of_character(character) for character in text]:
             keycode, is_shifted = self._key_for(keysym)
-            shift = self._display.keysym_to_keycode(keysym_of_key("shift"))
             self._press([shift, keycode] if is_shifted else [keycode])
 
     def press_keys(self, names: tuple[str, ...]) -> None:
