@@ -44,6 +44,7 @@ def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.envi
 
     base_url = settings.monitor_base_url or environ.get("MONITOR_BASE_URL") or None
     if base_url is None:
+        _require_no_project(settings)
         return None
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -58,6 +59,16 @@ def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.envi
         )
     project_id = settings.project_id or environ.get("PROJECT_ID") or None
     return MonitorAddress(base_url=base_url, token=token, project_id=project_id)
+
+
+def _require_no_project(settings: MonitorSettings) -> None:
+    """Whoever names a project wants the run to be seen there; the environment may hold one for other programs."""
+    for name, value in (("project_token", settings.project_token), ("project_id", settings.project_id)):
+        if value:
+            raise ConfigError(
+                f"{name}: expected monitor_base_url, the address of the monitor that has the project, beside it, got "
+                f"none; set monitor_base_url=https://… (or MONITOR_BASE_URL), or drop {name}"
+            )
 
 
 async def send_events(

@@ -39,6 +39,8 @@ BAD = [
     (["device=gbox", "gbox_api_key="], "gbox_api_key: expected the key of a GBox account"),
     (["adb_serials=emulator-5554"], "adb_serials: expected it only with device=adb"),
     (["record_devices=true"], "record_devices: expected it only with device=gbox"),
+    (["project_token=t"], "project_token: expected monitor_base_url"),
+    (["project_id=7"], "project_id: expected monitor_base_url"),
     (["group_size=four"], "expected group_size to be a whole number"),
     (["groups_per_batch=0"], "groups_per_batch: expected at least 1"),
     (["learning_rate=-0.001"], "learning_rate: expected at least 0"),
