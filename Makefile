@@ -6,6 +6,9 @@ PYTHON := .venv/bin/python
 # checks and tests use only what is installed
 check test fast: export HF_HUB_OFFLINE := 1
 
+# bytecode of what is imported is kept wherever this runs: without it, every start of vLLM or torch compiles them anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup train test check types fast format lint imports test-android monitor migration bench
 

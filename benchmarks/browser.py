@@ -9,6 +9,7 @@ import asyncio
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -49,6 +50,7 @@ async def measure(num_contexts: int, seconds: float, steps_per_reset: int, *, re
             await begin(page, NAMES[index % len(NAMES)], index)
         resets: list[float] = []
         steps: list[float] = []
+        cpu_before = cpu_seconds()
         started, deadline = time.monotonic(), time.monotonic() + seconds
 
         async def work(index: int, page: BrowserPage) -> None:
@@ -69,12 +71,38 @@ async def measure(num_contexts: int, seconds: float, steps_per_reset: int, *, re
             for index, page in enumerate(pages):
                 workers.create_task(work(index, page))
         elapsed_s = time.monotonic() - started
+        cpu_s = {kind: value - cpu_before.get(kind, 0.0) for kind, value in cpu_seconds().items()}
         layout = f"{num_contexts} contexts, {how}"
         report("steps_per_s", round(len(steps) / elapsed_s, 1), layout)
         report("resets_per_s", round(len(resets) / elapsed_s, 1), layout)
         report("reset_p50_ms", round(1000 * statistics.median(resets), 1), layout)
         report("step_p50_ms", round(1000 * statistics.median(steps), 1), layout)
+        report("cpu_ms_per_step", round(1000 * sum(cpu_s.values()) / len(steps), 1), layout)
+        shares = {kind: round(1000 * value / len(steps), 1) for kind, value in sorted(cpu_s.items())}
+        report("cpu_ms_per_step_by_process", shares, layout)
         report("memory_mb_per_context", round(proportional_memory_mb() / num_contexts), layout)
+
+
+def cpu_seconds() -> dict[str, float]:
+    """Processor time so far of this process, Playwright's and the browsers', by kind of process."""
+    own = psutil.Process()
+    totals: dict[str, float] = {}
+    for process in (own, *own.children(recursive=True)):
+        try:
+            kind = "python" if process.pid == own.pid else kind_of(process.cmdline())
+            used = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        totals[kind] = totals.get(kind, 0.0) + used.user + used.system
+    return totals
+
+
+def kind_of(command: Sequence[str]) -> str:
+    """ "renderer" and the like for Chromium's helpers, "browser" for itself, else the program's name."""
+    kinds = [argument.removeprefix("--type=") for argument in command if argument.startswith("--type=")]
+    if kinds:
+        return kinds[0]
+    return "browser" if any(argument.startswith("--user-data-dir=") for argument in command) else Path(command[0]).name
 
 
 def proportional_memory_mb() -> float:

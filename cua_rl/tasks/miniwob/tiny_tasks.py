@@ -1,17 +1,17 @@
-"""The MiniWoB++ tasks that a model of under two million parameters can learn: few words to read, one click each."""
+"""The MiniWoB++ tasks that a model of under two million parameters can learn: shapes and colours to know, one click each."""
 
-TINY_TASKS = ("click-button", "click-color", "click-dialog-2")
+TINY_TASKS = ("click-color", "click-dialog-2", "click-widget")
 """All of the development set."""
 
-_BUTTONS = ("submit", "okay", "ok", "yes", "no", "cancel", "next", "previous")
 _COLORS = (
     "red", "blue", "olive", "lime", "black", "white", "grey", "purple", "orange", "yellow", "cyan", "pink", "magenta",
 )  # fmt: skip
-LABELS = (*_BUTTONS, *(name.capitalize() for name in _BUTTONS), *_COLORS, "x", "OK")
-"""Everything that is to be clicked on their pages; "Cancel" is both a button and in a dialog."""
+_WIDGETS = ("radio", "checkbox", "text", "textarea", "button")
+LABELS = (*_COLORS, *_WIDGETS, "x", "OK", "Cancel")
+"""Everything that is to be clicked on their pages."""
 
 INSTRUCTION_PIECES = (
-    "Click", " on", " the", " button", " button.", " colored", " box", " box.", " in", " dialog", " labeled", ".",
-    "List", " what", " you", " see",
+    "Click", " on", " a", " the", " widget", " colored", " box", " in", " dialog", " labeled", ".", "List", " what",
+    " you", " see",
 )  # fmt: skip
 """The other words of their instructions."""
