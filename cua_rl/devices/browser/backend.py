@@ -8,18 +8,18 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from cua_rl.devices.browser.browser import OwnedBrowser
 from cua_rl.devices.browser.chromium import find_chromium
 from cua_rl.devices.browser.janitor import remove_leftovers
-from cua_rl.devices.browser.page import BrowserPage, PageSite
+from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
-from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.errors import ConfigError, DeviceError, boundary
 
 if TYPE_CHECKING:
-    from playwright.async_api import Playwright
+    from playwright.async_api import CDPSession, Playwright
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class BrowserPages:
             async with asyncio.timeout(settings.operation_timeout_s):
                 context = await host.browser.connection.new_context(
                     viewport={"width": settings.viewport_width, "height": settings.viewport_height},
+                    device_scale_factor=settings.scale,
                     accept_downloads=False,
                     locale="en-US",
                     timezone_id="UTC",
@@ -110,6 +111,8 @@ class BrowserPages:
                 context.set_default_timeout(settings.operation_timeout_s * 1000)
                 await context.add_init_script(init_script(settings.seen.width, settings.seen.height))
                 inner = await context.new_page()
+                if settings.clip is not None:
+                    await _show_only(settings.clip, settings, await context.new_cdp_session(inner))
                 page = BrowserPage(
                     inner,
                     await context.new_cdp_session(inner),
@@ -134,7 +137,7 @@ class BrowserPages:
     async def _start_browser(self) -> _Host:
         if self._playwright is None:
             raise RuntimeError("the pages were never entered")
-        browser = OwnedBrowser(self._playwright, self._program, self.settings.allowed_urls)
+        browser = OwnedBrowser(self._playwright, self._program, self.settings.allowed_urls, self.settings.scale)
         await browser.__aenter__()
         self.num_browsers_started += 1
         host = _Host(browser)
@@ -160,6 +163,19 @@ class BrowserPages:
 
     def _host_of(self, page: BrowserPage) -> _Host | None:
         return next((host for host in self._hosts if page in host.pages and host.browser.is_running), None)
+
+
+async def _show_only(clip: Clip, settings: PageSettings, session: "CDPSession") -> None:
+    """Lay pages out for the viewport in a window that shows but the clip.
+
+    A screenshot then is the window as it stands; one with a clip would resize the page twice. The session is no other's
+    and stays open: what it has set ends with it, and screenshots of a session that emulates resize the page as well.
+    """
+    send = cast(Send, session.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
+    size = {"width": settings.viewport_width, "height": settings.viewport_height}
+    screen = {"deviceScaleFactor": settings.scale, "mobile": False, "dontSetVisibleSize": True}
+    await send("Emulation.setDeviceMetricsOverride", size | screen)
+    await send("Emulation.setVisibleSize", {"width": clip.width, "height": clip.height})
 
 
 def require_playwright() -> None:

@@ -22,10 +22,11 @@ _POLL_S = 0.02
 class OwnedBrowser:
     """A Chromium process in a profile of its own, and Playwright's connection to it; an async context manager."""
 
-    def __init__(self, playwright: "Playwright", program: Path, allowed_urls: Sequence[str]) -> None:
+    def __init__(self, playwright: "Playwright", program: Path, allowed_urls: Sequence[str], scale: float) -> None:
         self._playwright = playwright
         self._program = program
         self._allowed_urls = tuple(allowed_urls)
+        self._scale = scale
         self._profile: Path | None = None
         self._process: OwnedProcess | None = None
         self._browser: Browser | None = None
@@ -48,7 +49,7 @@ class OwnedBrowser:
 
     async def __aenter__(self) -> Self:
         self._profile = await asyncio.to_thread(make_profile)
-        command = chromium_command(self._program, self._profile, self._allowed_urls)
+        command = chromium_command(self._program, self._profile, self._allowed_urls, self._scale)
         self._process = OwnedProcess(
             command, name="chromium", log_path=self._profile / "chromium.log", stop_timeout_s=3.0
         )

@@ -75,10 +75,15 @@ def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
     )
 
 
-def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str]) -> list[str]:
-    """The command that runs a browser without a window, debugged through a port named in the profile's folder."""
+def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], scale: float) -> list[str]:
+    """The command that runs a browser without a window, debugged through a port named in the profile's folder.
+
+    `scale` is how many pixels of its screen a CSS pixel has: what is drawn once at the size of the screenshot need not
+    be drawn again for every screenshot.
+    """
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to sandbox for root
-    return [str(program), *_FLAGS, *sandbox, _resolver_rules(allowed_urls), f"--user-data-dir={profile}", "about:blank"]
+    own = [f"--force-device-scale-factor={scale:g}", _resolver_rules(allowed_urls), f"--user-data-dir={profile}"]
+    return [str(program), *_FLAGS, *sandbox, *own, "about:blank"]
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:

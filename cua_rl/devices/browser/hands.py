@@ -91,4 +91,4 @@ async def _move(page: "Page", action: Drag | Scroll, settings: PageSettings) -> 
 
 def _css(x: int, y: int, settings: PageSettings) -> tuple[float, float]:
     """The middle of a pixel of the screenshot, in CSS pixels of the viewport."""
-    return settings.seen.x + (x + 0.5) / settings.scale, settings.seen.y + (y + 0.5) / settings.scale
+    return (x + 0.5) / settings.scale, (y + 0.5) / settings.scale

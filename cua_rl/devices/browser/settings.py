@@ -8,10 +8,8 @@ from cua_rl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """The part of the viewport that the agent sees, CSS pixels."""
+    """The top left part of the viewport, which the agent sees, CSS pixels."""
 
-    x: int
-    y: int
     width: int
     height: int
 
@@ -40,13 +38,13 @@ class PageSettings:
         if not 0 < self.scale <= 4:
             raise ConfigError(f"scale: expected a number above 0 and at most 4, got {self.scale!r}; change it")
         seen = self.seen
-        if seen.x + seen.width > self.viewport_width or seen.y + seen.height > self.viewport_height:
+        if seen.width > self.viewport_width or seen.height > self.viewport_height:
             raise ConfigError(f"clip: expected a part of the viewport, got {seen!r}; enlarge the viewport")
 
     @property
     def seen(self) -> Clip:
         """The clip, or the whole viewport."""
-        return self.clip or Clip(x=0, y=0, width=self.viewport_width, height=self.viewport_height)
+        return self.clip or Clip(width=self.viewport_width, height=self.viewport_height)
 
     @property
     def blocked_urls(self) -> re.Pattern[str]:

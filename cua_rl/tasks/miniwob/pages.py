@@ -65,7 +65,7 @@ def miniwob_settings(scale: float = DEFAULT_SCALE) -> PageSettings:
         allowed_urls=(f"{html_folder().as_uri()}/",),
         viewport_width=_VIEWPORT[0],
         viewport_height=_VIEWPORT[1],
-        clip=Clip(x=0, y=0, width=WIDTH, height=HEIGHT),
+        clip=Clip(width=WIDTH, height=HEIGHT),
         scale=scale,
         quiet_ms=0,
     )

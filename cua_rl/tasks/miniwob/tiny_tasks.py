@@ -1,4 +1,4 @@
-"""The MiniWoB++ tasks that a model of under two million parameters can learn: shapes and colours to know, one click each."""
+"""The MiniWoB++ tasks that a model of under two million parameters can learn: shapes and colours, one click each."""
 
 TINY_TASKS = ("click-color", "click-dialog-2", "click-widget")
 """All of the development set."""

@@ -42,9 +42,12 @@ def test_no_browser_is_an_error_that_says_what_to_install(tmp_path: Path) -> Non
 
 
 def test_only_hosts_of_allowed_addresses_have_addresses() -> None:
-    command = chromium_command(Path("/bin/chromium"), Path("/tmp/p"), ("https://shop.example/a/", "file:///pages/"))
+    command = chromium_command(
+        Path("/bin/chromium"), Path("/tmp/p"), ("https://shop.example/a/", "file:///pages/"), 1.5
+    )
     assert "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE shop.example" in command
     assert "--user-data-dir=/tmp/p" in command
+    assert "--force-device-scale-factor=1.5" in command
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,7 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigError, match="scale"):
         PageSettings(allowed_urls=("file:///",), scale=0)
     with pytest.raises(ConfigError, match="clip"):
-        PageSettings(allowed_urls=("file:///",), viewport_width=100, clip=Clip(x=50, y=0, width=60, height=10))
+        PageSettings(allowed_urls=("file:///",), viewport_width=100, clip=Clip(width=110, height=10))
 
 
 def test_keys_have_the_names_that_agents_give_them() -> None:
