@@ -30,6 +30,7 @@ from cua_rl.devices.pool import DevicePool
 from cua_rl.events import (
     EvaluationEnded,
     GroupEnded,
+    Recorder,
     Source,
     SourceStarted,
     StepTrained,
@@ -87,7 +88,7 @@ def step_metrics(step: int, num_steps: int, rng: random.Random) -> dict[str, flo
 
 
 async def run_source(
-    recorder: DatabaseRecorder, policy: RandomTaps, source: Source, *, num_groups: int, turns: int, pause_s: float = 0.0
+    recorder: Recorder, policy: RandomTaps, source: Source, *, num_groups: int, turns: int, pause_s: float = 0.0
 ) -> list[RolloutGroup]:
     """Run and record one step or evaluation."""
     split = "train" if source.phase == "step" else "eval"
@@ -118,7 +119,7 @@ async def run_source(
         return await run_groups(runner, tasks, plan, on_group)
 
 
-async def train(recorder: DatabaseRecorder, policy: RandomTaps, step: int, groups: Sequence[RolloutGroup]) -> None:
+async def train(recorder: Recorder, policy: RandomTaps, step: int, groups: Sequence[RolloutGroup]) -> None:
     """Pretend to have trained: the trainer's log-probabilities are the sampler's with a little noise."""
     rng = random.Random(step)
     logprobs = {
@@ -143,45 +144,42 @@ async def train(recorder: DatabaseRecorder, policy: RandomTaps, step: int, group
     )
 
 
-async def record_templates(url: str, name: str, num_steps: int, turns: int, live_s: float) -> int:
-    """Record the rollouts of which copies are made; returns `trainings.id`."""
-    renderer = make_renderer(MODEL)
-    policy = RandomTaps(renderer)
+def begin(name: str, num_steps: int) -> TrainingStarted:
+    """The start of a made-up run."""
     config = {"model_name": None, "model_path": str(MODEL), "group_size": MEMBERS, "groups_per_batch": GROUPS}
-    started = TrainingStarted(
+    return TrainingStarted(
         run_name=name,
         log_path=f"seeded/{name}",
         config=config | {"learning_rate": 2e-3},
         first_step=0,
         total_steps=num_steps,
     )
-    async with DatabaseRecorder(url, image_token_id=renderer.image_token_id) as recorder:
-        await recorder.record(started)
-        for phase, step in (
-            ("baseline", 0),
-            *(("step", index) for index in range(TEMPLATE_STEPS)),
-            ("eval", TEMPLATE_STEPS),
-        ):
-            source = Source(phase=cast("Any", phase), step=step)
-            groups = await run_source(recorder, policy, source, num_groups=GROUPS, turns=turns)
-            if phase == "step":
-                await train(recorder, policy, step, groups)
-            else:
-                await recorder.record(EvaluationEnded(source=source, metrics={}))
-        await recorder.flush()
-        training_id = recorder.training_id
-        assert training_id is not None
-        await asyncio.to_thread(copy_steps, url, training_id, num_steps)
-        ends, step = time.monotonic() + live_s, num_steps
-        while time.monotonic() < ends:
-            source = Source(phase="step", step=step)
-            groups = await run_source(recorder, policy, source, num_groups=4, turns=turns, pause_s=0.2)
+
+
+async def record_templates(recorder: Recorder, policy: RandomTaps, turns: int) -> None:
+    """Record the rollouts of which copies are made."""
+    for phase, step in (
+        ("baseline", 0),
+        *(("step", index) for index in range(TEMPLATE_STEPS)),
+        ("eval", TEMPLATE_STEPS),
+    ):
+        source = Source(phase=cast("Any", phase), step=step)
+        groups = await run_source(recorder, policy, source, num_groups=GROUPS, turns=turns)
+        if phase == "step":
             await train(recorder, policy, step, groups)
-            step += 1
-        if not live_s:
-            await recorder.record(TrainingEnded(status="completed"))
-        await recorder.flush()
-        return training_id
+        else:
+            await recorder.record(EvaluationEnded(source=source, metrics={}))
+
+
+async def go_on(recorder: Recorder, policy: RandomTaps, *, first_step: int, turns: int, live_s: float) -> int:
+    """Steps of 32 rollouts until the time is over; returns how many."""
+    ends, step = time.monotonic() + live_s, first_step
+    while time.monotonic() < ends:
+        source = Source(phase="step", step=step)
+        groups = await run_source(recorder, policy, source, num_groups=4, turns=turns)
+        await train(recorder, policy, step, groups)
+        step += 1
+    return step - first_step
 
 
 _COPIES = (
@@ -271,16 +269,31 @@ def main() -> int:
     parser.add_argument(
         "--live", type=float, default=0.0, metavar="SECONDS", help="go on with new rollouts for a while"
     )
+    parser.add_argument("--turn-s", type=float, default=0.0, help="how long each turn of those takes")
     given = parser.parse_args()
     num_steps = max(TEMPLATE_STEPS, round(given.rollouts / (GROUPS * MEMBERS)))
-    asyncio.run(_seed(given.database_url, given.name, num_steps, given.turns, given.live))
-    print(f"seeded {given.name}: {num_steps} steps of {GROUPS * MEMBERS} rollouts with {given.turns} turns")
+    asyncio.run(_seed(given, num_steps))
+    print(f"seeded {given.name}: {num_steps} steps of {GROUPS * MEMBERS} rollouts with {given.turns} turns", flush=True)
     return 0
 
 
-async def _seed(url: str, name: str, num_steps: int, turns: int, live_s: float) -> None:
-    await migrate(url)
-    await record_templates(url, name, num_steps, turns, live_s)
+async def _seed(given: argparse.Namespace, num_steps: int) -> None:
+    await migrate(given.database_url)
+    renderer = make_renderer(MODEL)
+    policy = RandomTaps(renderer)
+    async with DatabaseRecorder(given.database_url, image_token_id=renderer.image_token_id) as recorder:
+        await recorder.record(begin(given.name, num_steps))
+        await record_templates(recorder, policy, given.turns)
+        await recorder.flush()
+        assert recorder.training_id is not None
+        await asyncio.to_thread(copy_steps, given.database_url, recorder.training_id, num_steps)
+        if given.live:
+            print("copied, going on", flush=True)
+            policy.turn_s = given.turn_s
+            await go_on(recorder, policy, first_step=num_steps, turns=given.turns, live_s=given.live)
+        else:
+            await recorder.record(TrainingEnded(status="completed"))
+        await recorder.flush()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
-from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import MOBILE_USE
 from cua_rl.models.page_vocabulary import CLICK_PREFIX, label_forms, page_pieces, system_block

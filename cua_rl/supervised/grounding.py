@@ -22,7 +22,8 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, normalize
-from transformers import Qwen2VLImageProcessor, Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl import Qwen2VLImageProcessor
+from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.devices.simulator.painter import draw_png

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import MAX_COORDINATE
 from cua_rl.models.tokenizer import CONTROL_TOKENS, build_tokenizer

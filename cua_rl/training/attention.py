@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers.modeling_utils import AttentionInterface
 
 PACKED_ATTENTION = "cua_rl_packed"
 """The name of `packed_attention` among Transformers' attention implementations; it needs no mask, so none is built."""

@@ -14,7 +14,7 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import Qwen2VLImageProcessor
+from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 

@@ -1,6 +1,6 @@
 """Every page of the web app in real Chromium: it shows what is stored, complains about nothing, all can read it."""
 
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from tests.real.monitor_web.conftest import NUM_STEPS, ROOT, Site, Window
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-AXE = Path(ROOT, "tests/assets/axe.min.js")
+AXE = files("axe_playwright_python") / "axe.min.js"
 
 
 async def _json(window: Window, path: str) -> Any:

@@ -3,7 +3,7 @@ import type uPlot from "uplot";
 import { formatNumber } from "../format";
 import { Icon } from "../ui/icons";
 import { useTheme } from "../ui/theme";
-import { makePlot, type Drawn } from "./plot";
+import { dotShift, makePlot, type Drawn } from "./plot";
 import { download, toCsv, type Series } from "./series";
 
 export type ChartProps = {
@@ -78,13 +78,18 @@ export function MetricChart(props: ChartProps) {
     };
   }, [series, smoothing, log, range, yRange, format, width, height, onRange, theme, visible]);
 
-  const pick = (index: number, y?: number) => {
-    const data = drawn.current;
-    if (!data || !props.onPick) return;
+  const pick = (index: number, at?: { left: number; top: number }) => {
+    const [self, data] = [plot.current, drawn.current];
+    if (!self || !data || !props.onPick) return;
     const x = data.data[0][index];
-    const away = (at: number) => Math.abs((data.data[data.lines[at] ?? 0]?.[index] ?? Number.NaN) - (y ?? 0));
-    const there = series.map((_, at) => at).filter((at) => !Number.isNaN(away(at)));
-    if (y !== undefined) there.sort((a, b) => away(a) - away(b));
+    const value = (place: number) => data.data[data.lines[place] ?? 0]?.[index];
+    const away = (place: number) => {
+      if (!at) return place;
+      const down = self.valToPos(value(place) ?? 0, "y") - at.top;
+      return Math.hypot(series[place]?.dots ? self.valToPos(x ?? 0, "x") + dotShift(series, place) - at.left : 0, down);
+    };
+    const there = series.map((_, place) => place).filter((place) => value(place) != null);
+    there.sort((a, b) => away(a) - away(b));
     const chosen = series[there[0] ?? -1];
     if (x !== undefined && chosen) props.onPick(x, chosen);
   };
@@ -92,7 +97,8 @@ export function MetricChart(props: ChartProps) {
     const over = holder.current?.querySelector(".u-over");
     if (!plot.current || !over || Math.abs(event.clientX - dragged.current) >= 5) return;
     const corner = over.getBoundingClientRect();
-    pick(plot.current.posToIdx(event.clientX - corner.left), plot.current.posToVal(event.clientY - corner.top, "y"));
+    const at = { left: event.clientX - corner.left, top: event.clientY - corner.top };
+    pick(plot.current.posToIdx(at.left), at);
   };
   const keys = (event: KeyboardEvent) => {
     const self = plot.current;

@@ -81,41 +81,56 @@ function lineSeries(one: Series, color: string, smoothing: number, holes: boolea
     stroke: color,
     width: one.dots ? 0 : 1.7,
     spanGaps: holes,
-    points: { show: one.dots ?? false, size: 10, fill: color, stroke: css("--bg-raised"), width: 1.5 },
+    points: { show: false },
     ...(one.dots ? { paths: () => null } : {}),
     ...(one.dashed ? { dash: [5, 4] } : {}),
   };
   return [raw, line];
 }
 
-/** Intervals of dots are drawn as whiskers, those of lines as bands. */
-function whiskers(series: readonly Series[], lines: number[]): uPlot.Plugin {
+const DOT_GAP = 12;
+
+/** How far from its step a dot is drawn, in pixels: dots of several series stand side by side. */
+export function dotShift(series: readonly Series[], index: number): number {
+  const dotted = series.flatMap((one, at) => (one.dots ? [at] : []));
+  return dotted.includes(index) ? (dotted.indexOf(index) - (dotted.length - 1) / 2) * DOT_GAP : 0;
+}
+
+/** Dots with their intervals as whiskers; intervals of lines are bands. */
+function dots(series: readonly Series[], lines: number[]): uPlot.Plugin {
   return {
     hooks: {
       draw: (plot: uPlot) => {
-        const { ctx } = plot;
-        for (const [index, one] of series.entries()) {
-          if (!one.dots) continue;
-          const line = lines[index] ?? 0;
-          const [high, low] = [plot.data[line + 1], plot.data[line + 2]];
-          if (!high || !low) continue;
-          ctx.save();
-          ctx.strokeStyle = css(one.color);
-          ctx.lineWidth = 1.5 * devicePixelRatio;
-          for (const [row, x] of plot.data[0].entries()) {
-            const [top, bottom] = [high[row], low[row]];
-            if (top == null || bottom == null) continue;
-            const left = plot.valToPos(x, "x", true);
-            ctx.beginPath();
-            ctx.moveTo(left, plot.valToPos(top, "y", true));
-            ctx.lineTo(left, plot.valToPos(bottom, "y", true));
-            ctx.stroke();
-          }
-          ctx.restore();
-        }
+        for (const [index, one] of series.entries()) if (one.dots) drawDots(plot, one, lines[index] ?? 0, dotShift(series, index));
       },
     },
   };
+}
+
+function drawDots(plot: uPlot, one: Series, line: number, shift: number): void {
+  const { ctx } = plot;
+  const { min, max } = plot.scales.x ?? {};
+  const [values, high, low] = [plot.data[line], plot.data[line + 1], plot.data[line + 2]];
+  const bounded = one.points.some((point) => point.low != null && point.high != null);
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = css(one.color);
+  ctx.lineWidth = 1.5 * devicePixelRatio;
+  for (const [row, x] of plot.data[0].entries()) {
+    const value = values?.[row];
+    if (value == null || x < (min ?? x) || x > (max ?? x)) continue;
+    const left = plot.valToPos(x, "x", true) + shift * devicePixelRatio;
+    const [top, bottom] = bounded ? [high?.[row], low?.[row]] : [null, null];
+    ctx.beginPath();
+    if (top != null && bottom != null) {
+      ctx.moveTo(left, plot.valToPos(top, "y", true));
+      ctx.lineTo(left, plot.valToPos(bottom, "y", true));
+      ctx.stroke();
+      ctx.beginPath();
+    }
+    ctx.arc(left, plot.valToPos(value, "y", true), 4 * devicePixelRatio, 0, 2 * Math.PI);
+    ctx.fill();
+  }
+  ctx.restore();
 }
 
 function axis(format: ((value: number) => string) | undefined): uPlot.Axis {
@@ -158,7 +173,9 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
     if (!one.dots) bands.push({ series: [top, top + 1], fill: translucent(color, 0.16) });
   }
   const [first, last] = [xs[0] ?? 0, xs.at(-1) ?? 1];
-  const whole: [number, number] = first === last ? [first - 1, first + 1] : [first, last];
+  const room = options.series.every((one) => one.dots) ? (last - first) / 20 : 0; // for dots beside the first and last step
+  const whole: [number, number] = first === last ? [first - 1, first + 1] : [first - room, last + room];
+  const dotted = new Set(drawn.lines.filter((_, index) => options.series[index]?.dots));
   const plot = new uPlot(
     {
       width: options.width,
@@ -168,7 +185,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
       bands,
       legend: { show: false },
       cursor: {
-        points: { size: 7, width: 2 },
+        points: { size: (_plot, index) => (dotted.has(index) ? 0 : 7), width: (_plot, index) => (dotted.has(index) ? 0 : 2) },
         drag: { x: true, y: false, setScale: false, dist: 6 },
         y: false,
       },
@@ -183,7 +200,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
         { ...axis(undefined), size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000] },
         { ...axis(options.format), size: (_plot, texts) => 16 + 6.6 * Math.max(4, ...(texts ?? []).map((text) => text.length)) },
       ],
-      plugins: [whiskers(options.series, drawn.lines)],
+      plugins: [dots(options.series, drawn.lines)],
       hooks: {
         setSelect: [
           (self) => {
