@@ -33,7 +33,7 @@ class MonitorProcess:
         """The server's own process, not the one that guards it."""
         for child in psutil.Process().children(recursive=True):
             line = child.cmdline()
-            if serve_monitor.__name__ in line and f"port={self.base_url.rpartition(':')[2]}" in line[3:]:
+            if line[1:3] == ["-m", serve_monitor.__name__] and f"port={self.base_url.rpartition(':')[2]}" in line:
                 return child
         raise SystemExit("expected a running monitor, found none")
 
