@@ -40,8 +40,9 @@ lint:
 imports:
 	.venv/bin/lint-imports
 
+# tests of one file share a model server, a browser or a database: they stay together
 test: setup ## all tests, with the real model server, trainer and database: before every push
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q --numprocesses=2 --dist=loadfile
 
 test-android: setup ## tests on an attached Android phone or emulator, whose settings they change
 	$(PYTHON) -m pytest -q tests/real/android

@@ -8,6 +8,7 @@ import pytest
 
 from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
 from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.sampling.server import VllmServer
 from tests.real.end_to_end.runs import Run, read_lines, survivors
 
 pytestmark = pytest.mark.timeout(900)
@@ -19,15 +20,18 @@ OPTIONS = (
 )
 
 
-def test_a_killed_run_with_a_curriculum_resumes_and_its_datums_are_rebuilt_from_the_database(tmp_path: Path) -> None:
-    first = Run(tmp_path / "run", *OPTIONS)
+def test_a_killed_run_with_a_curriculum_resumes_and_its_datums_are_rebuilt_from_the_database(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    options = (*OPTIONS, f"base_url={server.base_url}")
+    first = Run(tmp_path / "run", *options)
     first.wait_for(lambda: len(first.steps()) == 2)
     owned = first.owned()
     first.signal(signal.SIGKILL)
     first.finish()
     assert survivors(owned) == []
 
-    resumed = Run(tmp_path / "run", *OPTIONS, "behavior_if_log_dir_exists=resume")
+    resumed = Run(tmp_path / "run", *options, "behavior_if_log_dir_exists=resume")
 
     assert resumed.finish() == 0, resumed.output()
     steps = resumed.steps()

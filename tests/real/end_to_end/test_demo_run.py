@@ -16,6 +16,7 @@ from cua_rl.database.rebuild import load_groups
 from cua_rl.database.session import open_sessions
 from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
 from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import RolloutGroup
 from tests.real.end_to_end.runs import Run, survivors
@@ -77,8 +78,11 @@ def test_a_run_survives_the_death_of_its_model_server_and_every_figure_holds(tmp
     assert run_recipe(RebuildConfig, cli_main, [f"log_path={run.folder}"]) == 0
 
 
-def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(tmp_path: Path) -> None:
-    first = Run(tmp_path / "run", "max_steps=3")
+def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    options = ("max_steps=3", f"base_url={server.base_url}")
+    first = Run(tmp_path / "run", *options)
     first.wait_for(lambda: len(first.steps()) == 2)
     owned = first.owned()
 
@@ -86,7 +90,7 @@ def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(tmp
 
     first.finish()
     assert survivors(owned) == []
-    resumed = Run(tmp_path / "run", "max_steps=3", "behavior_if_log_dir_exists=resume")
+    resumed = Run(tmp_path / "run", *options, "behavior_if_log_dir_exists=resume")
     assert resumed.finish() == 0, resumed.output()
     assert [record["step"] for record in resumed.steps()] == [1, 2, 3]
     groups = asyncio.run(recorded_groups(resumed.folder, 3))
@@ -94,14 +98,15 @@ def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(tmp
     assert [[len(group.rollouts) for group in step] for step in groups] == [[4] * 4] * 3
 
 
-def test_interrupting_a_run_ends_everything_it_owns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_stopping_a_run_ends_everything_it_owns(number: signal.Signals, status: int, tmp_path: Path) -> None:
     run = Run(tmp_path / "run", "max_steps=3")
     run.wait_for(lambda: model_server(run.owned()))
     owned = run.owned()
 
-    run.signal(signal.SIGINT)
+    run.signal(number)
 
-    assert run.finish() == 130, run.output()
+    assert run.finish() == status, run.output()
     assert survivors(owned) == []
 
 

@@ -2,19 +2,18 @@
 
 import json
 import shutil
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
+from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import AdapterError, CuaError, ParityError, TrainingError
@@ -38,7 +37,7 @@ from cua_rl.types import AdapterRef, Datum, SamplingParams
 from tests.fakes import FakeRecorder
 from tests.rl.test_sync_loop import Log
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 PARAMS = SamplingParams(max_tokens=48, temperature=1.0)
 PARITY_LIMIT = 0.005
@@ -75,13 +74,6 @@ class LocalTrainer:
     async def save_weights_for_sampler(self, path: Path) -> AdapterRef:
         self.trainer.save_weights_for_sampler(path)
         return AdapterRef(path=path, policy_version=self.trainer.policy_version)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmServer]:
-    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=2048, max_num_seqs=36)
-    async with VllmServer(config, tmp_path_factory.mktemp("logs") / "vllm.log") as server:
-        yield server
 
 
 def make_trainer(model_path: Path = TINY_QWEN3_VL) -> Trainer:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.sampling.server import VllmServer
+
 REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_asynchronous_run_trains_every_group_once_and_loses_none(tmp_path: Path) -> None:
+def test_a_killed_asynchronous_run_trains_every_group_once_and_loses_none(server: VllmServer, tmp_path: Path) -> None:
     script = REPOSITORY / "scripts" / "chaos_kill.py"
-    options = [f"folder={tmp_path}", "kills=1", "steps=4", "max_lag=2", "seed=1"]
+    options = [f"folder={tmp_path}", "kills=1", "steps=4", "max_lag=2", "seed=1", f"base_url={server.base_url}"]
 
     done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=580)
 

@@ -1,0 +1,17 @@
+"""One vLLM for the tests that do not try its start or its end."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from cua_rl.config import ServerConfig
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.sampling.server import VllmServer
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmServer]:
+    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048, max_num_seqs=36)
+    async with VllmServer(config, tmp_path_factory.mktemp("logs") / "vllm.log") as server:
+        yield server
