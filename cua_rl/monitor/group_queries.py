@@ -11,7 +11,7 @@ from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRo
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
-from cua_rl.monitor.run_queries import finite, finite_values, make_rate
+from cua_rl.monitor.figures import finite, finite_values, make_rate
 from cua_rl.monitor.schemas import Phase
 
 Overrides = Mapping[int, tuple[bool | None, float | None]]

@@ -25,9 +25,9 @@ from cua_rl.database.models import (
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
+from cua_rl.monitor.figures import finite, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
-from cua_rl.monitor.run_queries import finite, finite_values
 from cua_rl.monitor.schemas import Page, Phase
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
 from cua_rl.renderers.answers import parse_answer

@@ -1,12 +1,7 @@
 """Questions about runs: lists, figures, series. Each is a handful of statements, whatever the size of the run."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from itertools import pairwise
-from math import isfinite
-from pathlib import Path
-from statistics import median
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import and_, func, literal_column, or_, select
@@ -14,34 +9,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, Training
-from cua_rl.database.monitor_models import Project, ProjectRun
-from cua_rl.evaluation.statistics import wilson_interval
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, Database, RunAccess
+from cua_rl.monitor.figures import finite, finite_values, make_rate
 from cua_rl.monitor.masking import mask_secrets
 from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
-
-_ALIVE_S = 60.0
-_SPARKLINE_POINTS = 60
-
-
-def make_rate(num_successes: float | None, num_rollouts: float | None) -> schemas.Rate:
-    """A success rate with its interval."""
-    successes, rollouts = int(num_successes or 0), int(num_rollouts or 0)
-    low, high = wilson_interval(successes, rollouts)
-    rate = successes / rollouts if rollouts else None
-    return schemas.Rate(num_successes=successes, num_rollouts=rollouts, rate=rate, low=low, high=high)
-
-
-def finite(value: object) -> float | None:
-    """A number that JSON can hold, or None."""
-    return float(value) if isinstance(value, int | float) and isfinite(value) else None
-
-
-def finite_values(values: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Metrics as JSON can hold them."""
-    return {name: finite(value) for name, value in (values or {}).items()}
+from cua_rl.monitor.run_summaries import evaluation_success, group_sums, step_success, summarise
 
 
 async def list_runs(
@@ -80,169 +54,6 @@ def first_page(runs: Sequence[schemas.RunSummary], limit: int) -> schemas.Page[s
 
 def _age(run: schemas.RunSummary) -> tuple[datetime, int]:
     return run.started_at, int(run.run_id.rpartition(".")[2])
-
-
-async def summarise(
-    session: AsyncSession, database: Database, trainings: Sequence[Training]
-) -> list[schemas.RunSummary]:
-    """Summaries of all these runs with five statements."""
-    ids = [training.id for training in trainings]
-    if not ids:
-        return []
-    success = await _step_success(session, ids)
-    evaluations = await _evaluation_success(session, ids)
-    times = await _step_times(session, ids)
-    open_steps = await _open_steps(session, ids)
-    projects = await _projects(session, ids)
-    return [
-        _summary(
-            database,
-            training,
-            projects.get(training.id),
-            success.get(training.id, []),
-            evaluations.get(training.id, []),
-            times.get(training.id, []),
-            open_steps.get(training.id),
-        )
-        for training in trainings
-    ]
-
-
-async def _projects(session: AsyncSession, ids: Sequence[int]) -> dict[int, str]:
-    """Names of the projects that sent these runs."""
-    query = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
-    rows = await session.execute(query.where(ProjectRun.training_id.in_(ids)))
-    return {row.training_id: row.name for row in rows}
-
-
-_StepSuccess = tuple[int, int, int, float | None]  # step, successes, rollouts, mean reward
-
-
-def _group_sums() -> tuple[Any, Any, Any]:
-    rollouts = func.sum(Group.num_rollouts)
-    reward = func.sum(Group.reward_mean * Group.num_rollouts) / func.nullif(rollouts, 0)
-    return func.sum(Group.num_successes), rollouts, reward
-
-
-async def _step_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_StepSuccess]]:
-    query = (
-        select(Group.training_id, Step.step, *_group_sums())
-        .join(Step, Group.step_id == Step.id)
-        .where(Group.training_id.in_(ids), Group.status == "completed")
-        .group_by(Group.training_id, Step.step)
-        .order_by(Step.step)
-    )
-    found: dict[int, list[_StepSuccess]] = defaultdict(list)
-    for training_id, step, successes, rollouts, reward in await session.execute(query):
-        found[training_id].append((step, int(successes or 0), int(rollouts or 0), reward))
-    return found
-
-
-_EvalSuccess = tuple[str, int, int, int]  # phase, step, successes, rollouts
-
-
-async def _evaluation_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_EvalSuccess]]:
-    successes, rollouts, _ = _group_sums()
-    query = (
-        select(Eval.training_id, Eval.phase, Eval.step, successes, rollouts)
-        .join(Group, Group.eval_id == Eval.id)
-        .where(Eval.training_id.in_(ids))
-        .group_by(Eval.training_id, Eval.phase, Eval.step)
-        .order_by(Eval.step)
-    )
-    found: dict[int, list[_EvalSuccess]] = defaultdict(list)
-    for training_id, phase, step, won, done in await session.execute(query):
-        if done:
-            found[training_id].append((phase, step, int(won or 0), int(done)))
-    return found
-
-
-async def _step_times(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[float]]:
-    """Durations of the last ten finished steps of each run."""
-    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
-    took = func.extract("epoch", Step.ended_at - Step.started_at).label("took")
-    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.ended_at.is_not(None)).subquery()
-    found: dict[int, list[float]] = defaultdict(list)
-    for training_id, seconds in await session.execute(
-        select(last.c.training_id, last.c.took).where(last.c.place <= 10)
-    ):
-        found[training_id].append(float(seconds))
-    return found
-
-
-async def _open_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, float]:
-    """How far the running step of each run is, 0 to 1."""
-    query = select(Step.training_id, Step.num_ended_groups, Step.num_groups).where(
-        Step.training_id.in_(ids), Step.status.in_(("rollouts", "training"))
-    )
-    return {row.training_id: row.num_ended_groups / max(1, row.num_groups) for row in await session.execute(query)}
-
-
-def _summary(
-    database: Database,
-    training: Training,
-    project: str | None,
-    success: Sequence[_StepSuccess],
-    evaluations: Sequence[_EvalSuccess],
-    times: Sequence[float],
-    open_step: float | None,
-) -> schemas.RunSummary:
-    now = datetime.now(UTC)
-    rates = [successes / rollouts if rollouts else None for _, successes, rollouts, _ in success]
-    baseline = next((item for item in evaluations if item[0] == "baseline"), None)
-    last_eval = next((item for item in reversed(evaluations) if item[0] == "eval"), None)
-    step_time_s = median(times) if times else None
-    is_running = training.status == "running"
-    part = min(1.0, open_step or 0.0) if is_running else 0.0
-    left = max(0.0, training.total_steps - training.num_completed_steps - part)
-    ended = training.ended_at or (now if is_running else training.updated_at)
-    return schemas.RunSummary(
-        run_id=database.run_id(training.id),
-        run_name=training.run_name,
-        log_path=training.log_path,
-        project=project,
-        model_name=model_name(training.config),
-        status=training.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
-        is_alive=is_running and (now - training.heartbeat_at).total_seconds() < _ALIVE_S,
-        error=training.error,
-        num_completed_steps=training.num_completed_steps,
-        total_steps=training.total_steps,
-        progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
-        step_time_s=step_time_s,
-        eta_s=left * step_time_s if is_running and step_time_s is not None else None,
-        elapsed_s=max(0.0, (ended - training.started_at).total_seconds()),
-        started_at=training.started_at,
-        ended_at=training.ended_at,
-        heartbeat_at=training.heartbeat_at,
-        num_attempts=training.num_attempts,
-        success_rate=rates[-1] if rates else None,
-        reward_mean=finite(success[-1][3]) if success else None,
-        baseline=None if baseline is None else make_rate(baseline[2], baseline[3]),
-        last_eval=None if last_eval is None else make_rate(last_eval[2], last_eval[3]),
-        last_eval_step=None if last_eval is None else last_eval[1],
-        sparkline=thin(rates, _SPARKLINE_POINTS),
-    )
-
-
-def thin(values: Sequence[float | None], num_points: int) -> list[float | None]:
-    """Means of equal stretches, at most `num_points` of them: [1, 0, 1, 1] at 2 points is [0.5, 1]."""
-    if len(values) <= num_points:
-        return list(values)
-    edges = [round(index * len(values) / num_points) for index in range(num_points + 1)]
-    stretches = [[value for value in values[a:b] if value is not None] for a, b in pairwise(edges)]
-    return [sum(stretch) / len(stretch) if stretch else None for stretch in stretches]
-
-
-def model_name(config: Mapping[str, Any]) -> str | None:
-    """What the run calls its model, else the name of the model's folder."""
-    name = config.get("model_name") or config.get("model_path")
-    return (
-        None
-        if not name
-        else Path(str(name)).name
-        if "/" in str(name) and config.get("model_name") is None
-        else str(name)
-    )
 
 
 def shown_config(training: Training) -> dict[str, Any]:
@@ -310,7 +121,7 @@ async def _metric_infos(session: AsyncSession, training_id: int) -> list[schemas
 
 async def list_evaluations(session: AsyncSession, training_id: int) -> list[schemas.Evaluation]:
     """All evaluations of a run, the baseline first, with figures of what has ended."""
-    successes, rollouts, reward = _group_sums()
+    successes, rollouts, reward = group_sums()
     sums = (
         select(Group.eval_id, successes.label("successes"), rollouts.label("rollouts"), reward.label("reward"))
         .where(Group.training_id == training_id, Group.eval_id.is_not(None), Group.status == "completed")
@@ -355,8 +166,8 @@ async def load_series(run: RunAccess, *, names: Sequence[str], from_step: int, m
         query = query.join(kept, kept.c.id == Step.id).where(kept.c.place % every == 0)
     rows = [(step, ended_at, metrics or {}) for step, ended_at, metrics in await session.execute(query)]
     wanted = list(names) or sorted({name for _, _, metrics in rows for name in metrics})
-    success = (await _step_success(session, [training_id])).get(training_id, [])
-    evaluations = (await _evaluation_success(session, [training_id])).get(training_id, [])
+    success = (await step_success(session, [training_id])).get(training_id, [])
+    evaluations = (await evaluation_success(session, [training_id])).get(training_id, [])
     return schemas.MetricSeries(
         run_id=run.run_id,
         steps=[step for step, _, _ in rows],
@@ -373,7 +184,7 @@ def _success_point(phase: Any, step: int, won: int, done: int) -> schemas.Succes
 
 async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
     """Baseline, steps and evaluations in the order in which they began."""
-    successes, rollouts, reward = _group_sums()
+    successes, rollouts, reward = group_sums()
     sums = (
         select(
             Group.step_id,

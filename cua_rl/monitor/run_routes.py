@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
-from cua_rl.monitor import failure_queries, group_queries, run_queries, schemas
+from cua_rl.monitor import failure_queries, group_queries, run_queries, run_summaries, schemas
 from cua_rl.monitor import rollout_schemas as rollouts
 from cua_rl.monitor.answers import SafeJson
 from cua_rl.monitor.config_diff import compare_configs
@@ -69,7 +69,7 @@ async def compare_runs(
     configs: list[dict[str, object]] = []
     for name in run_id:
         async with databases.open_run(name) as run:
-            summaries += await run_queries.summarise(run.session, run.database, [run.training])
+            summaries += await run_summaries.summarise(run.session, run.database, [run.training])
             configs.append(run_queries.shown_config(run.training))
     return schemas.RunComparison(runs=summaries, config=compare_configs(configs))
 

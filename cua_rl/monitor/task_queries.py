@@ -8,8 +8,8 @@ from sqlalchemy import and_, func, literal_column, select
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
+from cua_rl.monitor.figures import finite, make_rate
 from cua_rl.monitor.rollout_queries import failed_rollouts
-from cua_rl.monitor.run_queries import finite, make_rate
 
 _MAX_INSTANCES, _MAX_CHECKS, _MAX_ROLLOUTS = 100, 10, 20
 

@@ -1,0 +1,177 @@
+"""Summaries of runs, as lists show them: a handful of statements, however many runs."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from cua_rl.database.models import Eval, Group, Step, Training
+from cua_rl.database.monitor_models import Project, ProjectRun
+from cua_rl.monitor import schemas
+from cua_rl.monitor.databases import Database
+from cua_rl.monitor.figures import finite, make_rate, thin
+
+_ALIVE_S = 60.0
+_SPARKLINE_POINTS = 60
+
+
+async def summarise(
+    session: AsyncSession, database: Database, trainings: Sequence[Training]
+) -> list[schemas.RunSummary]:
+    """Summaries of all these runs with five statements."""
+    ids = [training.id for training in trainings]
+    if not ids:
+        return []
+    success = await step_success(session, ids)
+    evaluations = await evaluation_success(session, ids)
+    times = await _step_times(session, ids)
+    open_steps = await _open_steps(session, ids)
+    projects = await _projects(session, ids)
+    return [
+        _summary(
+            database,
+            training,
+            projects.get(training.id),
+            success.get(training.id, []),
+            evaluations.get(training.id, []),
+            times.get(training.id, []),
+            open_steps.get(training.id),
+        )
+        for training in trainings
+    ]
+
+
+async def _projects(session: AsyncSession, ids: Sequence[int]) -> dict[int, str]:
+    """Names of the projects that sent these runs."""
+    query = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
+    rows = await session.execute(query.where(ProjectRun.training_id.in_(ids)))
+    return {row.training_id: row.name for row in rows}
+
+
+_StepSuccess = tuple[int, int, int, float | None]  # step, successes, rollouts, mean reward
+
+
+def group_sums() -> tuple[Any, Any, Any]:
+    """Columns of successes, rollouts and mean reward over groups."""
+    rollouts = func.sum(Group.num_rollouts)
+    reward = func.sum(Group.reward_mean * Group.num_rollouts) / func.nullif(rollouts, 0)
+    return func.sum(Group.num_successes), rollouts, reward
+
+
+async def step_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_StepSuccess]]:
+    """Success of the steps of each run, in order."""
+    query = (
+        select(Group.training_id, Step.step, *group_sums())
+        .join(Step, Group.step_id == Step.id)
+        .where(Group.training_id.in_(ids), Group.status == "completed")
+        .group_by(Group.training_id, Step.step)
+        .order_by(Step.step)
+    )
+    found: dict[int, list[_StepSuccess]] = defaultdict(list)
+    for training_id, step, successes, rollouts, reward in await session.execute(query):
+        found[training_id].append((step, int(successes or 0), int(rollouts or 0), reward))
+    return found
+
+
+_EvalSuccess = tuple[str, int, int, int]  # phase, step, successes, rollouts
+
+
+async def evaluation_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_EvalSuccess]]:
+    """Success of the evaluations of each run, in order."""
+    successes, rollouts, _ = group_sums()
+    query = (
+        select(Eval.training_id, Eval.phase, Eval.step, successes, rollouts)
+        .join(Group, Group.eval_id == Eval.id)
+        .where(Eval.training_id.in_(ids))
+        .group_by(Eval.training_id, Eval.phase, Eval.step)
+        .order_by(Eval.step)
+    )
+    found: dict[int, list[_EvalSuccess]] = defaultdict(list)
+    for training_id, phase, step, won, done in await session.execute(query):
+        if done:
+            found[training_id].append((phase, step, int(won or 0), int(done)))
+    return found
+
+
+async def _step_times(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[float]]:
+    """Durations of the last ten finished steps of each run."""
+    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
+    took = func.extract("epoch", Step.ended_at - Step.started_at).label("took")
+    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.ended_at.is_not(None)).subquery()
+    found: dict[int, list[float]] = defaultdict(list)
+    for training_id, seconds in await session.execute(
+        select(last.c.training_id, last.c.took).where(last.c.place <= 10)
+    ):
+        found[training_id].append(float(seconds))
+    return found
+
+
+async def _open_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, float]:
+    """How far the running step of each run is, 0 to 1."""
+    query = select(Step.training_id, Step.num_ended_groups, Step.num_groups).where(
+        Step.training_id.in_(ids), Step.status.in_(("rollouts", "training"))
+    )
+    return {row.training_id: row.num_ended_groups / max(1, row.num_groups) for row in await session.execute(query)}
+
+
+def _summary(
+    database: Database,
+    training: Training,
+    project: str | None,
+    success: Sequence[_StepSuccess],
+    evaluations: Sequence[_EvalSuccess],
+    times: Sequence[float],
+    open_step: float | None,
+) -> schemas.RunSummary:
+    now = datetime.now(UTC)
+    rates = [successes / rollouts if rollouts else None for _, successes, rollouts, _ in success]
+    baseline = next((item for item in evaluations if item[0] == "baseline"), None)
+    last_eval = next((item for item in reversed(evaluations) if item[0] == "eval"), None)
+    step_time_s = median(times) if times else None
+    is_running = training.status == "running"
+    part = min(1.0, open_step or 0.0) if is_running else 0.0
+    left = max(0.0, training.total_steps - training.num_completed_steps - part)
+    ended = training.ended_at or (now if is_running else training.updated_at)
+    return schemas.RunSummary(
+        run_id=database.run_id(training.id),
+        run_name=training.run_name,
+        log_path=training.log_path,
+        project=project,
+        model_name=model_name(training.config),
+        status=training.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
+        is_alive=is_running and (now - training.heartbeat_at).total_seconds() < _ALIVE_S,
+        error=training.error,
+        num_completed_steps=training.num_completed_steps,
+        total_steps=training.total_steps,
+        progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
+        step_time_s=step_time_s,
+        eta_s=left * step_time_s if is_running and step_time_s is not None else None,
+        elapsed_s=max(0.0, (ended - training.started_at).total_seconds()),
+        started_at=training.started_at,
+        ended_at=training.ended_at,
+        heartbeat_at=training.heartbeat_at,
+        num_attempts=training.num_attempts,
+        success_rate=rates[-1] if rates else None,
+        reward_mean=finite(success[-1][3]) if success else None,
+        baseline=None if baseline is None else make_rate(baseline[2], baseline[3]),
+        last_eval=None if last_eval is None else make_rate(last_eval[2], last_eval[3]),
+        last_eval_step=None if last_eval is None else last_eval[1],
+        sparkline=thin(rates, _SPARKLINE_POINTS),
+    )
+
+
+def model_name(config: Mapping[str, Any]) -> str | None:
+    """What the run calls its model, else the name of the model's folder."""
+    name = config.get("model_name") or config.get("model_path")
+    return (
+        None
+        if not name
+        else Path(str(name)).name
+        if "/" in str(name) and config.get("model_name") is None
+        else str(name)
+    )
