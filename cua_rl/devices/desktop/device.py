@@ -1,14 +1,11 @@
 """A Linux desktop as a device: pictures of its X display, XTEST input, files and windows to validate by."""
 
 import asyncio
-import io
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
-
-from PIL import Image
 
 from cua_rl.actions import (
     Action,
@@ -25,8 +22,9 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
+from cua_rl.devices.desktop.png_bands import BandedPng
 from cua_rl.devices.desktop.session import DesktopSession
-from cua_rl.devices.desktop.x_screen import RIGHT, Frame, XScreen
+from cua_rl.devices.desktop.x_screen import RIGHT, XScreen
 from cua_rl.devices.device import ActionRejected, DeviceAbilities
 from cua_rl.errors import DeviceError, TaskError, boundary
 from cua_rl.types import Observation
@@ -58,6 +56,8 @@ class LinuxDesktop:
         self._device_id = device_id
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=device_id)
         self._screen: XScreen | None = None
+        self._packer = BandedPng()
+        self._last_seen: Observation | None = None
 
     @property
     def device_id(self) -> str:
@@ -90,10 +90,11 @@ class LinuxDesktop:
 
     async def observe(self) -> Observation:
         """Take a screenshot; raises `DeviceError`."""
-        return await self._in_thread(_observe, self._open_screen())
+        self._last_seen = await self._in_thread(_observe, self._open_screen(), self._packer, self._last_seen)
+        return self._last_seen
 
     async def execute(self, action: Action) -> None:
-        """Do one action and wait until two pictures in a row are equal, at most a third of a second."""
+        """Do one action and wait until nothing has been drawn for a moment, at most a third of a second."""
         if isinstance(action, Wait):
             await asyncio.sleep(action.duration_s)
             return
@@ -150,17 +151,15 @@ class LinuxDesktop:
             titles = await self._in_thread(self._open_screen().window_titles)
 
     async def _settle(self, gap_s: float = _SETTLE_GAP_S, limit_s: float = _SETTLE_LIMIT_S) -> None:
-        """Wait until two pictures, `gap_s` apart, are equal."""
+        """Wait until nothing has been drawn for `gap_s`, after as long for programs to begin."""
         deadline = time.monotonic() + limit_s
         screen = self._open_screen()
         await asyncio.sleep(gap_s)
-        before = await self._in_thread(screen.grab)
+        await self._in_thread(screen.has_changed)
         while time.monotonic() < deadline:
             await asyncio.sleep(gap_s)
-            now = await self._in_thread(screen.grab)
-            if now.bgra == before.bgra:
+            if not await self._in_thread(screen.has_changed):
                 return
-            before = now
 
     def _open_screen(self) -> XScreen:
         if self._screen is None:
@@ -178,17 +177,15 @@ class LinuxDesktop:
         raise rejected
 
 
-def _observe(screen: XScreen) -> Observation:
+def _observe(screen: XScreen, packer: BandedPng, last: Observation | None) -> Observation:
+    """The last picture again if nothing has been drawn since."""
+    screen.has_changed()
+    if last is not None and not screen.is_stale:
+        return last
     frame = screen.grab()
-    return Observation(png=encode_png(frame), width_px=frame.width_px, height_px=frame.height_px)
-
-
-def encode_png(frame: Frame) -> bytes:
-    """The frame as a PNG, packed lightly: this is most of a step's cost."""
-    image = Image.frombuffer("RGB", (frame.width_px, frame.height_px), frame.bgra, "raw", "BGRX", 0, 1)
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return Observation(
+        png=packer.encode(frame.bgra, frame.width_px), width_px=frame.width_px, height_px=frame.height_px
+    )
 
 
 def _do(screen: XScreen, action: Action) -> None:

@@ -14,7 +14,7 @@ from mss.base import MSSBase
 from Xlib import X
 from Xlib.display import Display
 from Xlib.error import BadWindow
-from Xlib.ext import xtest
+from Xlib.ext import damage, xtest
 
 from cua_rl.devices.desktop.keys import keysym_of_character, keysym_of_key
 
@@ -48,6 +48,10 @@ class XScreen:
     """Keys without a meaning; characters that the keyboard does not have borrow them, oldest loan first."""
     _borrowed: dict[int, int] = field(default_factory=dict[int, int])
     """Keycode by keysym."""
+    _damage: int = field(init=False)
+    """The server's record of what has been drawn."""
+    is_stale: bool = True
+    """True if something was drawn since the last picture, as far as `has_changed` has been told."""
 
     def __post_init__(self) -> None:
         self._display = Display(self.name)
@@ -55,11 +59,27 @@ class XScreen:
         first, last = self._display.display.info.min_keycode, self._display.display.info.max_keycode
         mapping = self._display.get_keyboard_mapping(first, last - first + 1)
         self._spare_keycodes = [first + i for i, keysyms in enumerate(mapping) if i and not any(keysyms)]
+        self._display.damage_query_version()
+        self._damage = self._display.screen().root.damage_create(damage.DamageReportNonEmpty)
 
     def grab(self) -> Frame:
         """What the screen shows now."""
+        self.is_stale = False
         shot = self._camera.grab(self._camera.monitors[0])
         return Frame(width_px=shot.width, height_px=shot.height, bgra=bytes(shot.bgra))
+
+    def has_changed(self) -> bool:
+        """Whether anything was drawn since this was asked last; far cheaper than comparing pictures."""
+        self._display.sync()  # what was drawn before has been reported after this
+        has_changed = False
+        while self._display.pending_events():
+            event = self._display.next_event()
+            has_changed |= event.type == self._display.extension_event.DamageNotify
+        if has_changed:
+            self.is_stale = True
+            self._display.damage_subtract(self._damage, X.NONE, X.NONE)  # the next drawing is reported again
+            self._display.flush()
+        return has_changed
 
     def move(self, x: int, y: int) -> None:
         """Put the mouse on a pixel."""
