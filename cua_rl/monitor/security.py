@@ -2,7 +2,8 @@
 
 import hmac
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Annotated
@@ -116,7 +117,7 @@ CanWrite = Depends(require_write)
 
 
 class _TooLarge(Exception):
-    """The body is larger than its route allows."""
+    """The body is larger than its route allows; frameworks answer 400 to what goes wrong while they read."""
 
 
 class Guard:
@@ -132,24 +133,31 @@ class Guard:
             return
         headers, path = Headers(scope=scope), str(scope["path"])
         limit = _INGEST_LIMIT_BYTES if path.endswith("/api/ingest/batch") else _BODY_LIMIT_BYTES
-        has_started = False
+        has_started = is_too_large = False
 
         async def send_guarded(message: Message) -> None:
             nonlocal has_started
+            if is_too_large and not has_started:
+                return  # what the application makes of it
             if message["type"] == "http.response.start":
                 has_started = True
                 _add_headers(MutableHeaders(scope=message), path)
             await send(message)
 
+        def refuse() -> None:
+            nonlocal is_too_large
+            is_too_large = True
+            raise _TooLarge
+
         refusal = self._refusal(headers, limit)
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return
-        try:
-            await self._app(scope, _limited(receive, limit), send_guarded)
-        except _TooLarge:
-            if not has_started:
-                await _too_large(limit)(scope, receive, send_guarded)
+        with suppress(_TooLarge):
+            await self._app(scope, _limited(receive, limit, refuse), send_guarded)
+        if is_too_large and not has_started:
+            is_too_large = False
+            await _too_large(limit)(scope, receive, send_guarded)
 
     def _refusal(self, headers: Headers, limit: int) -> PlainTextResponse | None:
         if self._rules.read_token is None and _host_name(headers.get("host", "")) not in self._rules.hosts:
@@ -171,7 +179,7 @@ def _too_large(limit: int) -> PlainTextResponse:
     return PlainTextResponse(f"expected a body of at most {limit} bytes; send smaller batches", 413)
 
 
-def _limited(receive: Receive, limit: int) -> Receive:
+def _limited(receive: Receive, limit: int, refuse: Callable[[], None]) -> Receive:
     received = 0
 
     async def receive_limited() -> Message:
@@ -179,7 +187,7 @@ def _limited(receive: Receive, limit: int) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > limit:
-            raise _TooLarge
+            refuse()
         return message
 
     return receive_limited
