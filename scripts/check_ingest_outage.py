@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from glob import glob
 from pathlib import Path
 
 import psycopg
@@ -26,11 +27,13 @@ from cua_rl.database.session import make_writer_engine
 from cua_rl.events import Source, TrainingEnded
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
+from cua_rl.processes import OwnedProcess
 from cua_rl.renderers.renderer import make_renderer
 from scripts.monitor_process import free_port, monitor_process, scratch_postgres
 from scripts.random_taps import RandomTaps
 from scripts.seed_monitor import MODEL, begin, run_source, train
 
+_NAME = "cua_rl_outage"
 _HOST_IP, _SENDER_IP = "10.213.77.1", "10.213.77.2"
 SAME = {
     "trainings": "SELECT run_name, status, total_steps, num_completed_steps FROM trainings",
@@ -99,7 +102,8 @@ async def _check(given: argparse.Namespace) -> int:
         first = await stack.enter_async_context(AsyncExitStack())
         monitor = await first.enter_async_context(monitor_process(url, folder, host=host, port=port))
         started = time.monotonic()
-        sender = await _start_sender(given, prefix, monitor.base_url, own_url, folder, token)
+        sender = _make_sender(given, prefix, monitor.base_url, own_url, folder, token)
+        await stack.enter_async_context(sender)
         while not (num_before := _count(url, "turns")) or _count(url, "steps") < given.steps // 4:
             await asyncio.sleep(0.5)
             _require_running(sender)
@@ -112,23 +116,23 @@ async def _check(given: argparse.Namespace) -> int:
         await stack.enter_async_context(monitor_process(url, folder, host=host, port=port))
         away_s = time.monotonic() - killed
         print(f"started it again after {away_s:.0f} s; {num_waiting} turns wait in the queue", flush=True)
-        output, _ = await sender.communicate()
-        print(output.decode().strip())
-        return _report(own_url, url, "namespace" if prefix else "loopback", away_s, num_waiting, sender.returncode)
+        status = await sender.wait()
+        print(sender.log_tail().strip())
+        return _report(own_url, url, "namespace" if prefix else "loopback", away_s, num_waiting, status)
 
 
-async def _start_sender(
+def _make_sender(
     given: argparse.Namespace, prefix: list[str], base_url: str, own_url: str, folder: Path, token: str
-) -> asyncio.subprocess.Process:
+) -> OwnedProcess:
     options = [f"--steps={given.steps}", f"--turn-s={given.turn_s}", f"--send-to={base_url}", f"--send-from={own_url}"]
     command = [*prefix, sys.executable, "-m", "scripts.check_ingest_outage", *options, f"--spool={folder / 'spool'}"]
     environment = os.environ | {"MONITOR_PROJECT_TOKEN": token}
-    return await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    return OwnedProcess(command, name="sender", log_path=folder / "sender.log", environment=environment)
 
 
-def _require_running(sender: asyncio.subprocess.Process) -> None:
-    if sender.returncode is not None:
-        raise SystemExit(f"expected the sender to go on, it ended with status {sender.returncode}; take more --steps")
+def _require_running(sender: OwnedProcess) -> None:
+    if not sender.is_running:
+        raise SystemExit(f"expected the sender to go on, it ended; take more --steps\n{sender.log_tail()}")
 
 
 def _report(own_url: str, url: str, network: str, away_s: float, num_waiting: int, status: int | None) -> int:
@@ -155,17 +159,18 @@ async def _network() -> AsyncGenerator[tuple[list[str], str]]:
         print("no root, so no network namespace: the sender uses plain loopback", flush=True)
         yield [], "127.0.0.1"
         return
-    name, ours, theirs = f"cua_rl_{os.getpid()}", f"vc{os.getpid()}", f"vd{os.getpid()}"
-    await _ip("netns", "add", name)
+    if f"/run/netns/{_NAME}" in glob("/run/netns/*"):  # of a check that was killed
+        await _ip("netns", "del", _NAME)
+    await _ip("netns", "add", _NAME)
     try:
-        await _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
-        await _ip("addr", "add", f"{_HOST_IP}/30", "dev", ours)
-        await _ip("link", "set", ours, "up")
-        await _ip("-n", name, "addr", "add", f"{_SENDER_IP}/30", "dev", theirs)
-        await _ip("-n", name, "link", "set", theirs, "up")
-        yield ["ip", "netns", "exec", name], _HOST_IP
+        await _ip("link", "add", "cua_ours", "type", "veth", "peer", "name", "cua_theirs", "netns", _NAME)
+        await _ip("addr", "add", f"{_HOST_IP}/30", "dev", "cua_ours")
+        await _ip("link", "set", "cua_ours", "up")
+        await _ip("-n", _NAME, "addr", "add", f"{_SENDER_IP}/30", "dev", "cua_theirs")
+        await _ip("-n", _NAME, "link", "set", "cua_theirs", "up")
+        yield ["ip", "netns", "exec", _NAME], _HOST_IP
     finally:
-        await _ip("netns", "del", name)  # takes both ends of the cable with it
+        await _ip("netns", "del", _NAME)  # takes both ends of the cable with it
 
 
 async def _ip(*arguments: str) -> None:
