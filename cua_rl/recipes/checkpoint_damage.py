@@ -5,6 +5,8 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
+from cua_rl.errors import ConfigError
+
 MANIFEST_NAME = "checkpoint.json"
 
 
@@ -22,6 +24,28 @@ def find_damage(folder: Path) -> str | None:
     if (folder / MANIFEST_NAME).is_file():
         return _compare_with_manifest(folder)
     return next((damage for file in files if (damage := _find_file_damage(file))), None)
+
+
+def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Path | None:
+    """The folder that `load_checkpoint_path` names; raises `ConfigError` for a damaged one or another size."""
+    if path is None:
+        return None
+    folder = Path(path).expanduser().absolute()
+    damage = find_damage(folder)
+    if damage is not None:
+        raise ConfigError(
+            f"load_checkpoint_path: expected a folder weights/<step> of an earlier run, got {path!r} ({damage}); "
+            "look into the checkpoints.jsonl of that run"
+        )
+    adapter_path = folder / "adapter_config.json"
+    adapter: dict[str, Any] = json.loads(adapter_path.read_text(encoding="utf-8")) if adapter_path.is_file() else {}
+    rank, alpha = adapter.get("r", 0), adapter.get("lora_alpha", lora_alpha)
+    if (rank, alpha) != (lora_rank, lora_alpha):
+        raise ConfigError(
+            f"load_checkpoint_path: expected weights with lora_rank={lora_rank} lora_alpha={lora_alpha}, got "
+            f"lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
+        )
+    return folder
 
 
 def _compare_with_manifest(folder: Path) -> str | None:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.gym.device import AttachDevice
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.train_config import Tasks
+from cua_rl.recipes.rollout_config import Tasks
 from cua_rl.tasks.gym_executions import GymExecutions
 
 

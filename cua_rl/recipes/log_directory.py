@@ -42,6 +42,12 @@ class Decision(StrEnum):
     """Leave the earlier run alone and end."""
 
 
+def run_folder(log_path: str | None, log_dir: str | None, run_name: str) -> Path:
+    """Where a run writes: `log_path`, or a folder of the run's name in `log_dir`."""
+    folder = Path(log_dir or "runs") / run_name if log_path is None else Path(log_path)
+    return folder.expanduser().absolute()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What is on disk after `step` optimizer steps."""

@@ -13,9 +13,10 @@ from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
-from cua_rl.recipes.checkpoint_damage import find_damage
+from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.learning import check_learning
+from cua_rl.recipes.log_directory import run_folder
 from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions
 from cua_rl.recipes.run_devices import make_run_backend
 from cua_rl.recipes.run_monitor import find_monitor
@@ -96,7 +97,9 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         reward=load_reward(config.reward),
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         max_lora_rank=max_lora_rank(config.lora_rank),
-        checkpoint_path=_checkpoint(config.load_checkpoint_path),
+        checkpoint_path=find_checkpoint(
+            config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
+        ),
         database_url=await _reachable_database(environ),
         monitor=find_monitor(config, environ),
     )
@@ -112,9 +115,7 @@ def run_name(config: CLIConfig) -> str:
 
 def log_path(config: CLIConfig) -> Path:
     """Where the run writes."""
-    if config.log_path is not None:
-        return Path(config.log_path).expanduser().absolute()
-    return (Path(config.log_dir or "runs").expanduser() / run_name(config)).absolute()
+    return run_folder(config.log_path, config.log_dir, run_name(config))
 
 
 def _warn_of_idle_keys(config: CLIConfig) -> None:
@@ -156,19 +157,6 @@ def _require_free_port(name: str, port: int | None) -> None:
             raise ConfigError(
                 f"{name}: expected a free port, got {port} ({error.strerror}); choose another one, or leave it out"
             ) from None
-
-
-def _checkpoint(path: str | None) -> Path | None:
-    if path is None:
-        return None
-    folder = Path(path).expanduser().absolute()
-    damage = find_damage(folder)
-    if damage is not None:
-        raise ConfigError(
-            f"load_checkpoint_path: expected a folder weights/<step> of an earlier run, got {path!r} ({damage}); "
-            "look into the checkpoints.jsonl of that run"
-        )
-    return folder
 
 
 async def _reachable_database(environ: Mapping[str, str]) -> str | None:

@@ -5,7 +5,8 @@ from typing import Literal
 
 import chz
 
-from cua_rl.recipes.train_config import Tasks
+from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.rollout_config import Tasks
 from cua_rl.supervised.learning_rate import RateSchedule
 
 MAX_LORA_RANK = 512  # what vLLM accepts
@@ -92,10 +93,7 @@ class SftConfig:
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
-        for name, smallest in _SMALLEST.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name}: expected at least {smallest}, got {value!r}; set {name}={smallest} or more")
+        check_numbers(self, _SMALLEST)
         if self.lora_rank > MAX_LORA_RANK:
             raise ValueError(f"lora_rank: expected at most {MAX_LORA_RANK}, got {self.lora_rank!r}; lower it")
         if self.error_rate > 1:

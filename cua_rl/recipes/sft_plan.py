@@ -10,8 +10,8 @@ from typing import Any
 
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.checkpoint_damage import find_damage
-from cua_rl.recipes.log_directory import LogDirectory
+from cua_rl.recipes.checkpoint_damage import find_checkpoint
+from cua_rl.recipes.log_directory import LogDirectory, run_folder
 from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.sft_config import SftConfig
@@ -58,7 +58,9 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     """
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
-    checkpoint_path = _checkpoint(config)
+    checkpoint_path = find_checkpoint(
+        config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
+    )
     max_tokens = _max_tokens(config, model_path)
     database_url = _database_url(config, environ)
     data = await open_data(config, renderer, devices, max_tokens=max_tokens, database_url=database_url)
@@ -93,9 +95,7 @@ def run_name(config: SftConfig) -> str:
 
 def log_path(config: SftConfig) -> Path:
     """Where the run writes."""
-    if config.log_path is not None:
-        return Path(config.log_path).expanduser().absolute()
-    return (Path(config.log_dir or "runs").expanduser() / run_name(config)).absolute()
+    return run_folder(config.log_path, config.log_dir, run_name(config))
 
 
 def require_same_run(plan: SftPlan, folder: LogDirectory) -> None:
@@ -128,24 +128,3 @@ def _max_tokens(config: SftConfig, model_path: Path) -> int:
             f"{config.max_model_len}; leave max_model_len out"
         )
     return config.max_model_len or longest
-
-
-def _checkpoint(config: SftConfig) -> Path | None:
-    if config.load_checkpoint_path is None:
-        return None
-    folder = Path(config.load_checkpoint_path).expanduser().absolute()
-    damage = find_damage(folder)
-    if damage is not None:
-        raise ConfigError(
-            f"load_checkpoint_path: expected a folder weights/<step> of an earlier run, got "
-            f"{config.load_checkpoint_path!r} ({damage}); look into the checkpoints.jsonl of that run"
-        )
-    adapter_path = folder / "adapter_config.json"
-    adapter: dict[str, Any] = json.loads(adapter_path.read_text(encoding="utf-8")) if adapter_path.is_file() else {}
-    rank, alpha = adapter.get("r", 0), adapter.get("lora_alpha", config.lora_alpha)
-    if (rank, alpha) != (config.lora_rank, config.lora_alpha):
-        raise ConfigError(
-            f"load_checkpoint_path: expected weights with lora_rank={config.lora_rank} "
-            f"lora_alpha={config.lora_alpha}, got lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
-        )
-    return folder

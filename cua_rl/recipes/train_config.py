@@ -4,16 +4,15 @@ from typing import Literal
 
 import chz
 
-from cua_rl.agent.history import HistoryPolicy
 from cua_rl.config import KlKind, Normalisation
+from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.rollout_config import RolloutConfig, Tasks
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.rl.train_step import Schedule
 
-Tasks = dict[str, object] | list[dict[str, object]]
-
 
 @chz.chz
-class CLIConfig:
+class CLIConfig(RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
 
     # Model
@@ -23,89 +22,17 @@ class CLIConfig:
     )
     lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter")
     lora_alpha: int = chz.field(default=32, doc="the adapter's update is scaled by lora_alpha / lora_rank")
-    renderer_name: str | None = chz.field(
-        default=None, doc="how conversations become tokens; None detects it from the model"
-    )
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
     )
 
-    # Devices and agent
-    device: Literal["simulator", "gbox", "adb"] = chz.field(
-        default="simulator",
-        doc="what tasks run on: simulator (embedded phone), gbox (boxes in the cloud or self-hosted), adb (attached "
-        "phones)",
-    )
-    box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; others are android")
-    agent: Literal["gbox", "mini_agent", "external"] = chz.field(
-        default="gbox",
-        doc="who acts: gbox, the agent of this package; mini_agent, a gbox-mini-agent server on tasks of a gym; "
-        "external, a program of yours",
-    )
-    agent_command: str | None = chz.field(
-        default=None, doc="agent=external: a command that works on one rollout, told about it by its environment"
-    )
-    agent_url: str | None = chz.field(
-        default=None, doc="agent=external: address of a server that is sent each rollout and answers when it is done"
-    )
-    gbox_mini_agent_base_url: str | None = chz.field(
-        default=None, doc="agent=mini_agent: address of the server; None is http://localhost:3000"
-    )
-    gbox_mini_agent_agent: Literal["mai-ui", "qwen3-vl"] = chz.field(
-        default="mai-ui", doc="agent=mini_agent: which of its agents"
-    )
-    gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = chz.field(
-        default="mobile", doc="agent=mini_agent: which actions it has"
-    )
-    max_turns: int = chz.field(default=20, doc="most turns of a rollout; a task may allow fewer")
-    history: HistoryPolicy = chz.field(
-        default="full",
-        doc="which screenshots the model sees: full: all; block_drop: the oldest go in blocks; last_n: only the newest",
-    )
-    history_images: int = chz.field(default=8, doc="block_drop, last_n: most screenshots that the model sees")
-    history_block: int = chz.field(default=4, doc="block_drop: screenshots that go at once")
+    # Rollouts
     max_concurrent_rollouts: int = chz.field(default=128, doc="most devices in use at a time")
-    screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
-    browser_scale: float | None = chz.field(
-        default=None, doc="web pages: screenshots have the page's size times this; None is the task set's choice"
-    )
-    gbox_api_key: str | None = chz.field(
-        default=None, doc="key of a GBox account, never stored; better given as GBOX_API_KEY in the environment"
-    )
-    coordinate_mode: Literal["direct", "gbox"] = chz.field(
-        default="direct",
-        doc="direct: the model gives coordinates, 0 to 1000; gbox: it describes elements, GBox's coordinate model "
-        "finds them",
-    )
-    gbox_screenshots: Literal["inline", "stored"] = chz.field(
-        default="inline", doc="gbox: screenshots inside answers, or through GBox's storage"
-    )
-    record_devices: bool = chz.field(
-        default=False, doc="gbox: film every rollout, as recordings/<rollout>.mp4 in the run's folder"
-    )
-    adb_serials: list[str] = chz.field(
-        default_factory=list[str], doc="adb: serials of the phones to use; none is all that are attached"
-    )
-    device_creations_per_s: float | None = chz.field(
-        default=None, doc="most devices asked for per second; None is as many as are needed"
-    )
-    lease_timeout_s: float = chz.field(default=300.0, doc="longest wait for a device to be made, all tries together")
-    setup_timeout_s: float = chz.field(default=300.0, doc="longest set-up of a task on its device")
-    turn_timeout_s: float = chz.field(default=300.0, doc="longest turn, sampling included")
-    task_timeout_s: float = chz.field(default=1800.0, doc="longest work of the agent on one task, all turns together")
-    validate_timeout_s: float = chz.field(default=60.0, doc="longest validation of a task on its device")
     tinker_api_key: str | None = chz.field(
         default=None, doc="key of a Tinker service; not used by this stack, never stored"
     )
 
     # Tasks
-    gym_base_url: str | None = chz.field(
-        default=None, doc="gym server of task sources that name none; None is http://localhost:5010"
-    )
-    gym_id: str | None = chz.field(default=None, doc="gym of task sources that name none; None is umetrip")
-    gym_parallel_creates: int = chz.field(
-        default=1, doc="executions that a gym server makes at a time; some servers answer only one of several"
-    )
     tasks: Tasks = chz.field(
         default_factory=lambda: {"source_type": "demo_training"},
         doc="where training tasks come from (TaskSourceConfig)",
@@ -152,7 +79,6 @@ class CLIConfig:
     adam_beta2: float = chz.field(default=0.95, doc="AdamW: decay of the gradient's square")
     adam_eps: float = chz.field(default=1e-8, doc="AdamW: added to the root of the second moment")
     weight_decay: float = chz.field(default=0.0, doc="AdamW: decoupled weight decay")
-    max_tokens: int = chz.field(default=2048, doc="most tokens of one answer")
     temperature: float = chz.field(default=1.0, doc="sampling temperature of training")
     eval_temperature: float | None = chz.field(
         default=None, doc="sampling temperature of evaluation, 0 for greedy; None is the one of training"
@@ -232,23 +158,7 @@ class CLIConfig:
     server_port: int | None = chz.field(
         default=None, doc="port of the vLLM server that the run starts; None takes a free one"
     )
-    gateway_port: int | None = chz.field(
-        default=None, doc="port on which agents outside this process reach the gateway; None takes a free one"
-    )
-    gateway_host: str = chz.field(
-        default="127.0.0.1", doc="address on which the gateway listens; 0.0.0.0 lets agents on other machines in"
-    )
-    gateway_public_url: str | None = chz.field(
-        default=None,
-        doc="how agents elsewhere reach the gateway, such as http://trainer:8100; None is where it listens",
-    )
-    allowed_media_domains: list[str] = chz.field(
-        default_factory=list, doc="hosts from which the gateway fetches screenshots that agents send as links"
-    )
     max_model_len: int = chz.field(default=16384, doc="longest prompt plus answer, tokens")
-    max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
-    gpu_memory_utilization: float = chz.field(default=0.85, doc="share of the GPU's memory that vLLM may take")
-    kv_cache_gib: float = chz.field(default=1.0, doc="memory for vLLM's KV cache on CPU, GiB")
     trainer_dtype: Literal["auto", "float32", "bfloat16"] = chz.field(
         default="auto", doc="precision of the trainer; auto is bfloat16 on a GPU and float32 on a CPU"
     )
@@ -294,16 +204,7 @@ class CLIConfig:
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
-        for name, smallest in _SMALLEST.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name}: expected at least {smallest}, got {value!r}; set {name}={smallest} or more")
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low < value <= high:
-                raise ValueError(
-                    f"{name}: expected a number above {low} and at most {high}, got {value!r}; change {name}"
-                )
+        check_numbers(self, _SMALLEST, _RANGES)
 
     @chz.validate
     def _groups_can_be_compared(self) -> None:
@@ -322,10 +223,7 @@ _SMALLEST = {
     "min_group_size": 2,
     "lora_rank": 1,
     "lora_alpha": 1,
-    "max_turns": 1,
-    "gym_parallel_creates": 1,
     "max_concurrent_rollouts": 1,
-    "screen_scale": 1,
     "num_eval_rollouts": 1,
     "eval_attempts": 1,
     "max_concurrent_eval_rollouts": 1,
@@ -336,7 +234,6 @@ _SMALLEST = {
     "replay_capacity": 1,
     "learning_rate": 0.0,
     "eval_temperature": 0.0,
-    "max_tokens": 1,
     "kl_penalty_coef": 0.0,
     "kl_loss_coef": 0.0,
     "normalisation_tokens": 1,
@@ -346,12 +243,9 @@ _SMALLEST = {
     "grad_clip_norm": 0.0,
     "parity_limit": 0.0,
     "max_model_len": 64,
-    "max_num_seqs": 1,
     "micro_batch_tokens": 64,
     "trainer_num_processes": 1,
     "vision_cache_gib": 0.0,
-    "history_images": 1,
-    "history_block": 1,
     "eval_every": 0,
     "save_every": 0,
     "max_steps_off_policy": 0,
@@ -361,23 +255,13 @@ _SMALLEST = {
     "num_groups_to_log": 0,
 }
 _RANGES = {
-    "device_creations_per_s": (0.0, 1000.0),
-    "lease_timeout_s": (0.0, 86400.0),
-    "setup_timeout_s": (0.0, 86400.0),
-    "turn_timeout_s": (0.0, 86400.0),
-    "task_timeout_s": (0.0, 86400.0),
-    "validate_timeout_s": (0.0, 86400.0),
     "temperature": (0.0, 2.0),
     "adam_beta1": (0.0, 0.9999),
     "adam_beta2": (0.0, 0.99999),
     "adam_eps": (0.0, 1.0),
     "clip_low": (0.0, 1.0),
     "clip_high": (0.0, 10.0),
-    "browser_scale": (0.0, 4.0),
-    "gpu_memory_utilization": (0.0, 1.0),
-    "kv_cache_gib": (0.0, 4096.0),
     "server_port": (0, 65535),
-    "gateway_port": (0, 65535),
     "monitor_port": (0, 65535),
 }
 
