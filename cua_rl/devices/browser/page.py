@@ -47,6 +47,8 @@ Send = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _AWAITED = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
 _PNG = {"format": "png", "optimizeForSpeed": True}
+_REFUSED = "inspector"
+"""Why a request failed that the browser itself was told to refuse."""
 _GONE = ("navigat", "context", "collected")
 """What the browser says of a script whose document went away meanwhile."""
 
@@ -80,7 +82,7 @@ class BrowserPage:
         self._arrival: asyncio.Event | None = None
         page.on("request", self._note_request)
         page.on("requestfailed", self._note_end)
-        page.on("load", self._note_arrival)
+        page.on("load", self.note_arrival)
 
     @property
     def device_id(self) -> str:
@@ -177,10 +179,10 @@ class BrowserPage:
 
     async def block(self, route: "Route") -> None:
         """Refuse a request that leaves the site; a page that would leave stays where it is."""
-        self.num_blocked_requests += 1
+        self.note_blocked()
         if route.request.is_navigation_request():
             await route.fulfill(status=204)
-            self._note_arrival()
+            self.note_arrival()
         else:
             await route.abort("blockedbyclient")
 
@@ -238,10 +240,17 @@ class BrowserPage:
             self._arrival = asyncio.Event()
 
     def _note_end(self, request: "Request") -> None:
+        if request.failure == _REFUSED:
+            self.note_blocked()
         if request.is_navigation_request() and request.frame == self._page.main_frame:
-            self._note_arrival()
+            self.note_arrival()
 
-    def _note_arrival(self, *_: object) -> None:
+    def note_blocked(self) -> None:
+        """Count a request that was refused."""
+        self.num_blocked_requests += 1
+
+    def note_arrival(self, *_: object) -> None:
+        """A page that was on its way is there, or stays where it was."""
         if self._arrival is not None:
             self._arrival.set()
             self._arrival = None

@@ -99,6 +99,25 @@ async def test_a_page_that_would_leave_stays_and_the_request_is_counted(page: Br
     assert page.num_blocked_requests == 2
 
 
+async def test_a_page_of_files_gets_no_file_beside_its_site(pages: BrowserPages, tmp_path: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name} outside"
+    outside.mkdir()
+    (outside / "script.js").write_text("window.isOutside = true;")
+    (outside / "page.html").write_text("<title>Outside</title>")
+    (tmp_path / "script.js").write_text("window.isInside = true;")
+    (tmp_path / "first.html").write_text(
+        f'<script src="script.js"></script><script src="{outside.as_uri()}/script.js"></script>'
+        f'<a href="{outside.as_uri()}/page.html">out</a>'
+    )
+    page = await pages.lend()
+    await page.open_page((tmp_path / "first.html").as_uri())
+    assert await page.evaluate("() => [window.isInside, window.isOutside === undefined]") == [True, True]
+    assert page.num_blocked_requests == 1
+    await page.execute(Click(**at(12, 18)))
+    assert page.url == (tmp_path / "first.html").as_uri()
+    assert page.num_blocked_requests == 2
+
+
 async def test_links_to_new_windows_open_in_the_one_that_is_seen_and_are_waited_for(page: BrowserPage) -> None:
     await page.execute(Click(**at(258, 158)))
     assert await page.query("title") == "Second"
