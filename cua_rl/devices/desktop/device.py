@@ -41,6 +41,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SETTLE_GAP_S = 0.015
 _SETTLE_LIMIT_S = 0.3
+_REACTION_S = 0.06
+"""How long a program gets to begin to draw; most actions show at once, few show nothing at all."""
 _DRAWN_GAP_S = 0.25
 _DRAWN_LIMIT_S = 5.0
 """A program draws its window a while after it has opened it, and only then takes keys."""
@@ -151,14 +153,14 @@ class LinuxDesktop:
             titles = await self._in_thread(self._open_screen().window_titles)
 
     async def _settle(self, gap_s: float = _SETTLE_GAP_S, limit_s: float = _SETTLE_LIMIT_S) -> None:
-        """Wait until nothing has been drawn for `gap_s`, after as long for programs to begin."""
-        deadline = time.monotonic() + limit_s
-        screen = self._open_screen()
-        await asyncio.sleep(gap_s)
-        await self._in_thread(screen.has_changed)
-        while time.monotonic() < deadline:
+        """Wait for the first drawing, if there is one at all, then until nothing has been drawn for `gap_s`."""
+        began = time.monotonic()
+        screen, has_begun = self._open_screen(), False
+        while time.monotonic() - began < limit_s:
             await asyncio.sleep(gap_s)
-            if not await self._in_thread(screen.has_changed):
+            has_changed = await self._in_thread(screen.has_changed)
+            has_begun |= has_changed
+            if not has_changed and (has_begun or time.monotonic() - began >= _REACTION_S):
                 return
 
     def _open_screen(self) -> XScreen:
