@@ -3,14 +3,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from cua_rl.actions import Click, DoubleClick, Drag, MoveMouse, PressKey, RightClick, Scroll, TypeText
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.janitor import remove_leftovers
 from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.errors import DeviceError, TaskError
 
 PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 2000px; }
@@ -27,13 +30,36 @@ PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 200
 </script>"""
 
 
-@pytest.fixture
-async def page(pages: BrowserPages, tmp_path: Path) -> BrowserPage:
-    (tmp_path / "first.html").write_text(PAGE)
-    (tmp_path / "second.html").write_text("<title>Second</title><p>arrived</p>")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "first.html").write_text(PAGE)
+    (folder / "second.html").write_text("<title>Second</title><p>arrived</p>")
+    return folder
+
+
+def pages_of(folder: Path) -> BrowserPages:
+    """Pages of 400 x 300 that may show what lies in the folder."""
+    allowed = (f"{folder.as_uri()}/",)
+    return BrowserPages(PageSettings(allowed_urls=allowed, viewport_width=400, viewport_height=300, scale=1.5))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pages(folder: Path) -> AsyncIterator[BrowserPages]:
+    """One browser for all tests that do not kill it."""
+    async with pages_of(folder) as backend:
+        yield backend
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(pages: BrowserPages, folder: Path) -> AsyncIterator[BrowserPage]:
     page = await pages.lend()
-    await page.open_page((tmp_path / "first.html").as_uri())
-    return page
+    await page.open_page((folder / "first.html").as_uri())
+    yield page
+    await page.close()
 
 
 def at(x: int, y: int) -> dict[str, int]:
@@ -99,23 +125,24 @@ async def test_a_page_that_would_leave_stays_and_the_request_is_counted(page: Br
     assert page.num_blocked_requests == 2
 
 
-async def test_a_page_of_files_gets_no_file_beside_its_site(pages: BrowserPages, tmp_path: Path) -> None:
-    outside = tmp_path.parent / f"{tmp_path.name} outside"
+async def test_a_page_of_files_gets_no_file_beside_its_site(pages: BrowserPages, folder: Path) -> None:
+    outside = folder.parent / f"{folder.name} outside"
     outside.mkdir()
     (outside / "script.js").write_text("window.isOutside = true;")
     (outside / "page.html").write_text("<title>Outside</title>")
-    (tmp_path / "script.js").write_text("window.isInside = true;")
-    (tmp_path / "first.html").write_text(
+    (folder / "script.js").write_text("window.isInside = true;")
+    (folder / "curious.html").write_text(
         f'<script src="script.js"></script><script src="{outside.as_uri()}/script.js"></script>'
         f'<a href="{outside.as_uri()}/page.html">out</a>'
     )
     page = await pages.lend()
-    await page.open_page((tmp_path / "first.html").as_uri())
+    await page.open_page((folder / "curious.html").as_uri())
     assert await page.evaluate("() => [window.isInside, window.isOutside === undefined]") == [True, True]
     assert page.num_blocked_requests == 1
     await page.execute(Click(**at(12, 18)))
-    assert page.url == (tmp_path / "first.html").as_uri()
+    assert page.url == (folder / "curious.html").as_uri()
     assert page.num_blocked_requests == 2
+    await page.close()
 
 
 async def test_links_to_new_windows_open_in_the_one_that_is_seen_and_are_waited_for(page: BrowserPage) -> None:
@@ -131,11 +158,10 @@ async def test_queries_without_an_answer_are_faults_of_the_task(page: BrowserPag
         await page.query("value:#nothing")
 
 
-async def test_pages_share_no_storage(pages: BrowserPages, tmp_path: Path) -> None:
-    (tmp_path / "first.html").write_text(PAGE)
+async def test_pages_share_no_storage(pages: BrowserPages, folder: Path) -> None:
     one, other = await pages.lend(), await pages.lend()
     for page in (one, other):
-        await page.open_page((tmp_path / "first.html").as_uri())
+        await page.open_page((folder / "first.html").as_uri())
     await one.evaluate("() => localStorage.setItem('a', '1')")
     assert await other.evaluate("() => localStorage.getItem('a')") is None
     assert pages.num_browsers_started == 1
@@ -148,18 +174,19 @@ async def test_a_page_that_was_given_back_does_nothing_more(page: BrowserPage) -
         await page.observe()
 
 
-async def test_a_browser_that_dies_is_a_device_error_and_the_next_page_has_a_new_one(
-    pages: BrowserPages, page: BrowserPage, tmp_path: Path
-) -> None:
-    for pid in browser_pids(os.getpid()):
-        os.kill(pid, signal.SIGKILL)
-    with pytest.raises(DeviceError):
-        await page.observe()
-    await page.close()
-    successor = await pages.lend()
-    await successor.open_page((tmp_path / "second.html").as_uri())
-    assert await successor.query("title") == "Second"
-    assert pages.num_browsers_started == 2
+async def test_a_browser_that_dies_is_a_device_error_and_the_next_page_has_a_new_one(folder: Path) -> None:
+    others = browser_pids(os.getpid())
+    async with pages_of(folder) as pages:
+        page = await pages.lend()
+        for pid in set(browser_pids(os.getpid())).difference(others):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(DeviceError):
+            await page.observe()
+        await page.close()
+        successor = await pages.lend()
+        await successor.open_page((folder / "second.html").as_uri())
+        assert await successor.query("title") == "Second"
+        assert pages.num_browsers_started == 2
 
 
 CHILD = """
