@@ -1,18 +1,25 @@
-"""A monitor over a real Postgres, asked without a socket."""
+"""Monitors over a real Postgres: one for each test that sends, without a socket; one on a port for all that read."""
 
+import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest_asyncio
+import uvicorn
 
+from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import make_writer_engine
+from cua_rl.events import EvaluationEnded, Source
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.security import AccessRules
-from tests.real.database.conftest import server_url, url
+from tests.real.database.conftest import TEMPLATE, run_sql, server_url, url, with_database
+from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
+from tests.real.monitor.events import make_step_events
 
 __all__ = ["server_url", "url"]
 
@@ -54,3 +61,58 @@ async def monitor(url: str) -> AsyncGenerator[Monitor]:
     async with client(WRITE_TOKEN) as writer, client(None) as stranger, client(token) as project:
         async with app.router.lifespan_context(app):
             yield Monitor(url=url, client=writer, stranger=stranger, project=project, project_token=token)
+
+
+@asynccontextmanager
+async def serving(url: str, port: int = 0) -> AsyncGenerator[int]:
+    """A monitor on a real port."""
+    rules = AccessRules(write_token=WRITE_TOKEN)
+    app = make_app(Databases([open_database(url)]), rules)
+    server = uvicorn.Server(
+        uvicorn.Config(guard(app, rules), port=port, log_level="warning", timeout_graceful_shutdown=1)
+    )
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.02)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A monitor on a port, over a run with a baseline and two steps that goes on."""
+
+    url: str
+    client: httpx.AsyncClient
+    project_token: str
+
+    async def json(self, path: str, **params: object) -> Any:
+        answer = await self.client.get(path, params=params)  # pyright: ignore[reportArgumentType]
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shown(server_url: str) -> AsyncGenerator[Shown]:
+    run_sql(server_url, f"CREATE DATABASE shown TEMPLATE {TEMPLATE}")
+    url = with_database(server_url, "shown")
+    engine = make_writer_engine(url)
+    _, token = create_project(engine, "tests")
+    engine.dispose()
+    headers = {"Authorization": f"Bearer {WRITE_TOKEN}"}
+    async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
+        baseline = source_events(make_group(seed=9, group_id="before"), 0, "baseline")
+        ended = EvaluationEnded(source=Source(phase="baseline", step=0), metrics={})
+        for event in [start(), *baseline, ended, *make_step_events(0), *make_step_events(1)]:
+            await recorder.record(event)
+        await recorder.flush()
+        async with (
+            serving(url) as port,
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", headers=headers, trust_env=False, timeout=30
+            ) as client,
+        ):
+            yield Shown(url=url, client=client, project_token=token)

@@ -32,154 +32,98 @@ async def send_one(monitor: Monitor, kind: str, item: dict[str, Any]) -> int:
     return answer[kind][0]["id"]
 
 
-async def send_rollout(monitor: Monitor) -> tuple[int, dict[str, Any]]:
-    """A rollout from its start to its reward, in the order in which a trainer reports it."""
-    started = await send(
-        monitor,
-        training={
-            "run_name": "exp_trial_20261121-120000",
-            "status": "running",
-            "current_phase": "rollout",
-            "experiment_name": "exp",
-            "trial_name": "trial",
-            "api_key": "sk-very-secret-value",
-        },
-    )
-    training_id = started["training_id"]
-    task = await send_one(
-        monitor,
-        "tasks",
-        {
-            "client_id": "task-019",
-            "task_id": "task-019",
-            "name": "019_check_recent",
-            "instruction": "Check the flight.",
-            "description": "flight",
-            "difficulty": "medium",
-            "category": "app",
-            "max_steps": 20,
-            "validation_type": "genv_graphql",
-            "tags": '["gym", "hard"]',
-            "prerequisites": "[]",
-            "source_type": "gym",
-            "created_at": "2026-11-21T12:00:00",
-        },
-    )
-    step = await send_one(
-        monitor,
-        "steps",
-        {
-            "client_id": f"step-{training_id}-3-0",
-            "training_id": training_id,
-            "step": 3,
-            "batch": 0,
-            "status": "running",
-            "current_phase": "rollout",
-            "start_time": "2026-11-21T12:00:01",
-        },
-    )
-    environment = await send_one(
-        monitor,
-        "environments",
-        {
-            "client_id": f"{ROLLOUT}:env",
-            "env_type": "gbox",
-            "status": "created",
-            "gbox_id": "run-77",
-            "box_type": "android",
-            "creation_time": "2026-11-21T12:00:02",
-        },
-    )
-    parents = {
-        "client_id": ROLLOUT,
-        "rollout_id": ROLLOUT,
-        "source_type": "step",
-        "step_id": step,
-        "eval_id": None,
-        "baseline_id": None,
-        "env_id": environment,
-        "task_id": task,
-        "model_path": "/models/qwen",
-    }
-    rollout = await send_one(
-        monitor,
-        "rollouts",
-        parents
-        | {
-            "is_eval": False,
-            "batch": 0,
-            "group_num": 2,
-            "env_index": 1,
-            "group_id": None,
-            "max_turns": 20,
-            "status": "running",
-            "current_phase": "env_creation",
-            "start_time": "2026-11-21T12:00:03",
-        },
-    )
-    turn = {
-        "client_id": f"{ROLLOUT}:turn:1",
-        "rollout_id": rollout,
-        "turn": 1,
-        "start_time": "2026-11-21T12:00:04",
-        "end_time": "2026-11-21T12:00:06.500",
-        "turn_time": 2.5,
-        "episode_done": False,
-        "model_response": "I tap.",
-        "thinking": "The button is red.",
-        "metrics_json": json.dumps({"stage_timings": {"model_inference": 1.5, "action_exec": 0.25}}),
-        "action_json": json.dumps({"action": "click", "x": 3, "y": 4}),
-        "screen_before": screenshot("red"),
-        "screen_after": screenshot("blue"),
-    }
-    turn_id = await send_one(monitor, "turns", turn)
+TRAINING = {
+    "run_name": "exp_trial_20261121-120000",
+    "status": "running",
+    "current_phase": "rollout",
+    "experiment_name": "exp",
+    "trial_name": "trial",
+    "api_key": "sk-very-secret-value",
+}
+TASK = {
+    "client_id": "task-019",
+    "task_id": "task-019",
+    "name": "019_check_recent",
+    "instruction": "Check the flight.",
+    "description": "flight",
+    "difficulty": "medium",
+    "category": "app",
+    "max_steps": 20,
+    "validation_type": "genv_graphql",
+    "tags": '["gym", "hard"]',
+    "prerequisites": "[]",
+    "source_type": "gym",
+    "created_at": "2026-11-21T12:00:00",
+}
+STEP = {"step": 3, "batch": 0, "status": "running", "current_phase": "rollout", "start_time": "2026-11-21T12:00:01"}
+DEVICE = {"client_id": f"{ROLLOUT}:env", "gbox_id": "run-77"}
+CREATED = {"env_type": "gbox", "status": "created", "box_type": "android", "creation_time": "2026-11-21T12:00:02"}
+STARTED = {
+    "is_eval": False,
+    "batch": 0,
+    "group_num": 2,
+    "env_index": 1,
+    "group_id": None,
+    "max_turns": 20,
+    "status": "running",
+    "current_phase": "env_creation",
+    "start_time": "2026-11-21T12:00:03",
+}
+TURN = {
+    "client_id": f"{ROLLOUT}:turn:1",
+    "turn": 1,
+    "start_time": "2026-11-21T12:00:04",
+    "end_time": "2026-11-21T12:00:06.500",
+    "turn_time": 2.5,
+    "episode_done": False,
+    "model_response": "I tap.",
+    "thinking": "The button is red.",
+    "metrics_json": json.dumps({"stage_timings": {"model_inference": 1.5, "action_exec": 0.25}}),
+    "action_json": json.dumps({"action": "click", "x": 3, "y": 4}),
+    "screen_before": screenshot("red"),
+    "screen_after": screenshot("blue"),
+}
+ACTION = {"action_type": "click", "action_name": "click", "tokens": [1, 2], "logprobs": [-0.5, -1]}
+VALIDATION = {
+    "validator_id": None,
+    "validation_query": "flight",
+    "expected_result": "C919",
+    "actual_result": "C919",
+    "success": True,
+    "execution_time": 0.1,
+    "details_json": json.dumps({"genv_evaluation": {"score": 1}}),
+}
+
+
+async def send_rollout(monitor: Monitor) -> int:
+    """A rollout from its start to its reward, in the order in which a trainer reports it; gives the training's id."""
+    training_id: int = (await send(monitor, training=TRAINING))["training_id"]
+    parents = {"client_id": ROLLOUT, "rollout_id": ROLLOUT, "source_type": "step", "model_path": "/models/qwen"}
+    parents |= {"eval_id": None, "baseline_id": None, "task_id": await send_one(monitor, "tasks", TASK)}
+    step = STEP | {"client_id": f"step-{training_id}-3-0", "training_id": training_id}
+    parents["step_id"] = await send_one(monitor, "steps", step)
+    parents["env_id"] = await send_one(monitor, "environments", DEVICE | CREATED)
+    rollout = await send_one(monitor, "rollouts", parents | STARTED)
+    await send_turn(monitor, rollout)
+    await send_one(monitor, "environments", DEVICE | {"status": "terminated"})
+    ended = {"status": "completed", "reward": 1.0, "task_success": True, "num_turns": 1}
+    await send_one(monitor, "rollouts", parents | ended)
+    await send(monitor, validations=[VALIDATION | {"rollout_id": rollout}])
+    return training_id
+
+
+async def send_turn(monitor: Monitor, rollout: int) -> None:
+    """A turn with its action and what the model saw."""
+    turn = await send_one(monitor, "turns", TURN | {"rollout_id": rollout})
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": screenshot("red")}}]}]
-    await send(
-        monitor,
-        actions=[
-            {
-                "turn_id": turn_id,
-                "action_type": "click",
-                "action_name": "click",
-                "tokens": [1, 2],
-                "logprobs": [-0.5, -1],
-            }
-        ],
-        observations=[
-            {"turn_id": turn_id, "obs_type": "screenshot_before", "screenshot_uri": screenshot("red")},
-            {
-                "turn_id": turn_id,
-                "obs_type": "model_input",
-                "model_input_json": {"messages": messages, "meta": {"turn": 1}},
-            },
-        ],
-    )
-    await send_one(
-        monitor, "environments", {"client_id": f"{ROLLOUT}:env", "status": "terminated", "gbox_id": "run-77"}
-    )
-    await send_one(
-        monitor, "rollouts", parents | {"status": "completed", "reward": 1.0, "task_success": True, "num_turns": 1}
-    )
-    await send(
-        monitor,
-        validations=[
-            {
-                "rollout_id": rollout,
-                "validator_id": None,
-                "validation_query": "flight",
-                "expected_result": "C919",
-                "actual_result": "C919",
-                "success": True,
-                "execution_time": 0.1,
-                "details_json": json.dumps({"genv_evaluation": {"score": 1}}),
-            }
-        ],
-    )
-    return training_id, turn
+    seen = {"obs_type": "screenshot_before", "screenshot_uri": screenshot("red")}
+    read = {"obs_type": "model_input", "model_input_json": {"messages": messages, "meta": {"turn": 1}}}
+    observations = [one | {"turn_id": turn} for one in (seen, read)]
+    await send(monitor, actions=[ACTION | {"turn_id": turn}], observations=observations)
 
 
 async def test_a_rollout_that_another_trainer_sends_is_shown_like_our_own(monitor: Monitor) -> None:
-    training_id, _ = await send_rollout(monitor)
+    training_id = await send_rollout(monitor)
 
     rollout = await monitor.json(f"/api/runs/{training_id}/rollouts/{ROLLOUT}")
     (turn,) = rollout["turns"]
@@ -201,8 +145,8 @@ async def test_a_rollout_that_another_trainer_sends_is_shown_like_our_own(monito
 
 
 async def test_what_is_sent_twice_is_stored_once(monitor: Monitor) -> None:
-    first, _ = await send_rollout(monitor)
-    second, _ = await send_rollout(monitor)
+    first = await send_rollout(monitor)
+    second = await send_rollout(monitor)
 
     assert first == second
     counts = "SELECT (SELECT count(*) FROM {}) FROM trainings"

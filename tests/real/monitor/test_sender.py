@@ -1,55 +1,20 @@
 """A run is recorded and sent at once: the monitor's database must hold what the run's own database holds."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
-
-import uvicorn
 
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import make_writer_engine
 from cua_rl.events import Event, TrainingEnded
-from cua_rl.monitor.app import guard, make_app
-from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.projects import create_project
-from cua_rl.monitor.security import AccessRules
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
+from scripts.check_ingest_outage import SAME
 from tests.fakes import FakeRecorder
 from tests.real.database.conftest import run_sql, with_database
 from tests.real.database.recorded import IMAGE_TOKEN, start
+from tests.real.monitor.conftest import serving
 from tests.real.monitor.events import make_step_events
-
-SAME = {
-    "steps": "SELECT step, status, policy_version, trained_policy_version, num_datums, datums_sha256 FROM steps"
-    " ORDER BY 1",
-    "rollouts": "SELECT rollout_id, task_id, seed, member_index, status, num_turns, stop_reason, success, reward,"
-    " advantage, answer, error, duration_s, max_turns FROM rollouts ORDER BY 1",
-    "groups": "SELECT group_id, group_index, status, num_rollouts, num_faulty, num_successes, reward_mean"
-    " FROM groups ORDER BY 1",
-    "turns": "SELECT r.rollout_id, turn_index, response_id, prompt_token_ids, prompt_chunks::text, sampled_tokens,"
-    " sampling_logprobs, training_logprobs, policy_version, stop, text, failure_kind, t.request::text, t.action::text,"
-    " before_sha256, after_sha256, t.duration_s FROM turns t JOIN rollouts r ON r.id = t.rollout_pk ORDER BY 1, 2",
-    "validations": "SELECT r.rollout_id, query, expected, actual, v.success FROM validations v"
-    " JOIN rollouts r ON r.id = v.rollout_pk ORDER BY 1",
-    "trainings": "SELECT run_name, status, total_steps, num_completed_steps FROM trainings",
-}
-
-
-@asynccontextmanager
-async def serving(url: str, port: int = 0) -> AsyncGenerator[int]:
-    """A monitor on a real port."""
-    rules = AccessRules(write_token="w")
-    app = make_app(Databases([open_database(url)]), rules)
-    server = uvicorn.Server(uvicorn.Config(guard(app, rules), port=port, log_level="warning"))
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.02)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
 
 
 def events() -> list[Event]:

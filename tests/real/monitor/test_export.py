@@ -1,0 +1,27 @@
+"""A rollout as one page that a colleague opens without a network."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cua_rl.recipes.export_rollout import ExportConfig, cli_main
+from tests.real.monitor.conftest import Shown
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_an_exported_step_refers_to_nothing_outside_of_its_file(shown: Shown, tmp_path: Path) -> None:
+    out = tmp_path / "step.html"
+    await cli_main(ExportConfig(run="run", step=0, out=str(out)), {"DATABASE_URL": shown.url})
+
+    page = out.read_text(encoding="utf-8")
+    rollouts = (await shown.json("/api/runs/1/rollouts", phase="step", step=0))["items"]
+    assert len(rollouts) == 4
+    assert all(item["rollout_id"] in page for item in rollouts)
+    assert page.count("data:image/png;base64,") >= len(rollouts)
+    references = re.findall(r"""(?:src|href|action|data|poster|url)\s*[=(]\s*["']?([^"')\s>]+)""", page)
+    assert [text for text in references if not text.startswith(("data:", "#tip"))] == []
+    assert not re.search(r"<(script|link|iframe|object|embed|base)\b|@import|\son\w+=", page)
+    assert "https:" not in page
+    assert "http:" not in page

@@ -1,0 +1,60 @@
+"""Runs with a database of their own are shown from their folders, and given back when they go on."""
+
+import asyncio
+import fcntl
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cua_rl.database.migrations import migrate
+from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.monitor.app import guard, make_app
+from cua_rl.monitor.databases import Databases
+from cua_rl.monitor.live import LiveFeed
+from cua_rl.monitor.run_folders import RUN_LOCK, show_runs_below
+from cua_rl.monitor.security import AccessRules
+from tests.real.database.recorded import IMAGE_TOKEN, start
+from tests.real.monitor.events import make_step_events
+
+
+async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    (folder / "logs").mkdir(parents=True)
+    async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as postgres:
+        await migrate(postgres.url)
+        async with DatabaseRecorder(postgres.url, image_token_id=IMAGE_TOKEN) as recorder:
+            for event in [start(), *make_step_events(0)]:
+                await recorder.record(event)
+    databases, feed, rules = Databases([]), LiveFeed(), AccessRules(write_token="w")
+    transport = httpx.ASGITransport(app=guard(make_app(databases, rules, feed=feed), rules))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        showing = asyncio.create_task(show_runs_below(databases, feed, tmp_path))
+        (run,) = await _wait_for_runs(client, 1)
+        assert run["run_id"] == "my-run.1"
+        rollouts = (await client.get("/api/runs/my-run.1/rollouts")).json()["items"]
+        assert len(rollouts) == 4
+        refused = await client.post("/api/ingest/batch", json={}, headers={"Authorization": "Bearer x"})
+        assert refused.status_code == 404  # nobody can send into a folder
+
+        with (folder / RUN_LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as a run does that goes on
+            await _wait_for_runs(client, 0)
+            async with asyncio.timeout(30):
+                while running_postgres_url(folder / "postgres") is not None:
+                    await asyncio.sleep(0.05)
+            async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log"):
+                await _wait_for_runs(client, 1)
+        showing.cancel()
+        await asyncio.wait([showing])
+    assert databases.all == ()
+
+
+async def _wait_for_runs(client: httpx.AsyncClient, count: int) -> list[Any]:
+    async with asyncio.timeout(60):
+        while True:
+            answer = await client.get("/api/runs")
+            if answer.status_code == 200 and len(answer.json()["items"]) == count:
+                return answer.json()["items"]
+            await asyncio.sleep(0.05)
