@@ -33,6 +33,11 @@ class TrainerConfig:
     micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass")
     gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
     num_processes: int = chz.field(default=1, doc="processes that share the work of every step, one per GPU")
+    gpus: tuple[str, ...] = chz.field(default=(), doc="their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
+    sharding: Literal["none", "full"] = chz.field(
+        default="none",
+        doc="what each of several processes holds of the frozen model: none: all of it; full: its share of each layer",
+    )
     vision_cache_gib: float = chz.field(
         default=2.0, doc="most main memory for screenshots' features, so that each is encoded once per step"
     )
@@ -110,5 +115,8 @@ class ServerConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = chz.field(default="auto", doc="precision; auto is the checkpoint's")
     kv_cache_gib: float = chz.field(default=1.0, doc="memory for the KV cache on CPU, GiB")
     gpu_memory_utilization: float = chz.field(default=0.85, doc="share of the GPU's memory that vLLM may take")
+    gpus: tuple[str, ...] = chz.field(default=(), doc="its GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
+    tensor_parallel: int = chz.field(default=1, doc="GPUs that hold one copy of the model together")
+    data_parallel: int = chz.field(default=1, doc="copies of the model, each on GPUs of its own")
     port: int | None = chz.field(default=None, doc="port to listen on, loopback only; None takes a free one")
     start_timeout_s: float = chz.field(default=300.0, doc="longest wait until the server answers, seconds")

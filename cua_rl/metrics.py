@@ -110,6 +110,7 @@ METRICS: Mapping[str, str] = {
     "trainer/busy_s": "time in which the trainer carried out requests",
     "trainer/tflop_per_s": "10^12 floating-point operations per busy second",
     "trainer/mfu_frac": "the same, as a share of what one large matrix product reaches on the device",
+    "trainer/parameters_gib": "memory of the model's parameters that a trainer process holds, GiB",
     "trainer/rss_gib": "main memory of the trainer process, GiB",
     "trainer/peak_rss_gib": "largest main memory that the trainer process ever had, GiB",
     "trainer/peak_cuda_gib": "largest GPU memory that the trainer's tensors took in the step, GiB",

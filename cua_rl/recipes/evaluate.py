@@ -190,13 +190,17 @@ def _make_server(
     config = plan.config
     if config.base_url is not None:
         return ExternalServer(config.base_url)
+    engine = plan.engines[models[0].model_path]
     return VllmServer(
         ServerConfig(
             model_path=models[0].model_path,
             max_lora_rank=max_lora_rank(max((item.adapter.rank for item in models if item.adapter), default=8)),
-            max_model_len=plan.engines[models[0].model_path].max_model_len,
+            max_model_len=engine.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            gpu_memory_utilization=config.gpu_memory_utilization,
+            gpu_memory_utilization=engine.gpus.gpu_memory_utilization,
+            gpus=engine.gpus.server_gpus,
+            tensor_parallel=engine.gpus.tensor_parallel,
+            data_parallel=engine.gpus.data_parallel,
             kv_cache_gib=config.kv_cache_gib,
         ),
         folder.path / "logs" / "vllm.log",

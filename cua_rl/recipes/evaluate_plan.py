@@ -1,5 +1,6 @@
 """Everything about an evaluation that can be known, and refused, before a model loads or an endpoint is asked."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
+from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, num_attention_heads, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.model_folder import make_image_renderer, max_positions
 from cua_rl.recipes.plain_config import plain_config
@@ -40,6 +42,7 @@ class LocalEngine:
 
     renderer: Renderer
     max_model_len: int
+    gpus: GpuPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,15 @@ def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
         )
     if config.max_tokens >= max_model_len:
         raise ConfigError(f"max_tokens: expected less than {max_model_len} tokens, got {config.max_tokens}; lower it")
-    return LocalEngine(renderer=renderer, max_model_len=max_model_len)
+    wishes = GpuWishes(
+        server_gpus=config.server_gpus,
+        server_tensor_parallel=config.server_tensor_parallel,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        has_server=config.base_url is None,
+        has_trainer=False,
+    )
+    gpus = plan_gpus(visible_gpus(os.environ), wishes, num_attention_heads(model_path))
+    return LocalEngine(renderer=renderer, max_model_len=max_model_len, gpus=gpus)
 
 
 def _log_path(config: EvaluateConfig, models: Sequence[Model]) -> Path:

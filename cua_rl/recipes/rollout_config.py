@@ -96,7 +96,16 @@ class RolloutConfig:
 
     # Model server and gateway
     max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
-    gpu_memory_utilization: float = chz.field(default=0.85, doc="share of the GPU's memory that vLLM may take")
+    server_gpus: list[int] | None = chz.field(
+        default=None, doc="GPUs of vLLM, such as 0,1; None is about half of several (an evaluation takes all)"
+    )
+    server_tensor_parallel: int | None = chz.field(
+        default=None, doc="GPUs that hold one copy of vLLM's model; None is the largest power of two that divides them"
+    )
+    gpu_memory_utilization: float | None = chz.field(
+        default=None,
+        doc="share of the GPU's memory that vLLM may take; None is 0.85, and 0.45 on a GPU that the trainer uses too",
+    )
     kv_cache_gib: float = chz.field(default=1.0, doc="memory for vLLM's KV cache on CPU, GiB")
     gateway_port: int | None = chz.field(
         default=None, doc="port on which agents outside this process reach the gateway; None takes a free one"
@@ -123,6 +132,7 @@ _SMALLEST = {
     "screen_scale": 1,
     "max_tokens": 1,
     "max_num_seqs": 1,
+    "server_tensor_parallel": 1,
     "history_images": 1,
     "history_block": 1,
 }

@@ -14,6 +14,7 @@ from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
+from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, num_attention_heads, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.log_directory import run_folder
@@ -47,6 +48,7 @@ class RunPlan:
     reward: RewardFunction
     history: History
     max_lora_rank: int
+    gpus: GpuPlan
     checkpoint_path: Path | None
     database_url: str | None
     """None for the embedded database."""
@@ -63,6 +65,7 @@ class RunPlan:
             "num_eval_tasks": len(self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
             "sampler": self.config.base_url or "started by the run",
+            **self.gpus.effective(),
         }
 
 
@@ -97,6 +100,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         reward=load_reward(config.reward),
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         max_lora_rank=max_lora_rank(config.lora_rank),
+        gpus=_gpu_plan(config, model_path, environ),
         checkpoint_path=find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
         ),
@@ -136,6 +140,24 @@ def _require_room(config: CLIConfig, model_path: Path) -> None:
         raise ConfigError(
             f"max_tokens: expected less than max_model_len={config.max_model_len}, got {config.max_tokens}; lower it"
         )
+
+
+def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -> GpuPlan:
+    wishes = GpuWishes(
+        server_gpus=config.server_gpus,
+        server_tensor_parallel=config.server_tensor_parallel,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        trainer_gpus=config.trainer_gpus,
+        trainer_num_processes=config.trainer_num_processes,
+        has_server=config.base_url is None,
+    )
+    plan = plan_gpus(visible_gpus(environ), wishes, num_attention_heads(model_path))
+    if config.trainer_sharding == "full" and plan.num_trainer_processes == 1:
+        raise ConfigError(
+            "trainer_sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
+            "trainer_num_processes, or name several trainer_gpus"
+        )
+    return plan
 
 
 def max_lora_rank(rank: int) -> int:

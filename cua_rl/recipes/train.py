@@ -7,7 +7,6 @@ whatever the machine has.
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.training.client import TrainingClient, count_gpus
+from cua_rl.training.client import TrainingClient
 from cua_rl.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -156,12 +155,19 @@ class Engine:
 async def _start_engine(
     stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
-    """Start model server and trainer side by side; load the checkpoint that the run goes on from."""
+    """Start model server and trainer; load the checkpoint that the run goes on from.
+
+    They start side by side, but one after the other where they share a GPU: vLLM measures how much of it is free.
+    """
     server = _make_server(plan, folder)
     trainer = TrainingClient(_trainer_config(plan), folder.path / "logs" / "trainer.log")
-    async with asyncio.TaskGroup() as starting:
-        starting.create_task(stack.enter_async_context(server), name="start-server")
-        starting.create_task(stack.enter_async_context(trainer), name="start-trainer")
+    if plan.gpus.is_shared:
+        await stack.enter_async_context(server)
+        await stack.enter_async_context(trainer)
+    else:
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(stack.enter_async_context(server), name="start-server")
+            starting.create_task(stack.enter_async_context(trainer), name="start-trainer")
     if checkpoint is not None:
         await trainer.load_state(checkpoint.state_path)
     elif plan.checkpoint_path is not None:
@@ -183,7 +189,10 @@ def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalSe
             max_lora_rank=plan.max_lora_rank,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            gpu_memory_utilization=config.gpu_memory_utilization,
+            gpu_memory_utilization=plan.gpus.gpu_memory_utilization,
+            gpus=plan.gpus.server_gpus,
+            tensor_parallel=plan.gpus.tensor_parallel,
+            data_parallel=plan.gpus.data_parallel,
             kv_cache_gib=config.kv_cache_gib,
             port=config.server_port,
         ),
@@ -199,7 +208,9 @@ def _trainer_config(plan: RunPlan) -> TrainerConfig:
         dtype=config.trainer_dtype,
         micro_batch_tokens=config.micro_batch_tokens,
         gradient_checkpointing=config.gradient_checkpointing,
-        num_processes=config.trainer_num_processes or max(1, count_gpus(os.environ)),
+        num_processes=plan.gpus.num_trainer_processes,
+        gpus=plan.gpus.trainer_gpus,
+        sharding=config.trainer_sharding,
         vision_cache_gib=config.vision_cache_gib,
         seed=config.seed,
     )

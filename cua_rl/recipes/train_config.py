@@ -164,8 +164,16 @@ class CLIConfig(RolloutConfig):
     )
     micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass of the trainer")
     gradient_checkpointing: bool = chz.field(default=False, doc="save trainer memory by recomputing activations")
+    trainer_gpus: list[int] | None = chz.field(
+        default=None, doc="GPUs of the trainer, such as 2,3; None is those that vLLM leaves, a single GPU is shared"
+    )
     trainer_num_processes: int | None = chz.field(
-        default=None, doc="trainer processes that share every step's work; None is one per GPU, and one without a GPU"
+        default=None,
+        doc="trainer processes that share every step's work; None is one per GPU of the trainer, one without GPUs",
+    )
+    trainer_sharding: Literal["none", "full"] = chz.field(
+        default="none",
+        doc="what each trainer process holds of the frozen model: none: all of it; full: its share of each layer",
     )
     vision_cache_gib: float = chz.field(
         default=2.0, doc="most main memory for screenshots' features, so that the trainer encodes each once per step"

@@ -46,6 +46,7 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
         flags.append("--enforce-eager")
     else:
         settings |= {"dtype": config.dtype, "gpu-memory-utilization": config.gpu_memory_utilization}
+        settings |= {"tensor-parallel-size": config.tensor_parallel, "data-parallel-size": config.data_parallel}
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options, *flags]
 
@@ -56,6 +57,8 @@ def vllm_environment(config: ServerConfig) -> dict[str, str]:
     environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
     if config.model_path.is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
+    if config.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
     if runs_on_cpu():
         environment |= _cpu_environment(environment)
         environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would overrule kv_cache_gib

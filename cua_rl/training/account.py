@@ -75,6 +75,8 @@ class Account:
     dtype: torch.dtype
     trains_base: bool
     """Everything is trained, not only an adapter."""
+    held_bytes: int
+    """Memory of the parameters that this process holds."""
     _counts: Counter[str] = field(default_factory=Counter[str])
     _flops: Counter[str] = field(default_factory=Counter[str])
     _busy_s: float = 0.0
@@ -136,6 +138,7 @@ class Account:
             "trainer/busy_s": self._busy_s,
             "trainer/tflop_per_s": flops_per_s / 1e12,
             "trainer/mfu_frac": flops_per_s / self._peak_flops_per_s,
+            "trainer/parameters_gib": self.held_bytes / 2**30,
             **_memory(self.device),
         }
         self._counts.clear()

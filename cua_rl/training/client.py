@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,8 @@ class TrainingClient:
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
         if num_threads is not None:
             environment["OMP_NUM_THREADS"] = str(num_threads)
+        if config.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
         self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: nobody else may enter
         self._process = OwnedProcess(
             [sys.executable, "-m", *_module(config), str(self._socket_path)],
@@ -192,17 +194,11 @@ class TrainingClient:
         with suppress(TimeoutError):
             async with asyncio.timeout(10.0):
                 status = await self._process.wait()
-                tail = await asyncio.to_thread(self._process.log_tail)
+                # behind the cause, torchrun tells at length that a process of its own has died
+                num_lines = 30 if self._config.num_processes == 1 else 90
+                tail = await asyncio.to_thread(self._process.log_tail, num_lines)
                 return TrainingError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
         return TrainingError(f"the trainer closed the connection but is still running; see {self._process.log_path}")
-
-
-def count_gpus(environ: Mapping[str, str], devices: Path = Path("/proc/driver/nvidia/gpus")) -> int:
-    """NVIDIA GPUs that a process here may use; no torch needed."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    return len(list(devices.iterdir())) if devices.is_dir() else 0
 
 
 def _module(config: TrainerConfig) -> list[str]:

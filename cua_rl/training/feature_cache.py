@@ -27,16 +27,14 @@ class FeatureCache:
         return len(self._entries)
 
     def features(self, images: Iterable[ImageChunk], encode: Encode) -> dict[str, Tensor]:
-        """Features of every distinct image; `encode` is asked for those that are not held."""
+        """Features of every distinct image; `encode` is asked for those that are not held, even if these are none."""
         wanted = {image.sha256: image for image in images}
         found = {name: self._use(name) for name in wanted if name in self._entries}
         missing = {name: image for name, image in wanted.items() if name not in found}
-        if missing:
-            encoded = encode(missing)
-            for name, features in encoded.items():
-                self._keep(name, features)
-            found |= encoded
-        return found
+        encoded = encode(missing)
+        for name, features in encoded.items():
+            self._keep(name, features)
+        return {**found, **encoded}
 
     def _use(self, name: str) -> Tensor:
         self._entries.move_to_end(name)

@@ -22,6 +22,7 @@ from cua_rl.training.attention import PACKED_ATTENTION
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.lora import FusedLoraLinear
+from cua_rl.training.sharding import shard_frozen_weights
 from cua_rl.training.vision import use_linear_patch_embedding
 
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
@@ -35,15 +36,22 @@ _WEIGHT_INDEX_SUFFIX = ".index.json"
 class PolicyModel:
     """The model that is trained: log-probabilities of trained tokens, and its weights as files."""
 
-    def __init__(self, config: TrainerConfig) -> None:
+    def __init__(self, config: TrainerConfig, num_ranks: int = 1) -> None:
         self._config = config
+        self.is_sharded = config.sharding == "full" and num_ranks > 1
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # Any: Transformers' annotations do not hold for tensors on a device
         base: Any = _load_base(config, self.device)
-        base.to(self.device)
+        if not self.is_sharded:
+            base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
         self.base: Any = base
         self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
+        if self.is_sharded:  # layer by layer from main memory: the device never holds the whole model
+            if self._peft is None:
+                raise ConfigError("sharding: expected 'none' where everything is trained, got 'full'; train an adapter")
+            shard_frozen_weights(base, self.device, num_ranks)
+            base.to(self.device)
         self.trains_vision = self._peft is None
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -6,8 +6,10 @@ needs no message. One process is the case of one rank, and sends nothing.
 """
 
 import heapq
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -17,6 +19,8 @@ from torch import Tensor, distributed, nn
 from cua_rl.errors import TrainingError
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Ranks:
@@ -61,6 +65,27 @@ class Ranks:
         values: list[Any] = [None] * self.size
         distributed.all_gather_object(values, value)
         return values
+
+    def largest(self, count: int) -> int:
+        """The largest of all ranks' counts."""
+        if self.size == 1:
+            return count
+        counts = torch.tensor(count)
+        distributed.all_reduce(counts, distributed.ReduceOp.MAX)
+        return int(counts)
+
+    @contextmanager
+    def in_step(self) -> Generator[None]:
+        """A block in which ranks wait for each other inside the model: if one fails there, all processes end.
+
+        The others could not be told: they wait for a share of a layer, not for a message.
+        """
+        try:
+            yield
+        except Exception:
+            logger.exception("rank %d failed where the others wait for it: all trainer processes end", self.rank)
+            logging.shutdown()
+            os._exit(1)  # an orderly exit would wait for the others
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add up all ranks' gradients, in place and in one message; a rank without datums has zeros."""

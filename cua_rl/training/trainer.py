@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +24,7 @@ from cua_rl.training.loss_metrics import loss_metrics
 from cua_rl.training.losses import TokenLoss, token_losses
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Agreement, Ranks, share_out
+from cua_rl.training.sharding import empty_micro_batch, held_bytes
 from cua_rl.training.vision import ImagePreprocessor, encode_images
 from cua_rl.types import Datum, ImageChunk
 
@@ -38,6 +39,8 @@ class _Batch:
     micro_batches: list[MicroBatch]
     images: Mapping[str, ImageChunk]
     """Every distinct screenshot by sha256."""
+    num_idle_passes: int = 0
+    """Passes through a sharded model in which only other ranks have something to compute."""
 
 
 class Trainer:
@@ -47,7 +50,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self._ranks = ranks or Ranks()
         self._config = config
-        self.model = PolicyModel(config)
+        self.model = PolicyModel(config, self._ranks.size)
         self._preprocessor = ImagePreprocessor(config.model_path)
         self._features = FeatureCache(int(config.vision_cache_gib * 2**30))
         self.account = Account(
@@ -55,6 +58,7 @@ class Trainer:
             device=self.model.device,
             dtype=self.model.dtype,
             trains_base=self.model.trains_vision,
+            held_bytes=held_bytes(self.model.base),
         )
         self._optimizer = self._make_optimizer()
         self._num_trained_tokens = 0
@@ -66,10 +70,11 @@ class Trainer:
         is_base = request.weights == "base"
         with self._ranks.agreement() as agreement, torch.no_grad():
             batch = self._prepare(request.datums)
-            with self.model.base_weights() if is_base else nullcontext():
+            with self.model.base_weights() if is_base else nullcontext(), self._in_step():
                 scores = [
                     self._scores(batch, part, request.temperature, adapter=not is_base) for part in batch.micro_batches
                 ]
+                self._make_idle_passes(batch)
             batch, scores, _ = self._share(agreement, batch, scores, [])
         logprobs = [part.logprobs for part in scores]
         return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
@@ -79,16 +84,20 @@ class Trainer:
         check_loss_config(request.loss)
         check_rows(request)
         self._check_weighting(request)
-        scores, losses = list[TokenScores](), list[TokenLoss]()
+        scores, losses, totals = list[TokenScores](), list[TokenLoss](), list[float]()
         encoded_before = self.account.num_encoded_images
         with ExitStack() as if_it_fails:
             if_it_fails.callback(self._drop_gradients)
             agreement = if_it_fails.enter_context(self._ranks.agreement())
             batch = self._prepare(request.datums)
-            for micro_batch in batch.micro_batches:
-                part_scores, part_loss = self._backward(batch, micro_batch, request)
-                scores.append(part_scores)
-                losses.append(part_loss)
+            with self._in_step():
+                for micro_batch in batch.micro_batches:
+                    part_scores, part_loss, total = self._backward(batch, micro_batch, request)
+                    scores.append(part_scores)
+                    losses.append(part_loss)
+                    totals.append(total)
+                self._make_idle_passes(batch)
+            _check_totals(batch, totals)
             batch, scores, losses = self._share(agreement, batch, scores, losses)
             if_it_fails.pop_all()
         logprobs = [part.logprobs for part in scores]
@@ -109,19 +118,24 @@ class Trainer:
 
     def _backward(
         self, batch: _Batch, micro_batch: MicroBatch, request: wire.ForwardBackward
-    ) -> tuple[TokenScores, TokenLoss]:
+    ) -> tuple[TokenScores, TokenLoss, float]:
+        """What came out, and the loss that was differentiated."""
         logprobs, entropies = self._scores(batch, micro_batch, request.loss.temperature)
         loss = token_losses(request.loss, make_loss_tokens(request, micro_batch.datum_indices, logprobs))
         total = (loss.losses * token_weights(request, micro_batch.datum_indices, logprobs)).sum()
-        if not math.isfinite(total.item()):
-            rollouts = sorted({batch.datums[index].rollout_id for index in micro_batch.datum_indices})
-            raise TrainingError(
-                f"expected a finite loss, got {total.item()!r} in the micro-batch of rollouts {rollouts!r}; all "
-                "gradients since the last step were dropped, the weights are as they were"
-            )
-        if len(logprobs):
-            total.backward()
-        return TokenScores(logprobs.detach(), entropies), loss.detach()
+        total.backward()
+        return TokenScores(logprobs.detach(), entropies), loss.detach(), total.item()
+
+    def _in_step(self) -> AbstractContextManager[None]:
+        return self._ranks.in_step() if self.model.is_sharded else nullcontext()
+
+    def _make_idle_passes(self, batch: _Batch) -> None:
+        """Hand out this rank's share of the layers to ranks that have more to compute."""
+        for _ in range(batch.num_idle_passes):
+            self._cached_features({})
+            logprobs, _ = self.model.scores(empty_micro_batch(), {}, temperature=1.0)
+            if torch.is_grad_enabled():
+                logprobs.sum().backward()
 
     def optim_step(self, request: wire.OptimStep) -> wire.OptimStepOutput:
         """AdamW along the summed gradient, which is divided by its trained tokens if it came without weights.
@@ -188,6 +202,14 @@ class Trainer:
         return torch.optim.AdamW(self.model.trainable_parameters, fused=True)
 
     def _prepare(self, datums: Sequence[Datum]) -> _Batch:
+        if not self.model.is_sharded:
+            return self._pack(datums)
+        with self._ranks.agreement() as agreement:
+            batch = self._pack(datums)
+            most = max(agreement.share(len(batch.micro_batches)))
+        return replace(batch, num_idle_passes=most - len(batch.micro_batches))
+
+    def _pack(self, datums: Sequence[Datum]) -> _Batch:
         check_datums(datums, vocabulary_size=self.model.vocabulary_size)
         mine = share_out([datum.model_input.length for datum in datums], self._ranks.size)[self._ranks.rank]
         images = {image.sha256: image for index in mine for image in datums[index].model_input.images}
@@ -244,11 +266,22 @@ class Trainer:
         prepared = self._preprocessor.prepare(images.values())
         self.account.add_encoded_images((image.grid for image in prepared.values()), backward=torch.is_grad_enabled())
         with self.model.precision():
-            return encode_images(self.model.base.model.visual, prepared)
+            agree = self._ranks.largest if self.model.is_sharded else int
+            return encode_images(self.model.base.model.visual, prepared, agree)
 
     def _drop_gradients(self) -> None:
         self._optimizer.zero_grad()
         self._num_trained_tokens = 0
+
+
+def _check_totals(batch: _Batch, totals: Sequence[float]) -> None:
+    for micro_batch, total in zip(batch.micro_batches, totals, strict=True):
+        if not math.isfinite(total):
+            rollouts = sorted({batch.datums[index].rollout_id for index in micro_batch.datum_indices})
+            raise TrainingError(
+                f"expected a finite loss, got {total!r} in the micro-batch of rollouts {rollouts!r}; all gradients "
+                "since the last step were dropped, the weights are as they were"
+            )
 
 
 def _on_cpu(loss: TokenLoss) -> TokenLoss:

@@ -2,7 +2,7 @@
 """Screenshots to features: decoded and resized as the model server does it, encoded once per distinct image."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,17 +110,33 @@ def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:
     tower.add_module("patch_embed", LinearPatchEmbed(tower.patch_embed.proj))
 
 
-def encode_images(tower: Qwen3VLVisionModel, images: Mapping[str, PreparedImage]) -> dict[str, Tensor]:
-    """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: the merger's, then every deepstack level's."""
+def encode_images(
+    tower: Qwen3VLVisionModel, images: Mapping[str, PreparedImage], agree_on_passes: Callable[[int], int] = int
+) -> dict[str, Tensor]:
+    """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: the merger's, then every deepstack level's.
+
+    Told how many passes the images take, `agree_on_passes` answers how many to make; the rest are of a blank image.
+    """
     features: dict[str, Tensor] = {}
-    for names in _groups(images):
+    groups = list(_groups(images))
+    num_passes = agree_on_passes(len(groups))
+    for names in groups:
         group = [images[name] for name in names]
         patches = torch.cat([image.patches for image in group]).to(tower.device, tower.dtype)
         grids = torch.tensor([image.grid for image in group], device=tower.device)
         output = tower(patches, grid_thw=grids, return_dict=True)
         stacked = torch.stack([output.pooler_output, *output.deepstack_features])
         features |= zip(names, stacked.split([image.num_tokens for image in group], dim=1), strict=True)
+    for _ in range(num_passes - len(groups)):
+        _encode_blank(tower)
     return features
+
+
+def _encode_blank(tower: Qwen3VLVisionModel) -> None:
+    """A pass of the smallest image there is."""
+    side, patch_dim = tower.config.spatial_merge_size, tower.patch_embed.proj.weight[0].numel()
+    patches = torch.zeros(side * side, patch_dim, device=tower.device, dtype=tower.dtype)
+    tower(patches, grid_thw=torch.tensor([[1, side, side]], device=tower.device), return_dict=True)
 
 
 def _groups(images: Mapping[str, PreparedImage]) -> Iterator[list[str]]:

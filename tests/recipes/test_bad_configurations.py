@@ -33,6 +33,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 BAD = [
     (["grup_size=4"], "did you mean 'group_size'"),
+    (["server_gpus=0,0"], "server_gpus: expected"),
+    (["trainer_sharding=full", "trainer_num_processes=1"], "trainer_sharding: expected 'none'"),
     (["group_size=1"], "group_size: expected at least 2"),
     (["min_group_size=5", "group_size=4"], "min_group_size: expected at most group_size=4"),
     (["turn_timeout_s=0"], "turn_timeout_s: expected a number above 0"),
