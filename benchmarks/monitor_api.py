@@ -1,0 +1,183 @@
+"""How long does every read route of the monitor take on a run of 10,000 rollouts with 10 turns each?
+
+    python -m benchmarks.monitor_api [--rollouts 10000] [--turns 10] [--requests 40] [--database-url URL]
+
+Real HTTP to a monitor in a process of its own over a seeded Postgres; requests one after the other, after two that warm
+up. One JSON line a route: wall times, and the processor time of a request in the monitor and in Postgres, which is the
+figure to trust when other programs keep the machine busy. `first_paint` is a run's page in Chromium, from the request
+to the first content on the screen and to the drawn charts.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from contextlib import AsyncExitStack
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import psutil
+from playwright.async_api import async_playwright
+
+from scripts.monitor_process import monitor_process, scratch_postgres
+
+TARGET_P95_MS, TARGET_PAINT_MS = 100, 1000
+PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--rollouts", type=int, default=10_000)
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--database-url", help="a database that scripts/seed_monitor.py has filled")
+    asyncio.run(measure(parser.parse_args()))
+
+
+async def measure(given: argparse.Namespace) -> None:
+    """Seed if need be, serve, ask."""
+    async with AsyncExitStack() as stack:
+        url, folder = await stack.enter_async_context(scratch_postgres())
+        if given.database_url:
+            url = given.database_url
+        else:
+            await seed(url, given)
+        monitor = await stack.enter_async_context(monitor_process(url, folder))
+        processes = [monitor.find(), *postgres_processes(url)[:1]]
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=monitor.base_url, trust_env=False))
+        client.timeout = httpx.Timeout(60)
+        for name, path in (await routes(client)).items():
+            await measure_route(client, processes, name, path, given.requests)
+        await measure_paint(monitor.base_url)
+
+
+async def seed(url: str, given: argparse.Namespace) -> None:
+    """Fill the database."""
+    options = [f"--rollouts={given.rollouts}", f"--turns={given.turns}"]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "scripts.seed_monitor", url, *options)
+    if await process.wait():
+        raise SystemExit("expected the database to be seeded, it was not")
+
+
+def postgres_processes(url: str) -> list[psutil.Process]:
+    """The server of an embedded database, by the folder of its socket; none of others."""
+    folder = parse_qs(urlsplit(url).query).get("host", ["?"])[0]
+    return [
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if folder in (one.info["cmdline"] or [])[1:-1] and is_postgres(one)
+    ]
+
+
+def is_postgres(process: psutil.Process) -> bool:
+    """Whether it is the server itself, not what started it."""
+    return os.path.basename(process.info["cmdline"][0]) == "postgres"
+
+
+async def routes(client: httpx.AsyncClient) -> dict[str, str]:
+    """An address of every read route, by the route."""
+    run = "/api/runs/1"
+    steps = [item["step"] for item in (await client.get(f"{run}/timeline")).json() if item["phase"] == "step"]
+    middle = f"{run}/step/{steps[len(steps) // 2]}"
+    group = (await client.get(middle)).json()["groups"][0]
+    rollout = f"{run}/rollouts/{group['rollouts'][0]['rollout_id']}"
+    shot = (await client.get(rollout)).json()["turns"][0]["before"]["sha256"]
+    more = (await client.get(f"{run}/rollouts")).json()["next_cursor"]
+    return {
+        "runs": "/api/runs",
+        "run": run,
+        "metrics": f"{run}/metrics",
+        "timeline": f"{run}/timeline",
+        "failures": f"{run}/failures",
+        "evaluations": f"{run}/evaluations",
+        "compare": "/api/runs/compare?run_id=1&run_id=1",
+        "step": middle,
+        "group": f"{middle}/groups/{group['group_id']}",
+        "rollouts": f"{run}/rollouts",
+        "rollouts, next page": f"{run}/rollouts?cursor={more}",
+        "rollouts of a step that failed": f"{run}/rollouts?step={steps[0]}&success=false",
+        "rollouts with unread answers": f"{run}/rollouts?failure_kind=json",
+        "rollouts by a search without hits": f"{run}/rollouts?search=nothing-has-this-name",
+        "rollout": rollout,
+        "overrides": f"{rollout}/overrides",
+        "download of a rollout": f"{rollout}/download",
+        "tokens": f"{rollout}/turns/0/tokens",
+        "tasks": f"{run}/tasks",
+        "task": f"{run}/tasks/{group['task_id']}",
+        "screenshot": f"/api/screenshots/{shot}",
+    }
+
+
+def cpu_s(processes: list[psutil.Process]) -> list[float]:
+    """Processor time so far of each and of its children."""
+    totals: list[float] = []
+    for process in processes:
+        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+        totals.append(sum(one.user + one.system for one in times))
+    return totals
+
+
+async def measure_route(
+    client: httpx.AsyncClient, processes: list[psutil.Process], name: str, path: str, num_requests: int
+) -> None:
+    """One JSON line."""
+    times_ms: list[float] = []
+    for number in range(num_requests + 2):
+        if number == 2:
+            times_ms, before = [], cpu_s(processes)
+        clock = time.perf_counter()
+        answer = await client.get(path)
+        times_ms.append(1000 * (time.perf_counter() - clock))
+        assert answer.status_code == 200, (path, answer.text)
+    used = [1000 * (now - then) / num_requests for now, then in zip(cpu_s(processes), before, strict=True)]
+    cuts = statistics.quantiles(times_ms, n=20)
+    figure = {
+        "figure": "monitor_api",
+        "route": name,
+        "p50_ms": round(cuts[9], 1),
+        "p95_ms": round(cuts[18], 1),
+        "target_p95_ms": TARGET_P95_MS,
+        "monitor_cpu_ms": round(used[0], 1),
+        "postgres_cpu_ms": round(used[1], 1) if len(used) > 1 else None,
+        "bytes": len(answer.content),
+    }
+    print(json.dumps(figure), flush=True)
+
+
+async def measure_paint(base_url: str) -> None:
+    """The run's page, in a browser that has never seen it."""
+    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    if program is None:
+        print("no Chromium, so no first paint; scripts/install_system_packages.sh installs it", file=sys.stderr)
+        return
+    paints: list[float] = []
+    charts: list[float] = []
+    async with async_playwright() as started:
+        browser = await started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        for _ in range(7):
+            context = await browser.new_context(viewport={"width": 1280, "height": 900})
+            page = await context.new_page()
+            clock = time.perf_counter()
+            await page.goto(f"{base_url}/runs/1")
+            await page.locator(".chart-plot canvas").first.wait_for()
+            charts.append(1000 * (time.perf_counter() - clock))
+            entry = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+            await page.wait_for_function(f"({entry}) !== null")
+            paints.append(await page.evaluate(entry))
+            await context.close()
+        await browser.close()
+    figure = {
+        "figure": "monitor_first_paint",
+        "median_ms": round(statistics.median(paints)),
+        "largest_ms": round(max(paints)),
+    }
+    print(json.dumps(figure | {"charts_median_ms": round(statistics.median(charts)), "target_ms": TARGET_PAINT_MS}))
+
+
+if __name__ == "__main__":
+    main()
