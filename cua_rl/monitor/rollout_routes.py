@@ -64,7 +64,7 @@ async def get_rollout(run: OpenRun, rollout_id: Id) -> SafeJson:
 async def download_rollout(run: OpenRun, rollout_id: Id) -> SafeJson:
     """A rollout with turns and tokens as a file."""
     rollout = await rollout_queries.load_rollout(run, rollout_id)
-    tokens = [await token_texts.load_turn_tokens(run, rollout_id, turn.turn_index) for turn in rollout.turns]
+    tokens = await token_texts.load_rollout_tokens(run, rollout_id)
     content = {"rollout": rollout.model_dump(mode="json"), "tokens": [item.model_dump(mode="json") for item in tokens]}
     name = "".join(letter for letter in rollout_id if letter.isascii() and letter.isalnum())[:64] or "rollout"
     return SafeJson(content, headers={"Content-Disposition": f'attachment; filename="rollout-{name}.json"'})

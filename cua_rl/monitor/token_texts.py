@@ -88,12 +88,24 @@ async def load_turn_tokens(run: RunAccess, rollout_id: str, turn_index: int) -> 
         raise NotFoundError(
             f"expected a turn {turn_index} in rollout {rollout_id!r}, got none; it has {rollout.num_turns}"
         )
+    return _turn_tokens(row, rollout.advantage, await find_token_texts(run.training.config))
+
+
+async def load_rollout_tokens(run: RunAccess, rollout_id: str) -> list[schemas.TurnTokens]:
+    """The tokens of all turns of a rollout, in order."""
+    rollout = await find_rollout(run, rollout_id)
+    query = select(TurnRow).where(TurnRow.rollout_pk == rollout.id).order_by(TurnRow.turn_index)
+    rows = (await run.session.scalars(query)).all()
     texts = await find_token_texts(run.training.config)
+    return [_turn_tokens(row, rollout.advantage, texts) for row in rows]
+
+
+def _turn_tokens(row: TurnRow, advantage: float | None, texts: TokenTexts | None) -> schemas.TurnTokens:
     training = row.training_logprobs
     return schemas.TurnTokens(
         turn_index=row.turn_index,
         policy_version=row.policy_version,
-        advantage=finite(rollout.advantage),
+        advantage=finite(advantage),
         tokens=row.sampled_tokens,
         texts=None if texts is None else texts.texts(row.sampled_tokens),
         sampling_logprobs=[finite(value) for value in row.sampling_logprobs],

@@ -21,7 +21,7 @@ from cua_rl.monitor.databases import Database, Databases, NotFoundError, RunAcce
 from cua_rl.monitor.export import Images, image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.run_folders import has_database
-from cua_rl.monitor.token_texts import load_turn_tokens
+from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.recipes.run_recipe import run_recipe
 
 
@@ -51,9 +51,9 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
             ids = await _find_rollouts(run, config)
             rollouts = [await load_rollout(run, rollout_id) for rollout_id in ids]
             tokens = {
-                (rollout.rollout_id, turn.turn_index): await load_turn_tokens(run, rollout.rollout_id, turn.turn_index)
+                (rollout.rollout_id, turn.turn_index): turn
                 for rollout in rollouts
-                for turn in rollout.turns
+                for turn in await load_rollout_tokens(run, rollout.rollout_id)
             }
             images = await _load_images(run, image_hashes(rollouts))
     page = render_rollouts(rollouts, tokens, images)
