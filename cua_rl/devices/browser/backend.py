@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Self, cast
 
 from cua_rl.devices.browser.browser import OwnedBrowser
 from cua_rl.devices.browser.chromium import find_chromium
-from cua_rl.devices.browser.fence import fence_in
 from cua_rl.devices.browser.janitor import remove_leftovers
 from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
@@ -114,15 +113,14 @@ class BrowserPages:
                 inner = await context.new_page()
                 if settings.clip is not None:
                     await _show_only(settings.clip, settings, await context.new_cdp_session(inner))
-                session = await context.new_cdp_session(inner)
                 page = BrowserPage(
                     inner,
-                    session,
+                    await context.new_cdp_session(inner),
                     settings,
                     device_id=f"browser-{next(_serial_numbers)}",
                     give_back=self._take_back,
                 )
-                await fence_in(page, context, session)
+                await context.route(settings.blocked_urls, page.block)
         host.pages.add(page)
         return page
 

@@ -47,8 +47,6 @@ Send = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 _AWAITED = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
 _PNG = {"format": "png", "optimizeForSpeed": True}
-_REFUSED = "inspector"
-"""Why a request failed that the browser itself was told to refuse."""
 _GONE = ("navigat", "context", "collected")
 """What the browser says of a script whose document went away meanwhile."""
 
@@ -82,7 +80,7 @@ class BrowserPage:
         self._arrival: asyncio.Event | None = None
         page.on("request", self._note_request)
         page.on("requestfailed", self._note_end)
-        page.on("load", self.note_arrival)
+        page.on("load", self._note_arrival)
 
     @property
     def device_id(self) -> str:
@@ -179,10 +177,10 @@ class BrowserPage:
 
     async def block(self, route: "Route") -> None:
         """Refuse a request that leaves the site; a page that would leave stays where it is."""
-        self.note_blocked()
+        self.num_blocked_requests += 1
         if route.request.is_navigation_request():
             await route.fulfill(status=204)
-            self.note_arrival()
+            self._note_arrival()
         else:
             await route.abort("blockedbyclient")
 
@@ -240,17 +238,10 @@ class BrowserPage:
             self._arrival = asyncio.Event()
 
     def _note_end(self, request: "Request") -> None:
-        if request.failure == _REFUSED:
-            self.note_blocked()
         if request.is_navigation_request() and request.frame == self._page.main_frame:
-            self.note_arrival()
+            self._note_arrival()
 
-    def note_blocked(self) -> None:
-        """Count a request that was refused."""
-        self.num_blocked_requests += 1
-
-    def note_arrival(self, *_: object) -> None:
-        """A page that was on its way is there, or stays where it was."""
+    def _note_arrival(self, *_: object) -> None:
         if self._arrival is not None:
             self._arrival.set()
             self._arrival = None

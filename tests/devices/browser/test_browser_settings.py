@@ -4,7 +4,6 @@ import pytest
 
 from cua_rl.actions import Button, Click, OpenApp, PressButton, PressKey
 from cua_rl.devices.browser.chromium import chromium_command, find_chromium
-from cua_rl.devices.browser.fence import url_patterns
 from cua_rl.devices.browser.hands import require_possible
 from cua_rl.devices.browser.janitor import make_profile, remove_leftovers
 from cua_rl.devices.browser.keys import key_chord
@@ -64,14 +63,6 @@ def test_only_hosts_of_allowed_addresses_have_addresses() -> None:
 def test_everything_but_allowed_beginnings_is_blocked(url: str, is_blocked: bool) -> None:
     settings = PageSettings(allowed_urls=("https://shop.example/a/",))
     assert (settings.blocked_urls.match(url) is not None) is is_blocked
-
-
-def test_a_fence_around_files_names_their_folders_first() -> None:
-    assert url_patterns(("file:///pages/a+b/",)) == [
-        {"urlPattern": r"file:///pages/a\+b/*", "block": False},
-        {"urlPattern": "*://*:*/*", "block": True},
-        {"urlPattern": "file:///*", "block": True},
-    ]
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -91,7 +91,7 @@ async def test_kept_screens_give_the_conversation_that_the_agent_has(backend: Mi
     await prepare(task, page)
     write_screens(tmp_path / "screens.jsonl", [await look_at(page, "click-color")])
     (screen,) = read_screens(tmp_path / "screens.jsonl")
-    kept = draw_page_lesson(screen, random.Random(0), listing_share=0.0, error_rate=0.0)
+    kept = draw_page_lesson(screen, random.Random(0), listing_share=0.0)
     expert = MiniWobExperts().make(task, page, error_rate=0.0, random=random.Random(0))
     lived = await demonstrate(await instruct(task, page), page, expert, max_turns=1)
     first, second = (build_supervised_datum(RENDERER, lesson, name="lesson") for lesson in (kept, lived))
