@@ -1,8 +1,8 @@
 """Make a tiny model for web pages from the one for phones: `python -m cua_rl.recipes.make_tiny_page_model`.
 
-Its lessons come from scripted experts on MiniWoB++ pages: first a vision tower that knows what lies where, then
-naming and pointing after a perfect expert, then a short while after one that errs. The last stage leaves a policy that
-succeeds sometimes and explores: what reinforcement learning starts from.
+Its lessons come from scripted experts on MiniWoB++ pages: first a vision tower that knows what lies where, then naming
+and pointing after the expert. It stops long before the model is perfect: a policy that succeeds sometimes and explores
+is what reinforcement learning starts from.
 """
 
 import asyncio
@@ -50,12 +50,10 @@ class TinyPageModelConfig:
     num_screens: int = chz.field(default=3000, doc="pages to learn from")
     seed: int = chz.field(default=0, doc="seed of pages and lessons")
     grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone")
-    perfect_steps: int = chz.field(default=600, doc="steps after a perfect expert")
-    imperfect_steps: int = chz.field(default=60, doc="steps after an expert that errs")
-    error_rate: float = chz.field(default=0.5, doc="how often that expert clicks a random element")
+    imitation_steps: int = chz.field(default=300, doc="steps of the whole model after the expert")
     batch_size: int = chz.field(default=16, doc="screens per step")
     text_lessons: int = chz.field(default=16, doc="lessons per step, beyond those, whose page is given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="highest learning rate; warm-up and decay are linear")
+    learning_rate: float = chz.field(default=1e-3, doc="learning rate, after 30 steps of warm-up")
     listing_share: float = chz.field(default=0.3, doc="share of lessons that only name what is on the page")
     eval_every: int = chz.field(default=100, doc="steps between evaluations")
     num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
@@ -66,9 +64,8 @@ class TinyPageModelConfig:
             value = getattr(self, name)
             if value is not None and value < smallest:
                 raise ValueError(f"{name}: expected at least {smallest}, got {value!r}; set {name}={smallest} or more")
-        for name in ("error_rate", "listing_share"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name}: expected a share, 0 to 1, got {getattr(self, name)!r}; lower it")
+        if self.listing_share > 1:
+            raise ValueError(f"listing_share: expected a share, 0 to 1, got {self.listing_share!r}; lower it")
         if not 0 < self.browser_scale <= 4:
             raise ValueError(
                 f"browser_scale: expected a number above 0 and at most 4, got {self.browser_scale!r}; change it"
@@ -79,9 +76,7 @@ _SMALLEST = {
     "num_screens": 64,
     "seed": 0,
     "grounding_steps": 0,
-    "perfect_steps": 0,
-    "imperfect_steps": 1,
-    "error_rate": 0.0,
+    "imitation_steps": 1,
     "batch_size": 1,
     "text_lessons": 0,
     "learning_rate": 0.0,
@@ -141,17 +136,17 @@ async def _train(
     config: TinyPageModelConfig, client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]
 ) -> None:
     """All steps; the last screens are never trained on."""
-    started, num_steps = time.monotonic(), config.perfect_steps + config.imperfect_steps
+    started, num_steps = time.monotonic(), config.imitation_steps
     seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]
     random = Random(config.seed)
     for step in range(num_steps):
         batch = _draw_batch(config, renderer, random, seen, step)
         output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
-        await client.optim_step(_optim(config, step, num_steps))
+        await client.optim_step(_optim(config, step))
         num_done = step + 1
         if num_done % 25 == 0 or num_done == num_steps:
             loss = output.metrics["loss/cross_entropy"]
-            is_evaluated = num_done % config.eval_every == 0 or num_done in (config.perfect_steps, num_steps)
+            is_evaluated = num_done % config.eval_every == 0 or num_done == num_steps
             share = await _evaluate(client, renderer, held_out) if is_evaluated else ""
             print(f"step={num_done} loss={loss:.4f} {time.monotonic() - started:.0f}s {share}", flush=True)
 
@@ -159,26 +154,22 @@ async def _train(
 def _draw_batch(
     config: TinyPageModelConfig, renderer: Renderer, random: Random, screens: Sequence[PageScreen], step: int
 ) -> list[Datum]:
-    is_perfect = step < config.perfect_steps
-    shares = (config.listing_share, 0.0) if is_perfect else (0.0, config.error_rate)
-    draw = partial(draw_page_lesson, listing_share=shares[0], error_rate=shares[1], point_step=POINT_STEP)
+    draw = partial(draw_page_lesson, listing_share=config.listing_share, point_step=POINT_STEP)
     lessons = [draw(random.choice(screens), random) for _ in range(config.batch_size)]
-    if is_perfect:
-        asked = [(screen.instruction, screen.boxes[screen.target].label) for screen in random.sample(screens, 64)]
-        lessons += [draw_page_text_lesson(asked, random) for _ in range(config.text_lessons)]
+    asked = [(screen.instruction, screen.boxes[screen.target].label) for screen in random.sample(screens, 64)]
+    lessons += [draw_page_text_lesson(asked, random) for _ in range(config.text_lessons)]
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
 
 
-def _optim(config: TinyPageModelConfig, step: int, num_steps: int) -> OptimConfig:
-    """Linear warm-up over 30 steps, and linear decay to a tenth over the last fifth."""
+def _optim(config: TinyPageModelConfig, step: int) -> OptimConfig:
+    """Linear warm-up over 30 steps."""
     warm_up = min(1.0, (step + 1) / 30)
-    decay = min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
-    return OptimConfig(learning_rate=config.learning_rate * warm_up * decay, beta2=0.98, weight_decay=0.01)
+    return OptimConfig(learning_rate=config.learning_rate * warm_up, beta2=0.98, weight_decay=0.01)
 
 
 async def _evaluate(client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]) -> str:
     """How likely the model is to write what the expert writes, token for token: all of it, and its scan alone."""
-    draw = partial(draw_page_lesson, listing_share=0.0, error_rate=0.0, point_step=POINT_STEP)
+    draw = partial(draw_page_lesson, listing_share=0.0, point_step=POINT_STEP)
     datums = [build_supervised_datum(renderer, draw(screen, Random(0)), name="held-out") for screen in screens]
     logprobs = await client.forward(datums)
     whole = [math.exp(sum(row)) for row in logprobs]
