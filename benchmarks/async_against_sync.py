@@ -5,8 +5,9 @@
 The loops are the real ones; devices, model and trainer are simulated in virtual time, so the figures do not depend on
 the machine. Both loops have the same devices. A turn takes lognormal seconds on the device (mean 2, sigma 1, the 99.9th
 percentile is 27 s) and lognormal seconds in the model (mean 1, sigma 0.5); a rollout has 2 to 20 turns, short ones more
-often (geometric); a training step takes 10 s, a publication 1 s. The limits beside the figures: `device_limit` is
-devices over the mean rollout, as if no device ever idled; `trainer_limit` is a batch per training step.
+often (geometric); a training step takes 10 s (so much for each rollout), a publication 1 s. The limits beside the
+figures: `device_limit` is devices over the mean rollout, as if no device ever idled; `trainer_limit` is a batch per
+training step.
 """
 
 import argparse
@@ -14,19 +15,21 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 from typing import Any
 
 from benchmarks.virtual_time import run_in_virtual_time
+from cua_rl.config import LossConfig
 from cua_rl.events import BatchTaken, GroupEnded
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.sync_loop import LoopSettings, Parts
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
-from cua_rl.training.wire import OptimStepOutput
-from cua_rl.types import AdapterRef, Rollout
+from cua_rl.training.wire import ForwardBackwardOutput
+from cua_rl.types import AdapterRef, Datum, Rollout
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task
 from tests.rl.test_sync_loop import Log, Seeds, settings
@@ -40,9 +43,12 @@ GROUPS_PER_BATCH, GROUP_SIZE = 16, 8
 class SlowTrainer(FakeTrainer):
     """A training step takes its time."""
 
-    async def optim_step(self, optim: Any) -> OptimStepOutput:
-        await asyncio.sleep(TRAIN_S)
-        return await super().optim_step(optim)
+    async def forward_backward(
+        self, datums: Sequence[Datum], loss: LossConfig, **beside: Sequence[Any] | None
+    ) -> ForwardBackwardOutput:
+        num_rollouts = len({datum.rollout_id for datum in datums})
+        await asyncio.sleep(TRAIN_S * num_rollouts / (GROUPS_PER_BATCH * GROUP_SIZE))
+        return await super().forward_backward(datums, loss, **beside)
 
 
 class SlowPolicy(FakePolicy):
@@ -96,8 +102,8 @@ def lognormal(random: Random, mean: float, sigma: float) -> float:
     return random.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)
 
 
-async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, Any]:
-    """One run; `max_lag` 0 is synchronous."""
+async def measure(max_lag: int, num_steps: int, num_devices: int, begins_early: bool) -> dict[str, Any]:
+    """One run; `max_lag` 0 is synchronous, and may begin to train on groups as they end."""
     trainer = SlowTrainer()
     policy = SlowPolicy(trainer)
     devices, recorder, log = SlowDevices(policy), FakeRecorder(), Log()
@@ -105,6 +111,7 @@ async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, A
     chosen: LoopSettings = settings(
         max_steps=num_steps, groups_per_batch=GROUPS_PER_BATCH, group_size=GROUP_SIZE, save_every=0
     )
+    chosen = replace(chosen, train=replace(chosen.train, begins_early=begins_early))
     parts = Parts(
         tasks=NumberedSeeds(),
         runner=devices if max_lag else LimitedRunner(devices, limit),
@@ -124,6 +131,7 @@ async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, A
     mean_s = fmean(devices.durations_s)
     return {
         "max_steps_off_policy": max_lag,
+        "train_early": begins_early,
         "rollouts_per_hour": round(len(devices.durations_s) / hours),
         "device_limit_rollouts_per_hour": round(3600 * num_devices / mean_s),
         "trainer_limit_rollouts_per_hour": round(3600 * GROUPS_PER_BATCH * GROUP_SIZE / TRAIN_S),
@@ -136,15 +144,15 @@ async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, A
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the synchronous loop, then K = 1 to 4."""
+    """Measure the synchronous loop, the same with early training, then K = 1 to 4."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--devices", type=int, nargs="*", default=[128, 256])
     options = parser.parse_args(argv)
     for num_devices in options.devices:
         synchronous: dict[str, Any] | None = None
-        for max_lag in range(5):
-            result = run_in_virtual_time(measure(max_lag, options.steps, num_devices))
+        for max_lag, begins_early in ((0, False), (0, True), (1, False), (2, False), (3, False), (4, False)):
+            result = run_in_virtual_time(measure(max_lag, options.steps, num_devices, begins_early))
             synchronous = synchronous or result
             speed_up = result["rollouts_per_hour"] / synchronous["rollouts_per_hour"]
             figure = {"figure": "async_against_sync", "num_devices": num_devices, "speed_up": round(speed_up, 2)}

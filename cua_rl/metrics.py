@@ -92,6 +92,7 @@ METRICS: Mapping[str, str] = {
     "optim/learning_rate": "learning rate of this step",
     "optim/grad_norm": "gradient norm before clipping; with several sub-steps, their mean",
     "optim/num_datums": "training sequences of this step",
+    "optim/num_passes": "train_early: requests in which the step's rollouts were passed forward and backward",
     "optim/num_substeps": "optimizer updates inside this step",
     "optim/num_micro_batches": "forward and backward passes of this step",
     "optim/trained_tokens": "tokens with a loss",

@@ -33,12 +33,14 @@ class GpuPlan:
 
     def effective(self) -> dict[str, object]:
         """What is used, for people and for the dry run."""
-        return {
-            "server_gpus": list(self.server_gpus),
-            "server_parallel": f"tensor {self.tensor_parallel} x data {self.data_parallel}",
-            "trainer_gpus": list(self.trainer_gpus),
-            "trainer_processes": self.num_trainer_processes,
+        server = {
+            "gpus": list(self.server_gpus),
+            "tensor_parallel": self.tensor_parallel,
+            "data_parallel": self.data_parallel,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
         }
+        trainer = {"gpus": list(self.trainer_gpus), "num_processes": self.num_trainer_processes}
+        return {"gpu_plan": {"server": server, "trainer": trainer}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

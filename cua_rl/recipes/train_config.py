@@ -132,6 +132,11 @@ class CLIConfig(RolloutConfig):
         default="k3", doc="how the divergence in the loss is estimated, for the metric: k1, k2 or k3; same gradient"
     )
     num_substeps: int = chz.field(default=1, doc="optimizer steps per training step, each on its share of the rollouts")
+    train_early: bool = chz.field(
+        default=False,
+        doc="synchronous training: begin with groups that have ended while others still run; same step, sooner done "
+        "where the trainer has a device of its own",
+    )
     grad_clip_norm: float = chz.field(default=1.0, doc="largest gradient norm, 0 for none")
     parity_limit: float = chz.field(
         default=0.05,

@@ -21,15 +21,36 @@ def token_weights(datums: Sequence[Datum], loss: LossConfig) -> list[float]:
     long rollouts, which are the failed ones more often than not, weigh less.
     token_sum: 1.
     """
+    divisor = step_divisor(datums, loss)
+    return [weight / divisor for weight in own_weights(datums, loss)]
+
+
+def own_weights(datums: Sequence[Datum], loss: LossConfig) -> list[float]:
+    """What each datum's own rollout says of its weight, whatever else the step trains."""
+    match loss.normalisation:
+        case "constant":
+            return [1 / loss.normalisation_tokens] * len(datums)
+        case "sequence_mean":
+            tokens = _tokens_by_rollout(datums)
+            return [1 / tokens[datum.rollout_id] for datum in datums]
+        case "token_mean" | "token_sum":
+            return [1.0] * len(datums)
+
+
+def step_divisor(datums: Sequence[Datum], loss: LossConfig) -> float:
+    """What all of a step's own weights are divided by."""
+    tokens = _tokens_by_rollout(datums)
+    match loss.normalisation:
+        case "constant" | "sequence_mean":
+            return float(len(tokens))
+        case "token_mean":
+            return float(tokens.total())
+        case "token_sum":
+            return 1.0
+
+
+def _tokens_by_rollout(datums: Sequence[Datum]) -> Counter[str]:
     tokens: Counter[str] = Counter()
     for datum in datums:
         tokens[datum.rollout_id] += datum.num_trained_tokens
-    match loss.normalisation:
-        case "constant":
-            return [1 / (len(tokens) * loss.normalisation_tokens)] * len(datums)
-        case "token_mean":
-            return [1 / tokens.total()] * len(datums)
-        case "sequence_mean":
-            return [1 / (len(tokens) * tokens[datum.rollout_id]) for datum in datums]
-        case "token_sum":
-            return [1.0] * len(datums)
+    return tokens

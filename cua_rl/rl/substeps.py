@@ -5,7 +5,15 @@ from random import Random
 
 from cua_rl.types import Datum
 
-_COUNTS = frozenset({"optim/num_datums", "optim/num_micro_batches", "optim/trained_tokens", "optim/total_tokens"})
+_COUNTS = frozenset(
+    {
+        "optim/num_datums",
+        "optim/num_micro_batches",
+        "optim/trained_tokens",
+        "optim/total_tokens",
+        "optim/encoded_images",
+    }
+)
 
 
 def deal_datums(datums: Sequence[Datum], num_parts: int, seed: str) -> list[list[int]]:

@@ -10,7 +10,7 @@ import chz
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std
 from cua_rl.rl.kl_penalty import penalise_divergence
-from cua_rl.rl.normalisation import token_weights
+from cua_rl.rl.normalisation import step_divisor, token_weights
 from cua_rl.rl.parity import measure_parity, of_version, require_parity
 from cua_rl.rl.replay import ratio_metrics
 from cua_rl.rl.substeps import combine_metrics, deal_datums
@@ -41,11 +41,17 @@ class Trainer(Protocol):
         base_logprobs: Rows | None = None,
     ) -> ForwardBackwardOutput: ...
 
-    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
+    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> OptimStepOutput: ...
 
     async def take_account(self) -> dict[str, float]:
         """What was computed since the last time, how fast and in how much memory, under metric names."""
         ...
+
+
+class BegunStep(Protocol):
+    """A step of which some gradients are there already (`cua_rl/rl/early_passes.py`)."""
+
+    async def complete(self, datums: Sequence[Datum]) -> ForwardBackwardOutput: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class TrainStepSettings:
     """Groups have theirs already; "batch_std" is completed here."""
     seed: int = 0
     """Of the draw which rollout is trained in which sub-step."""
+    begins_early: bool = False
+    """Groups are passed forward and backward as they end. Wants one sub-step, and datums as groups leave them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +126,14 @@ async def train_step(
     learning_rate: float,
     replayed_ids: Collection[str] = (),
     policy_version: int | None = None,
+    begun: BegunStep | None = None,
 ) -> TrainStepResult:
     """Train on `datums` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
     The parity gate looks at the first sub-step only, unless the loss needs the log-probabilities of all datums before
     it: later ones compare the sampler with weights that have moved. For the same reason it leaves out the rollouts in
     `replayed_ids`, and turns that another version than `policy_version` sampled (None: there are none): older policies
-    did.
+    did. `begun` has the gradients of some datums already, not yet divided by what the whole step says.
     """
     work = await _prepare(trainer, datums, settings)
     gate = Gate(limit=settings.parity_limit, step=step, replayed_ids=replayed_ids, policy_version=policy_version)
@@ -136,12 +145,15 @@ async def train_step(
     rows: dict[int, tuple[float, ...]] = {}
     metrics: list[dict[str, float]] = []
     for part in parts:
-        output = await _forward_backward(trainer, work, part, settings.loss)
+        if begun is None:
+            output, scale = await _forward_backward(trainer, work, part, settings.loss), 1.0
+        else:
+            output, scale = await begun.complete(work.datums), 1 / step_divisor(work.datums, settings.loss)
         if not rows and work.proximal is None:
             chosen = [work.datums[index] for index in part]
             work.metrics |= await asyncio.to_thread(gate.check, chosen, output.training_logprobs)
         rows |= zip(part, output.training_logprobs, strict=True)
-        taken = await trainer.optim_step(optim)
+        taken = await trainer.optim_step(optim, gradient_scale=scale)
         metrics.append({**output.metrics, "optim/grad_norm": taken.grad_norm})
     before = work.proximal or [rows[index] for index in range(len(datums))]
     work.metrics |= combine_metrics(metrics)

@@ -20,6 +20,8 @@ class Tower:
         self.encoded: list[bytes] = []
 
     def __call__(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
+        if not images:
+            return {}
         self.encoded += [chunk.data for chunk in images.values()]
         together = torch.cat([torch.full((2, 3), float(chunk.data[0])) for chunk in images.values()], dim=1)
         return dict(zip(images, together.split(3, dim=1), strict=True))
