@@ -1,13 +1,11 @@
 """A monitor on a port, over a real Postgres with a recorded run, and Chromium in front of it."""
 
 import asyncio
-import importlib.util
+import random
 import shutil
-import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,6 +20,8 @@ from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.security import AccessRules
 from cua_rl.renderers.renderer import make_renderer
+from scripts import seed_monitor
+from scripts.random_taps import RandomTaps
 
 playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright, as scripts/setup.sh does")
 
@@ -31,29 +31,18 @@ PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 NUM_STEPS = 4
 
 
-def _load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @dataclass(kw_only=True)
 class RecordedRun:
     """A run whose recorder is still open: `add_step` goes on with it."""
 
     run_id: str
     recorder: DatabaseRecorder
-    policy: Any
-    seeding: ModuleType
+    policy: RandomTaps
     next_step: int = 0
 
     async def add_evaluation(self, phase: str) -> None:
         source = Source(phase=phase, step=self.next_step)  # pyright: ignore[reportArgumentType]
-        await self.seeding.run_source(self.recorder, self.policy, source, num_groups=8, turns=2)
+        await seed_monitor.run_source(self.recorder, self.policy, source, num_groups=8, turns=2)
         await self.recorder.record(EvaluationEnded(source=source, metrics={}))
         await self.recorder.flush()
 
@@ -61,7 +50,7 @@ class RecordedRun:
         """Rollouts on simulated phones, then the trainer's log-probabilities for every one of them."""
         step = self.next_step
         source = Source(phase="step", step=step)
-        groups = await self.seeding.run_source(
+        groups = await seed_monitor.run_source(
             self.recorder, self.policy, source, num_groups=3, turns=turns, pause_s=pause_s
         )
         self.next_step = self.policy.policy_version = step + 1
@@ -79,7 +68,7 @@ class RecordedRun:
                 datums_sha256=f"{step:064x}",
                 num_datums=len(logprobs),
                 training_logprobs=logprobs,
-                metrics=self.seeding.step_metrics(step, NUM_STEPS, self.seeding.random.Random(step)),
+                metrics=seed_monitor.step_metrics(step, NUM_STEPS, random.Random(step)),
             )
         )
         await self.recorder.flush()
@@ -97,37 +86,35 @@ class Site:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]:
     folder = tmp_path_factory.mktemp("monitor_web")
-    seeding = _load_script("seed_monitor")
     async with EmbeddedPostgres(folder / "data", folder / "postgres.log") as postgres:
         await migrate(postgres.url)
-        renderer = make_renderer(seeding.MODEL)
+        renderer = make_renderer(seed_monitor.MODEL)
         async with (
             DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as first,
             DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as second,
         ):
-            ended = await _begin(first, seeding, renderer, "first", learning_rate=2e-3)
+            ended = await _begin(first, renderer, "first", learning_rate=2e-3)
             await ended.add_evaluation("baseline")
             for _ in range(NUM_STEPS):
                 await ended.add_step()
             await ended.add_evaluation("eval")
             await first.record(TrainingEnded(status="completed"))
             await first.flush()
-            running = await _begin(second, seeding, renderer, "second", learning_rate=1e-3)
+            running = await _begin(second, renderer, "second", learning_rate=1e-3)
+            await running.add_evaluation("baseline")
             await running.add_step(turns=2)
             async with _served(postgres.url) as base_url:
                 yield Site(base_url=base_url, ended=ended, running=running)
 
 
-async def _begin(
-    recorder: DatabaseRecorder, seeding: ModuleType, renderer: Any, name: str, **config: Any
-) -> RecordedRun:
-    settings = {"model_name": None, "model_path": str(seeding.MODEL), "group_size": 8} | config
+async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config: Any) -> RecordedRun:
+    settings = {"model_name": None, "model_path": str(seed_monitor.MODEL), "group_size": 8} | config
     await recorder.record(
         TrainingStarted(run_name=name, log_path=f"/runs/{name}", config=settings, first_step=0, total_steps=NUM_STEPS)
     )
     await recorder.flush()
-    policy = seeding.RandomTaps(renderer, seed=1)
-    return RecordedRun(run_id=str(recorder.training_id), recorder=recorder, policy=policy, seeding=seeding)
+    policy = RandomTaps(renderer, seed=1)
+    return RecordedRun(run_id=str(recorder.training_id), recorder=recorder, policy=policy)
 
 
 class _served:

@@ -142,6 +142,21 @@ async def test_charts_zoom_smooth_and_change_scale(window: Window) -> None:
     assert "log=1" in page.url
 
 
+async def test_evaluations_of_two_runs_stand_side_by_side_and_lead_to_their_own(window: Window) -> None:
+    page, runs = window.page, [window.site.ended.run_id, window.site.running.run_id]
+    for run, shift_px in zip(runs, (-6, 6), strict=True):
+        answer = await (await page.request.get(f"{window.site.base_url}/api/runs/{run}/evaluations")).json()
+        rate = answer[0]["success"]["rate"]
+        await window.open(f"/compare?runs={','.join(runs)}")
+        plot = page.locator('.chart-plot[aria-label^="Success on held-out tasks: 3 points"] .u-over')
+        await plot.wait_for()  # both runs are drawn
+        box = await plot.bounding_box()
+        # evaluations of steps 0 to 4 with a twentieth of that beside them; 0 to 102 %
+        at = {"x": box["width"] * 0.2 / 4.4 + shift_px, "y": box["height"] * (1 - rate / 1.02) - 1}
+        await plot.click(position=at)
+        await page.wait_for_url(re.compile(rf"/runs/{run}/baseline/0$"))
+
+
 async def test_everything_can_be_reached_by_keyboard(window: Window) -> None:
     page, run = window.page, window.site.ended.run_id
     await window.open("/")
