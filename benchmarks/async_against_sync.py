@@ -29,7 +29,7 @@ from cua_rl.rl.sync_loop import LoopSettings, Parts
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import AdapterRef, Datum, Rollout
+from cua_rl.types import AdapterRef, Datum, ModelTurn, Rollout
 from tests import builders
 from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task
 from tests.rl.test_sync_loop import Log, Seeds, settings
@@ -76,7 +76,7 @@ class SlowDevices:
     async def run(self, plan: RolloutPlan) -> Rollout:
         """A rollout whose length is a function of its task instance and member alone."""
         random = Random(f"{plan.task.seed}-{plan.member_index}")
-        loop, models = asyncio.get_running_loop(), []
+        loop, models = asyncio.get_running_loop(), list[ModelTurn]()
         began = loop.time()
         num_turns = min(20, 2 + int(random.expovariate(1 / 6)))
         for turn in range(num_turns):
