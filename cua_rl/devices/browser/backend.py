@@ -102,7 +102,7 @@ class BrowserPages:
             async with asyncio.timeout(settings.operation_timeout_s):
                 context = await host.browser.connection.new_context(
                     viewport={"width": settings.viewport_width, "height": settings.viewport_height},
-                    device_scale_factor=settings.scale,
+                    device_scale_factor=settings.drawn_scale,
                     accept_downloads=False,
                     locale="en-US",
                     timezone_id="UTC",
@@ -137,7 +137,7 @@ class BrowserPages:
     async def _start_browser(self) -> _Host:
         if self._playwright is None:
             raise RuntimeError("the pages were never entered")
-        browser = OwnedBrowser(self._playwright, self._program, self.settings.allowed_urls, self.settings.scale)
+        browser = OwnedBrowser(self._playwright, self._program, self.settings.allowed_urls, self.settings.drawn_scale)
         await browser.__aenter__()
         self.num_browsers_started += 1
         host = _Host(browser)
@@ -173,7 +173,7 @@ async def _show_only(clip: Clip, settings: PageSettings, session: "CDPSession") 
     """
     send = cast(Send, session.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
     size = {"width": settings.viewport_width, "height": settings.viewport_height}
-    screen = {"deviceScaleFactor": settings.scale, "mobile": False, "dontSetVisibleSize": True}
+    screen = {"deviceScaleFactor": settings.drawn_scale, "mobile": False, "dontSetVisibleSize": True}
     await send("Emulation.setDeviceMetricsOverride", size | screen)
     await send("Emulation.setVisibleSize", {"width": clip.width, "height": clip.height})
 

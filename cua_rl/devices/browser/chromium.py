@@ -82,7 +82,7 @@ def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], 
     be drawn again for every screenshot.
     """
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to sandbox for root
-    own = [f"--force-device-scale-factor={scale:g}", _resolver_rules(allowed_urls), f"--user-data-dir={profile}"]
+    own = [f"--force-device-scale-factor={scale!r}", _resolver_rules(allowed_urls), f"--user-data-dir={profile}"]
     return [str(program), *_FLAGS, *sandbox, *own, "about:blank"]
 
 

@@ -1,6 +1,7 @@
 """How pages are shown to an agent, and where they may go."""
 
 import re
+import struct
 from dataclasses import dataclass
 
 from cua_rl.errors import ConfigError
@@ -45,6 +46,12 @@ class PageSettings:
     def seen(self) -> Clip:
         """The clip, or the whole viewport."""
         return self.clip or Clip(width=self.viewport_width, height=self.viewport_height)
+
+    @property
+    def drawn_scale(self) -> float:
+        """The scale as browsers are told: in their single precision 1.2 is a little more, and 252 rows would be 253."""
+        (single,) = struct.unpack("f", struct.pack("f", self.scale))
+        return self.scale if single <= self.scale else self.scale - 1e-6
 
     @property
     def blocked_urls(self) -> re.Pattern[str]:
