@@ -82,12 +82,12 @@ _EvalSuccess = tuple[str, int, int, int]  # phase, step, successes, rollouts
 
 
 async def evaluation_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_EvalSuccess]]:
-    """Success of the evaluations of each run, in order."""
+    """Success of the completed evaluations of each run, in order: what ends first says little about the rest."""
     successes, rollouts, _ = group_sums()
     query = (
         select(Eval.training_id, Eval.phase, Eval.step, successes, rollouts)
         .join(Group, Group.eval_id == Eval.id)
-        .where(Eval.training_id.in_(ids))
+        .where(Eval.training_id.in_(ids), Eval.status == "completed")
         .group_by(Eval.training_id, Eval.phase, Eval.step)
         .order_by(Eval.step)
     )
