@@ -53,7 +53,7 @@ monitor: setup ## show training runs in the browser
 	@$(PYTHON) -m cua_rl.recipes.serve_monitor $(ARGS)
 
 bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/performance.md
-	$(PYTHON) benchmarks/run.py $(ARGS)
+	$(PYTHON) -m benchmarks.run $(ARGS)
 
 migration: setup ## draft a database migration after a change of the models: make migration MESSAGE="describe changes"
 	@test -n "$(MESSAGE)" || { echo 'make migration: expected MESSAGE="describe changes", got none' >&2; exit 2; }

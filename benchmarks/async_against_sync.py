@@ -1,6 +1,6 @@
 """Rollouts per hour of the asynchronous loop against the synchronous one, on slow devices: one JSON line per figure.
 
-    python benchmarks/async_against_sync.py [--steps 30] [--devices 128 256]
+    python -m benchmarks.async_against_sync [--steps 30] [--devices 128 256]
 
 The loops are the real ones; devices, model and trainer are simulated in virtual time, so the figures do not depend on
 the machine. Both loops have the same devices. A turn takes lognormal seconds on the device (mean 2, sigma 1, the 99.9th

@@ -1,4 +1,4 @@
-"""How fast browser devices are: `python benchmarks/browser.py [--contexts 1,8,16] [--seconds 10]`; prints JSON lines.
+"""How fast browser devices are: `python -m benchmarks.browser [--contexts 1,8,16] [--seconds 10]`; prints JSON lines.
 
 A step is a click, the reward read from the page, and a screenshot of 320 x 420 pixels, as an agent would have them.
 Pages are MiniWoB++ tasks of the development set, a new instance every few steps: begun in place, or reloaded.

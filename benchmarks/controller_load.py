@@ -1,6 +1,6 @@
 """The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
 
-    python benchmarks/controller_load.py [--rollouts 512] [--steps 6]
+    python -m benchmarks.controller_load [--rollouts 512] [--steps 6]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, simulated
 phones that draw their screens, recorder and Postgres. The model is a process that answers every request with the same

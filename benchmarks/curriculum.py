@@ -1,6 +1,6 @@
 """Does a curriculum save rollouts? Steps and rollouts until 90 % success, arm by arm on equal seeds: a JSON line each.
 
-    python benchmarks/curriculum.py FOLDER [--arms plain,refill] [--seeds 0,1] [--steps 32] [key=value ...]
+    python -m benchmarks.curriculum FOLDER [--arms plain,refill] [--seeds 0,1] [--steps 32] [key=value ...]
 
 Half of the tasks are already solved: a first run in FOLDER/prepared-seed<N> trains on the toggles alone; every arm
 begins with its weights and trains on toggles and apps together, half and half. What is given as key=value goes to every

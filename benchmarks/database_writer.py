@@ -1,6 +1,6 @@
 """How fast the recorder writes turns to Postgres: one JSON line per figure.
 
-    python benchmarks/database_writer.py [--rollouts 200] [--turns 10]
+    python -m benchmarks.database_writer [--rollouts 200] [--turns 10]
 
 Rollouts keep their full history: turn t has t screenshots in its prompt, of which one is new (20 kB of incompressible
 PNG), 60 image tokens each, 120 text tokens and 32 sampled tokens. `limit_mib_per_s` is what the same server takes when

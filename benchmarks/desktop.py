@@ -1,6 +1,6 @@
 """How fast are Linux desktops? Steps with a screenshot per second, 1, 4 and 8 desktops side by side: a JSON line each.
 
-    python benchmarks/desktop.py [--desktops 1,4,8] [--steps 100]
+    python -m benchmarks.desktop [--desktops 1,4,8] [--steps 100]
 
 A step types a letter into a real editor, so that each picture is new, waits until nothing more is drawn, and packs the
 picture as a PNG. Waiting (30 ms at least) bounds one desktop, processor time bounds the machine.

@@ -1,6 +1,6 @@
 """How long `import cua_rl.recipes.train` takes in a fresh interpreter: one JSON line, the best of several tries.
 
-    python benchmarks/import_time.py
+    python -m benchmarks.import_time
 
 The limit is the reading and executing of about 400 modules, most of them SQLAlchemy's, from warm files.
 """

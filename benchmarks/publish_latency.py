@@ -1,6 +1,6 @@
 """How long a new policy takes from the trainer to the sampler: one JSON line per figure.
 
-    python benchmarks/publish_latency.py [--publications 8] [--base-url http://127.0.0.1:8000]
+    python -m benchmarks.publish_latency [--publications 8] [--base-url http://127.0.0.1:8000]
 
 Real trainer, real vLLM (one of its own, or the one at `--base-url`), the package's tiny model, rank 16. `save` is
 writing the adapter; `canary` is what the trainer says of the canary; `serve` is loading it, proving it on the server,

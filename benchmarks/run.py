@@ -1,6 +1,6 @@
 """Run the quick benchmarks, keep their figures, and write them into docs/performance.md: `make bench`.
 
-    .venv/bin/python benchmarks/run.py [NAME ...]     # trainer_memory, publish_latency, ...; all quick ones without
+    .venv/bin/python -m benchmarks.run [NAME ...]     # trainer_memory, publish_latency, ...; all quick ones without
 
 `results.jsonl` has one line per figure with the command and the machine it comes from; a new run replaces the lines of
 the commands that it runs and leaves the others. Benchmarks that take long are run by hand with `--keep` FILE, which
@@ -25,13 +25,13 @@ PAGE = HERE.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- figures: written by benchmarks/run.py -->", "<!-- end of figures -->"
 TIMEOUT_S = 900
 QUICK: Mapping[str, str] = {
-    "import_time": "import_time.py",
-    "trainer_memory": "trainer_memory.py --steps 30",
-    "trainer_against_trl": "trainer_against_trl.py --cells tiny:3:merged",
-    "async_against_sync": "async_against_sync.py",
-    "publish_latency": "publish_latency.py",
-    "database_writer": "database_writer.py",
-    "controller_load": "controller_load.py --steps 3",
+    "import_time": "import_time",
+    "trainer_memory": "trainer_memory --steps 30",
+    "trainer_against_trl": "trainer_against_trl --cells tiny:3:merged",
+    "async_against_sync": "async_against_sync",
+    "publish_latency": "publish_latency",
+    "database_writer": "database_writer",
+    "controller_load": "controller_load --steps 3",
 }
 """What `make bench` runs: a few minutes each at most on two free cores."""
 
@@ -45,10 +45,11 @@ def machine() -> str:
 
 def run(arguments: str) -> list[dict[str, Any]]:
     """Run one benchmark; its JSON lines with what they came from, none if it cannot run here."""
-    command = f"python benchmarks/{arguments}"
+    command = f"python -m benchmarks.{arguments}"
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, *shlex.split(f"{HERE}/{arguments}")],
+        [sys.executable, "-m", *shlex.split(f"benchmarks.{arguments}")],
+        cwd=HERE.parent,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -1,6 +1,6 @@
 """Requests and sampled tokens per second through the gateway, over a vLLM server of its own: one JSON line per figure.
 
-    python benchmarks/sampling_throughput.py MODEL_FOLDER [--concurrency 16,64,128] [--adapter FOLDER]
+    python -m benchmarks.sampling_throughput MODEL_FOLDER [--concurrency 16,64,128] [--adapter FOLDER]
 
 Every request has a 192x320 screenshot of its own and about 120 tokens of instructions, and samples up to 24 tokens.
 `cpu_ms` is the time that gateway and server together computed per request, which a busy machine changes less.

@@ -1,7 +1,7 @@
 """Our trainer against TRL's GRPOTrainer on the same rollouts, side by side in one run: one JSON line per figure.
 
     benchmarks/setup_trl.sh                                # once: TRL in an environment of its own
-    .venv/bin/python benchmarks/trainer_against_trl.py     # --cells tiny:3:merged tiny:3:per_turn medium:3:merged
+    .venv/bin/python -m benchmarks.trainer_against_trl     # --cells tiny:3:merged tiny:3:per_turn medium:3:merged
 
 A cell is SIZE:TURNS:FEED. TRL is fed one sample per turn (per_turn: what trainers do with image rollouts from outside)
 or one per rollout (merged), scores completion positions only, and keeps its activations. Both start from the same

@@ -1,6 +1,6 @@
 """Is the trainer's memory flat over many steps, and what does each step encode: one JSON line.
 
-    .venv/bin/python benchmarks/trainer_memory.py [--steps 100] [--turns 3] [--vision-cache-mib 4]
+    .venv/bin/python -m benchmarks.trainer_memory [--steps 100] [--turns 3] [--vision-cache-mib 4]
 
 Every step brings screenshots that were never seen before, so features of old ones must go; the cache is set small
 enough to be full after a few steps. Growth compares the mean resident size of the last fifth of the steps with that of

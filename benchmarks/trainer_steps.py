@@ -1,6 +1,6 @@
 """Steps of our trainer on given rollouts; `trainer_against_trl.py` and `trainer_memory.py` start it as a process.
 
-    .venv/bin/python benchmarks/trainer_steps.py MODEL ADAPTER JSON_SETTINGS
+    .venv/bin/python -m benchmarks.trainer_steps MODEL ADAPTER JSON_SETTINGS
 
 Every step has rollouts of its own, as in a run: the screenshots of a step were never seen before. What is timed begins
 with encoded screenshots and sampled token ids and ends with the optimizer step.

@@ -1,6 +1,6 @@
 """Steps of TRL's GRPOTrainer on given rollouts; `trainer_against_trl.py` runs it in TRL's environment.
 
-    .venv-trl/bin/python benchmarks/trl_steps.py MODEL ADAPTER JSON_SETTINGS
+    .venv-trl/bin/python -m benchmarks.trl_steps MODEL ADAPTER JSON_SETTINGS
 
 All of TRL is its own but one method: `_generate` hands out what was given instead of sampling it. Head: TRL projects
 completion positions only where Triton is present, and every position on a CPU; it is switched to the former here,
