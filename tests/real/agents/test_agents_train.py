@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from cua_rl.agent.external import AgentCommand, ExternalAgent
+from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
+from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
 from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.tasks.gym_executions import GYM, GymExecutions
 from cua_rl.tasks.task import Task
+from tests.doubles.gbox_desktop import NOTE
+from tests.doubles.gbox_service import serve_gbox
 from tests.doubles.gym_server import GymDouble
 from tests.doubles.mini_agent_server import MiniAgentDouble
 from tests.real.agents.conftest import GROUP_SIZE, PARITY_LIMIT, Engine, Trained
@@ -24,6 +28,12 @@ AGENTS = {
     "plain_openai": (sys.executable, str(EXAMPLES / "plain_openai.py")),
     "node": ("node", str(EXAMPLES / "agent.mjs")),
     "openai_agents_sdk": (sys.executable, str(EXAMPLES / "openai_agents_sdk.py")),
+}
+
+
+BOX_TASKS = {
+    "android": {"instruction": "Open Settings.", "check": {"query": "current_app", "expected": "com.android.settings"}},
+    "linux": {"instruction": "Save milk.", "check": {"query": f"file_text:{NOTE}", "expected": "milk"}},
 }
 
 
@@ -43,7 +53,9 @@ def assert_trained(trained: Trained, num_groups: int) -> None:
     assert all(turn.before.sha256 == turn.model.prompt.images[-1].sha256 for turn in turns)
     sampled = sum(len(turn.model.sampled_tokens) for turn in turns)
     assert sum(datum.num_trained_tokens for datum in trained.batch.datums) == sampled
-    assert len(trained.batch.datums) == len(rollouts)  # every turn extends the one before: one datum a rollout
+    # every turn extends the one before: one datum a rollout, but where an answer is not as the tokenizer writes it
+    num_forks = trained.batch.metrics.get("rollout/forks/answer_retokenised", 0.0)
+    assert len(trained.batch.datums) == len(rollouts) + num_forks
     assert trained.batch.metrics["rollout/retokenised_tokens"] == 0
     assert trained.result.metrics["policy/parity_mean_abs"] <= PARITY_LIMIT
     assert trained.result.metrics["optim/grad_norm"] > 0
@@ -79,3 +91,20 @@ async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_ou
     assert_trained(trained, num_groups=2)
     assert gym.num_open == 0
     assert len(gym.executions) == 2 * GROUP_SIZE
+
+
+@pytest.mark.parametrize("mode", ["direct", "gbox"])
+@pytest.mark.parametrize("box_type", ["android", "linux"])
+async def test_our_agent_on_boxes_trains_one_step(box_type: str, mode: str, engine: Engine, tmp_path: Path) -> None:
+    async with serve_gbox() as gbox:
+        boxes = gbox.backend(box_type, films=tmp_path)
+        sources = {"source_type": "custom", "custom_tasks": [BOX_TASKS[box_type]]}
+        tasks = load_tasks(sources, seed=0, split="train", device=boxes.abilities).batch(0, 2)
+        finder = GboxCoordinateModel(gbox.connect().client)
+        agent = GBoxAgent(grounder=finder if mode == "gbox" else None)
+        async with boxes:
+            trained = await engine.train(agent, boxes, tasks, max_turns=2)
+        await finder.close()
+
+        assert gbox.double.alive == []
+    assert_trained(trained, num_groups=2)
