@@ -64,9 +64,10 @@ class Canvas:
         self, x: float, y: float, text: str, colour: Colour, *, size: int, anchor: str = "lm", max_width: int = WIDTH
     ) -> None:
         """One line of text, cut to `max_width`; `anchor` as Pillow has it."""
-        font = _font(size * self.scale)
         text = _fit(text, size * self.scale, max_width * self.scale)
-        self._draw.text((round(x * self.scale), round(y * self.scale)), text, fill=colour, font=font, anchor=anchor)
+        if text:
+            mask, left, top = _text_mask(text, size * self.scale, anchor)
+            self.image.paste(colour, (round(x * self.scale) + left, round(y * self.scale) + top), mask)
 
     def keep_inside(self, rect: Rect, before: Image.Image) -> None:
         """Undo what was drawn outside `rect` since `before`."""
@@ -102,6 +103,15 @@ def _fit(text: str, size_px: int, max_width_px: int) -> str:
     while text and font.getlength(text + "...") > max_width_px:
         text = text[:-1]
     return text.rstrip() + "..."
+
+
+@lru_cache(maxsize=2048)
+def _text_mask(text: str, size_px: int, anchor: str) -> tuple[Image.Image, int, int]:
+    """The letters, and where their left upper corner lies from the anchor."""
+    left, top, right, bottom = (int(edge) for edge in _font(size_px).getbbox(text, anchor=anchor))
+    mask = Image.new("L", (right - left, bottom - top), 0)
+    ImageDraw.Draw(mask).text((-left, -top), text, fill=255, font=_font(size_px), anchor=anchor)
+    return mask, left, top
 
 
 @lru_cache(maxsize=512)
