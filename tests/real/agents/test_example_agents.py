@@ -25,7 +25,7 @@ from tests.agent.gym_bench import PARAMS, call, demo_tasks
 from tests.fakes import FakeRecorder
 from tests.sampling.fake_vllm import FakeVllm
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "agents"
 ANSWERS = (call(action="click", coordinate=[500, 500]), call(action="fly"), call(action="answer", text="42"))
 
 
