@@ -3,6 +3,9 @@
 vLLM's own CPU path copies the adapter's weights once per token, which costs more than the whole model when the model is
 small; and a request without adapter in a batch with adapters gets the last slot's weights instead of none. Both are
 mended here.
+
+So are requests with a seed whose prompt is computed in parts: vLLM sets their random generator back by an offset, which
+generators on CPU do not have, and the engine dies.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -12,6 +15,8 @@ from typing import Any
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.platforms import current_platform
+from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 _Tensors = tuple[torch.Tensor, ...]
@@ -81,10 +86,36 @@ def _add(target: torch.Tensor, delta: torch.Tensor, rows: torch.Tensor | None, s
         target.index_add_(0, rows, delta, alpha=scale)
 
 
+class RewindingModelRunner(CPUModelRunner):
+    """What is drawn for unfinished prompts, and thrown away, leaves the requests' random generators as they were."""
+
+    def _sample(self, *args: Any, **kwargs: Any) -> Any:
+        before = {index: generator.get_state() for index, generator in self._generators_of_discarded().items()}
+        output = super()._sample(*args, **kwargs)
+        for index, state in before.items():
+            self.input_batch.generators[index].set_state(state)
+        return output
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = self._generators_of_discarded()
+        for index in hidden:
+            del self.input_batch.generators[index]
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators.update(hidden)
+
+    def _generators_of_discarded(self) -> dict[int, torch.Generator]:
+        discarded = self.discard_request_mask.np[: self.input_batch.num_reqs].nonzero()[0].tolist()
+        generators = self.input_batch.generators
+        return {index: generators[index] for index in discarded if index in generators}
+
+
 class GroupedLoraCPUWorker(CPUWorker):
-    """The CPU worker, told to use `GroupedLoraCPU`."""
+    """The CPU worker, told to use `GroupedLoraCPU` and `RewindingModelRunner`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         wrapper = f"{__name__}.{GroupedLoraCPU.__name__}"
         type(current_platform).get_punica_wrapper = classmethod(lambda _: wrapper)  # pyright: ignore[reportAttributeAccessIssue]
+        cpu_worker.CPUModelRunner = RewindingModelRunner  # pyright: ignore[reportPrivateImportUsage]
         super().__init__(*args, **kwargs)

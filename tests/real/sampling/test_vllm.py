@@ -117,6 +117,21 @@ async def test_every_sampled_token_has_a_logprob_ends_of_turn_too(
         assert turn.text == tiny_renderer.decode(turn.sampled_tokens[:-1])
 
 
+async def test_requests_with_seeds_survive_prompts_that_are_computed_in_parts(gateway: Gateway) -> None:
+    """More prompt tokens at a time than vLLM computes in one batch, so that some prompts are split."""
+    names = [f"seeded-{number}" for number in range(48)]
+    for number, name in enumerate(names):
+        gateway.open_rollout(name, params=SamplingParams(max_tokens=24, temperature=1.0, seed=number))
+    prompts: list[Any] = [[question(3 * number + image) for image in range(3)] for number in range(len(names))]
+    agents = [gateway.openai_client(name) for name in names]
+
+    await asyncio.gather(
+        *(agent.responses.create(model="policy", input=prompt) for agent, prompt in zip(agents, prompts, strict=True))
+    )
+
+    assert all(len(gateway.close_rollout(name)) == 1 for name in names)
+
+
 async def test_logprobs_are_those_of_transformers_at_the_runs_temperature(
     gateway: Gateway,
     client: SamplingClient,
