@@ -13,9 +13,9 @@ from cua_rl.errors import ConfigError
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
-from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, num_attention_heads, plan_gpus, visible_gpus
+from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
-from cua_rl.recipes.model_folder import make_image_renderer, max_positions
+from cua_rl.recipes.model_folder import make_image_renderer, max_positions, num_attention_heads
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_devices import make_run_backend
 from cua_rl.renderers.renderer import Renderer

@@ -1,6 +1,5 @@
 """Which GPUs the model server uses, and which the trainer."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,12 +90,6 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
         data_parallel=max(1, len(server) // tensor_parallel),
         gpu_memory_utilization=wishes.gpu_memory_utilization or default,
     )
-
-
-def num_attention_heads(model_path: Path) -> int:
-    """Heads of the language model, which tensor parallelism splits evenly."""
-    settings = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    return int(settings.get("text_config", settings)["num_attention_heads"])
 
 
 def _check_indices(key: str, indices: Sequence[int] | None, num_gpus: int) -> None:

@@ -21,6 +21,7 @@ from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.processes import OwnedProcess
+from cua_rl.recipes.number_checks import check_numbers
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
@@ -60,10 +61,7 @@ class TinyPageModelConfig:
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
-        for name, smallest in _SMALLEST.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{name}: expected at least {smallest}, got {value!r}; set {name}={smallest} or more")
+        check_numbers(self, _SMALLEST)
         if self.listing_share > 1:
             raise ValueError(f"listing_share: expected a share, 0 to 1, got {self.listing_share!r}; lower it")
         if not 0 < self.browser_scale <= 4:

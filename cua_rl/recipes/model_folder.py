@@ -37,8 +37,17 @@ def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer
 
 def max_positions(model_path: Path) -> int:
     """The longest sequence that the model can hold, tokens; very large for a model that does not say."""
+    return int(_language_settings(model_path).get("max_position_embeddings", 1 << 30))
+
+
+def num_attention_heads(model_path: Path) -> int:
+    """Heads of the language model, which tensor parallelism splits evenly."""
+    return int(_language_settings(model_path)["num_attention_heads"])
+
+
+def _language_settings(model_path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    return int(settings.get("text_config", settings).get("max_position_embeddings", 1 << 30))
+    return settings.get("text_config", settings)
 
 
 def _require_model(folder: Path, name: str) -> Path:

@@ -14,11 +14,11 @@ from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
-from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, num_attention_heads, plan_gpus, visible_gpus
+from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.log_directory import run_folder
-from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions
+from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions, num_attention_heads
 from cua_rl.recipes.run_devices import make_run_backend
 from cua_rl.recipes.run_monitor import find_monitor
 from cua_rl.recipes.train_config import CLIConfig

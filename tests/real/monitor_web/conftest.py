@@ -1,6 +1,5 @@
 """A monitor on a port, over a real Postgres with a recorded run, and Chromium in front of it."""
 
-import asyncio
 import random
 import shutil
 from collections.abc import AsyncGenerator
@@ -10,23 +9,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import uvicorn
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import EvaluationEnded, Source, StepTrained, TrainingEnded, TrainingStarted
-from cua_rl.monitor.app import guard, make_app
-from cua_rl.monitor.databases import Databases, open_database
-from cua_rl.monitor.security import AccessRules
 from cua_rl.renderers.renderer import make_renderer
 from scripts import seed_monitor
 from scripts.random_taps import RandomTaps
+from tests.real.monitor.conftest import serving
 
 playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright, as scripts/setup.sh does")
 
 ROOT = Path(__file__).resolve().parents[3]
-WRITE_TOKEN = "a-write-token-for-tests"
 PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 NUM_STEPS = 4
 
@@ -103,8 +98,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
             running = await _begin(second, renderer, "second", learning_rate=1e-3)
             await running.add_evaluation("baseline")
             await running.add_step(turns=2)
-            async with _served(postgres.url) as base_url:
-                yield Site(base_url=base_url, ended=ended, running=running)
+            async with serving(postgres.url) as port:
+                yield Site(base_url=f"http://127.0.0.1:{port}", ended=ended, running=running)
 
 
 async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config: Any) -> RecordedRun:
@@ -115,29 +110,6 @@ async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config:
     await recorder.flush()
     policy = RandomTaps(renderer, seed=1)
     return RecordedRun(run_id=str(recorder.training_id), recorder=recorder, policy=policy)
-
-
-class _served:
-    """The monitor on a free port of this machine."""
-
-    def __init__(self, url: str) -> None:
-        rules = AccessRules(write_token=WRITE_TOKEN)
-        app = make_app(Databases([open_database(url)]), rules)
-        config = uvicorn.Config(
-            guard(app, rules), host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1
-        )
-        self._server = uvicorn.Server(config)
-
-    async def __aenter__(self) -> str:
-        self._task = asyncio.create_task(self._server.serve())
-        while not self._server.started:
-            await asyncio.sleep(0.02)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        await self._task
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.real.monitor_web.conftest import WRITE_TOKEN, Window
+from tests.real.monitor.conftest import WRITE_TOKEN
+from tests.real.monitor_web.conftest import Window
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
