@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from given_rollouts import SIZES, Workload, build_model, write_adapter
+from benchmarks.given_rollouts import SIZES, Workload, build_model, write_adapter
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 TARGETS = {"per_turn": {"tiny": 15.0}, "merged": {"tiny": 1.3, "medium": 2.5}}
 """How many times the rollouts per second of TRL."""
 
@@ -51,13 +51,14 @@ class Cell:
         return Workload(turns=self.turns, vocabulary=SIZES[self.size]["text"]["vocab_size"])
 
 
-def measure(python: str, script: str, model: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def measure(python: str, name: str, model: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Run one trainer in a process of its own; what it printed last."""
-    command = [python, "-W", "ignore", str(HERE / script), str(model), str(model / "adapter"), json.dumps(settings)]
+    paths = str(model), str(model / "adapter")
+    command = [python, "-W", "ignore", "-m", f"benchmarks.{name}", *paths, json.dumps(settings)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     if done.returncode:
-        raise SystemExit(f"{script} failed:\n{done.stderr[-3000:]}")
+        raise SystemExit(f"benchmarks.{name} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -103,7 +104,7 @@ def main() -> None:
     """Measure the cells that were asked for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--cells", nargs="+", default=["tiny:3:merged", "tiny:3:per_turn", "medium:3:merged"])
-    parser.add_argument("--trl-python", default=str(HERE.parent / ".venv-trl/bin/python"))
+    parser.add_argument("--trl-python", default=str(ROOT / ".venv-trl/bin/python"))
     parser.add_argument("--steps", type=int, default=3, help="steps of ours; the first warms up")
     parser.add_argument("--trl-steps", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=2, help="TRL: samples of one forward pass")
@@ -116,14 +117,14 @@ def main() -> None:
             if not model.exists():
                 write_adapter(build_model(cell.size, model), model / "adapter")
             work = asdict(cell.workload)
-            ours = measure(sys.executable, "trainer_steps.py", model, {"workload": work, "steps": arguments.steps})
+            ours = measure(sys.executable, "trainer_steps", model, {"workload": work, "steps": arguments.steps})
             settings = {
                 "workload": work,
                 "steps": arguments.trl_steps,
                 "feed": cell.feed,
                 "micro_batch": arguments.micro_batch,
             }
-            theirs = measure(arguments.trl_python, "trl_steps.py", model, settings)
+            theirs = measure(arguments.trl_python, "trl_steps", model, settings)
             print(json.dumps(figures(cell, ours, theirs)), flush=True)
 
 

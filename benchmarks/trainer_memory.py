@@ -15,8 +15,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from given_rollouts import Workload, build_model, write_adapter
-from trainer_against_trl import measure
+from benchmarks.given_rollouts import Workload, build_model, write_adapter
+from benchmarks.trainer_against_trl import measure
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
         write_adapter(model, model / "adapter")
         trainer = {"vision_cache_gib": arguments.vision_cache_mib / 1024}
         settings = {"workload": asdict(work), "steps": arguments.steps, "trainer": trainer}
-        result = measure(sys.executable, "trainer_steps.py", model, settings)
+        result = measure(sys.executable, "trainer_steps", model, settings)
     fifth = max(1, arguments.steps // 5)
     early, late = (statistics.mean(part) for part in (result["rss_gib"][fifth : 2 * fifth], result["rss_gib"][-fifth:]))
     account = result["account"]

@@ -15,9 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from given_rollouts import IMAGE_PAD, LORA_ALPHA, LORA_RANK, GivenRollout, Workload, group_advantages, make_rollouts
 from PIL import Image
 
+from benchmarks.given_rollouts import (
+    IMAGE_PAD,
+    LORA_ALPHA,
+    LORA_RANK,
+    GivenRollout,
+    Workload,
+    group_advantages,
+    make_rollouts,
+)
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import wire

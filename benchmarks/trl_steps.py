@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from given_rollouts import PREPROCESSOR, GivenRollout, Workload, make_rollouts
 from PIL import Image
+
+from benchmarks.given_rollouts import PREPROCESSOR, GivenRollout, Workload, make_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

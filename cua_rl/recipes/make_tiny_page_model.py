@@ -113,8 +113,19 @@ async def _find_screens(config: TinyPageModelConfig, scratch: Path) -> Path:
     path = config.screens_path or scratch / "screens.jsonl"
     if not await asyncio.to_thread(path.is_file):
         num_screens = config.num_screens + _EVALUATED
+        started = time.monotonic()
+
+        def report(number: int) -> None:
+            if number % 500 == 0:
+                print(f"screen={number}/{num_screens} {time.monotonic() - started:.0f}s", flush=True)
+
         screens = await collect_screens(
-            TINY_TASKS, SEED_RANGES["train"], num_screens, scale=config.browser_scale, seed=config.seed
+            TINY_TASKS,
+            SEED_RANGES["train"],
+            num_screens,
+            scale=config.browser_scale,
+            seed=config.seed,
+            on_screen=report,
         )
         await asyncio.to_thread(write_screens, path, screens)
     return path

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -71,9 +71,16 @@ async def look_at(device: Device, name: str) -> PageScreen:
 
 
 async def collect_screens(
-    names: Sequence[str], seeds: range, num_screens: int, *, scale: float, seed: int, num_pages: int = 4
+    names: Sequence[str],
+    seeds: range,
+    num_screens: int,
+    *,
+    scale: float,
+    seed: int,
+    on_screen: Callable[[int], None],
+    num_pages: int = 4,
 ) -> list[PageScreen]:
-    """Screens of these tasks in turn, of random instances."""
+    """Screens of these tasks in turn, of random instances; `on_screen` gets the number of each as it is taken up."""
     random = Random(f"screens-{seed}")
     plans = [(names[index % len(names)], random.choice(seeds)) for index in range(num_screens)]
     screens: list[PageScreen | None] = [None] * num_screens
@@ -82,6 +89,7 @@ async def collect_screens(
 
         async def work() -> None:
             for place in places:
+                on_screen(place)
                 name, instance = plans[place]
                 task = MiniWobTemplate(name=name).make_task(instance)
                 device = await pages.make(task)
