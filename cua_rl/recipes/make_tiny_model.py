@@ -5,21 +5,18 @@ lies where, then naming and pointing after a perfect expert until that is right,
 The last stage leaves a policy that succeeds sometimes and explores: what reinforcement learning starts from.
 """
 
-import asyncio
-import logging
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import chz
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.errors import TrainingError
-from cua_rl.processes import OwnedProcess
+from cua_rl.config import TrainerConfig
+from cua_rl.recipes.imitation import imitate, run_stage
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.supervised.demonstrations import build_supervised_datum
@@ -27,8 +24,6 @@ from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_les
 from cua_rl.tasks.demo.templates import EMBEDDED_EVAL
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
-
-logger = logging.getLogger(__name__)
 
 
 @chz.chz
@@ -69,43 +64,23 @@ async def main(config: TinyModelConfig) -> None:
 
 async def _make_grounded_model(config: TinyModelConfig, scratch: Path) -> Path:
     folder = scratch / "grounded"
-    await _run_python("cua_rl.supervised.untrained_model", str(folder), str(config.seed), scratch=scratch)
-    arguments = (str(folder), str(config.seed), str(config.grounding_steps))
-    await _run_python("cua_rl.supervised.grounding", *arguments, scratch=scratch)
+    await run_stage("cua_rl.supervised.untrained_model", folder, config.seed, scratch=scratch)
+    arguments = (folder, config.seed, config.grounding_steps)
+    await run_stage("cua_rl.supervised.grounding", *arguments, scratch=scratch)
     return folder
 
 
-async def _run_python(module: str, *arguments: str, scratch: Path) -> None:
-    """Run a module that needs torch in a process of its own."""
-    started = time.monotonic()
-    async with OwnedProcess(
-        [sys.executable, "-m", module, *arguments], name=module, log_path=scratch / f"{module}.log"
-    ) as process:
-        if await process.wait() != 0:
-            raise TrainingError(f"expected {module} to finish, got an error:\n{process.log_tail()}")
-    last_line = process.log_tail(1).strip()
-    print(f"{module} {time.monotonic() - started:.0f}s {last_line}", flush=True)
-
-
 async def _train(config: TinyModelConfig, client: TrainingClient, renderer: Renderer) -> None:
-    """All steps; the lessons of the next are drawn while the trainer works on this one."""
-    started, num_steps = time.monotonic(), config.perfect_steps + config.imperfect_steps
+    random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
     held_out = await _held_out_datums(config, renderer)
-    random = Random(config.seed)
-    async with asyncio.TaskGroup() as tasks:
-        drawing = tasks.create_task(_draw_batch(config, renderer, random, 0))
-        for step in range(num_steps):
-            batch = await drawing
-            if step + 1 < num_steps:
-                drawing = tasks.create_task(_draw_batch(config, renderer, random, step + 1))
-            output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
-            await client.optim_step(_optim(config, step, num_steps))
-            num_done = step + 1
-            if num_done % 25 == 0 or num_done == num_steps:
-                loss = output.metrics["loss/cross_entropy"]
-                is_evaluated = num_done % config.eval_every == 0 or num_done in (config.perfect_steps, num_steps)
-                shares = await _evaluate(client, held_out) if is_evaluated else ""
-                print(f"step={num_done} loss={loss:.4f} {time.monotonic() - started:.0f}s {shares}", flush=True)
+    await imitate(
+        client,
+        num_steps=num_steps,
+        draw_batch=partial(_draw_batch, config, renderer, random),
+        learning_rate=partial(_learning_rate, config, num_steps),
+        evaluate=partial(_evaluate, client, held_out),
+        is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
+    )
 
 
 async def _draw_batch(config: TinyModelConfig, renderer: Renderer, random: Random, step: int) -> list[Datum]:
@@ -121,11 +96,9 @@ async def _draw_batch(config: TinyModelConfig, renderer: Renderer, random: Rando
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
 
 
-def _optim(config: TinyModelConfig, step: int, num_steps: int) -> OptimConfig:
-    """Linear warm-up over 30 steps, and linear decay to a tenth over the last fifth."""
-    warm_up = min(1.0, (step + 1) / 30)
-    decay = min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
-    return OptimConfig(learning_rate=config.learning_rate * warm_up * decay, beta2=0.98, weight_decay=0.01)
+def _learning_rate(config: TinyModelConfig, num_steps: int, step: int) -> float:
+    """Linear decay to a tenth over the last fifth."""
+    return config.learning_rate * min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
 
 
 async def _held_out_datums(config: TinyModelConfig, renderer: Renderer) -> dict[str, list[Datum]]:

@@ -17,10 +17,10 @@ from random import Random
 
 import chz
 
-from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.config import TrainerConfig
+from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.processes import OwnedProcess
+from cua_rl.recipes.imitation import imitate, run_stage
 from cua_rl.recipes.number_checks import check_numbers
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
@@ -97,10 +97,10 @@ async def main(config: TinyPageModelConfig) -> None:
             )
         print(f"{len(screens)} screens {time.monotonic() - started:.0f}s", flush=True)
         start = scratch / "grounded"
-        await _run_python("cua_rl.supervised.extended_model", config.model_path, start, config.seed, scratch=scratch)
+        await run_stage("cua_rl.supervised.extended_model", config.model_path, start, config.seed, scratch=scratch)
         if config.grounding_steps:
             arguments = (start, config.seed, config.grounding_steps, screens_path)
-            await _run_python("cua_rl.supervised.grounding", *arguments, scratch=scratch)
+            await run_stage("cua_rl.supervised.grounding", *arguments, scratch=scratch)
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = scratch / "trainer.log"
         async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
@@ -131,36 +131,22 @@ async def _find_screens(config: TinyPageModelConfig, scratch: Path) -> Path:
     return path
 
 
-async def _run_python(module: str, *arguments: object, scratch: Path) -> None:
-    """Run a module that needs torch in a process of its own."""
-    started, command = time.monotonic(), [sys.executable, "-m", module, *map(str, arguments)]
-    async with OwnedProcess(command, name=module, log_path=scratch / f"{module}.log") as process:
-        if await process.wait() != 0:
-            raise TrainingError(f"expected {module} to finish, got an error:\n{process.log_tail()}")
-    steps = [line for line in process.log_tail().splitlines() if line.startswith("step=")]
-    print(f"{module} {time.monotonic() - started:.0f}s {''.join(steps[-1:])}", flush=True)
-
-
 async def _train(
     config: TinyPageModelConfig, client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]
 ) -> None:
-    """All steps; the last screens are never trained on."""
-    started, num_steps = time.monotonic(), config.imitation_steps
+    """Imitate the expert; the last screens are never trained on."""
     seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]
-    random = Random(config.seed)
-    for step in range(num_steps):
-        batch = _draw_batch(config, renderer, random, seen, step)
-        output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
-        await client.optim_step(_optim(config, step))
-        num_done = step + 1
-        if num_done % 25 == 0 or num_done == num_steps:
-            loss = output.metrics["loss/cross_entropy"]
-            is_evaluated = num_done % config.eval_every == 0 or num_done == num_steps
-            share = await _evaluate(client, renderer, held_out) if is_evaluated else ""
-            print(f"step={num_done} loss={loss:.4f} {time.monotonic() - started:.0f}s {share}", flush=True)
+    await imitate(
+        client,
+        num_steps=config.imitation_steps,
+        draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
+        learning_rate=lambda _: config.learning_rate,
+        evaluate=partial(_evaluate, client, renderer, held_out),
+        is_evaluated=lambda num_done: num_done % config.eval_every == 0,
+    )
 
 
-def _draw_batch(
+async def _draw_batch(
     config: TinyPageModelConfig, renderer: Renderer, random: Random, screens: Sequence[PageScreen], step: int
 ) -> list[Datum]:
     draw = partial(draw_page_lesson, listing_share=config.listing_share, point_step=POINT_STEP)
@@ -168,12 +154,6 @@ def _draw_batch(
     asked = [(screen.instruction, screen.boxes[screen.target].label) for screen in random.sample(screens, 64)]
     lessons += [draw_page_text_lesson(asked, random) for _ in range(config.text_lessons)]
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
-
-
-def _optim(config: TinyPageModelConfig, step: int) -> OptimConfig:
-    """Linear warm-up over 30 steps."""
-    warm_up = min(1.0, (step + 1) / 30)
-    return OptimConfig(learning_rate=config.learning_rate * warm_up, beta2=0.98, weight_decay=0.01)
 
 
 async def _evaluate(client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]) -> str:
