@@ -51,12 +51,12 @@ class TinyPageModelConfig:
     num_screens: int = chz.field(default=3000, doc="pages to learn from")
     seed: int = chz.field(default=0, doc="seed of pages and lessons")
     grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone")
-    imitation_steps: int = chz.field(default=300, doc="steps of the whole model after the expert")
+    imitation_steps: int = chz.field(default=150, doc="steps of the whole model after the expert")
     batch_size: int = chz.field(default=16, doc="screens per step")
     text_lessons: int = chz.field(default=16, doc="lessons per step, beyond those, whose page is given as text")
     learning_rate: float = chz.field(default=1e-3, doc="learning rate, after 30 steps of warm-up")
     listing_share: float = chz.field(default=0.3, doc="share of lessons that only name what is on the page")
-    eval_every: int = chz.field(default=100, doc="steps between evaluations")
+    eval_every: int = chz.field(default=50, doc="steps between evaluations")
     num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
 
     @chz.validate
