@@ -114,7 +114,7 @@ async def watch_lag(lags_s: list[float]) -> None:
 
 async def idle_lag(seconds: float) -> list[float]:
     """The same in a loop of its own, in a process that does nothing else."""
-    command = [sys.executable, __file__, "--only-lag", str(seconds)]
+    command = [sys.executable, "-m", "benchmarks.controller_load", "--only-lag", str(seconds)]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     return json.loads(output)
@@ -220,7 +220,7 @@ def report(
 
 def serve_command(config: ServerConfig, port: int) -> list[str]:
     """The model: this file as a process of its own."""
-    return [sys.executable, __file__, "--serve", str(port)]
+    return [sys.executable, "-m", "benchmarks.controller_load", "--serve", str(port)]
 
 
 def main() -> None:

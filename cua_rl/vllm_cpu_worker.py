@@ -29,7 +29,6 @@ class GroupedLoraCPU(PunicaWrapperCPU):
         """Take over a batch's token-to-slot mapping and sort it into groups once, for all layers."""
         super().update_metadata(*args, **kwargs)
         self._token_groups = _groups(self.token_lora_indices)
-        self._request_groups = _groups(self.sampler_indices)
 
     def add_lora_linear(
         self,
@@ -62,10 +61,11 @@ class GroupedLoraCPU(PunicaWrapperCPU):
         buffer: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> None:
-        """The same for the language-model head, where a row is a request: `y` is [requests, vocabulary]."""
-        for slot, rows in self._request_groups:
-            inputs = x if rows is None else x[rows]
-            _add(y, (inputs @ lora_a_stacked[slot, 0].t()) @ lora_b_stacked[slot, 0].t(), rows, scale)
+        """Leave the logits as they are: the trainer's adapters have nothing for the language-model head.
+
+        There would be no telling whose adapter a row gets, either: rows are requests while tokens are sampled, but
+        tokens of a single request where the probabilities of a prompt are asked for.
+        """
 
 
 def _groups(slots: torch.Tensor) -> list[tuple[int, torch.Tensor | None]]:

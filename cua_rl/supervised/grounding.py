@@ -32,7 +32,7 @@ from cua_rl.devices.simulator.start import Start, make_phone_state
 from cua_rl.models.vocabulary import COORDINATE_STEP, names
 from cua_rl.supervised.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
 from cua_rl.tasks.demo.expert import scannable_elements
-from cua_rl.training.vision import use_linear_patch_embedding
+from cua_rl.training.vision import read_patches, use_linear_patch_embedding
 
 _CELL_PX = 32
 """Side of the square that one image token covers."""
@@ -66,8 +66,8 @@ def train_grounding(
     random = Random(seed)
     for step in range(num_steps):
         screenshots = [draw(random, tokenizer) for _ in range(batch_size)]
-        batch = processor(images=[screenshot.image for screenshot in screenshots], return_tensors="pt")
-        output = tower(batch["pixel_values"], grid_thw=batch["image_grid_thw"], return_dict=True)
+        patches, grids = read_patches(processor, [screenshot.image for screenshot in screenshots])
+        output = tower(patches, grid_thw=grids, return_dict=True)
         features = torch.stack([output.pooler_output, *output.deepstack_features])
         targets = torch.cat([screenshot.targets for screenshot in screenshots], dim=1)
         loss, accuracy = _loss(features, targets, embeddings)

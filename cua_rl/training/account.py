@@ -29,15 +29,20 @@ class ModelShape:
     """Multiply-adds of a model's matrix products."""
 
     language: int
-    """Per token, in the decoder layers' linear maps."""
+    """Per token, in the decoder layers' linear maps; of the last layer, in those to keys and values."""
+    language_last: int
+    """Per scored token, in the last layer's other maps."""
     language_attention: int
-    """Per pair of tokens that see each other: heads * head_dim * layers, twice (scores and values)."""
+    """Per pair of tokens that see each other, in one layer: heads * head_dim, twice (scores and values)."""
+    num_layers: int
     lora: int
-    """Per token."""
+    """Per token, as `language`."""
+    lora_last: int
+    """Per scored token, as `language_last`."""
     head: int
     """Per scored token."""
     vision: int
-    """Per patch."""
+    """Per patch, which the embedding sees one frame of."""
     vision_attention: int
     """Per pair of patches of one image."""
     merger: int
@@ -54,12 +59,17 @@ def measure_shape(base: Any) -> ModelShape:
     def total(pattern: str) -> int:
         return sum(count for name, count in matrices.items() if re.search(pattern, name))
 
+    last = rf"layers\.{text.num_hidden_layers - 1}\.(self_attn\.[qo]_proj|mlp)\."
+    frozen, adapter = rf"language_model\.(?!{last})layers\.(?!.*lora_)", rf"language_model\.(?!{last}).*lora_[AB]\."
     return ModelShape(
-        language=total(r"language_model\.layers\.(?!.*lora_)"),
-        language_attention=2 * text.num_attention_heads * text.head_dim * text.num_hidden_layers,
-        lora=total(r"lora_[AB]\."),
+        language=total(frozen),
+        language_last=total(rf"language_model\.{last}(?!.*lora_)"),
+        language_attention=2 * text.num_attention_heads * text.head_dim,
+        num_layers=text.num_hidden_layers,
+        lora=total(adapter),
+        lora_last=total(rf"language_model\.{last}.*lora_[AB]\."),
         head=base.lm_head.weight.numel(),
-        vision=total(r"visual\.(blocks|patch_embed)"),
+        vision=total(r"visual\.blocks") + total(r"visual\.patch_embed") // vision.temporal_patch_size,
         vision_attention=2 * vision.hidden_size * vision.depth,
         merger=total(r"visual\.(merger|deepstack_merger)"),
         merge_area=vision.spatial_merge_size**2,
@@ -82,16 +92,20 @@ class Account:
     _busy_s: float = 0.0
     _peak_flops_per_s: float | None = None
 
-    def add_sequences(self, lengths: Sequence[int], num_scored: int, *, backward: bool, adapter: bool) -> None:
-        """One pass of the language model over packed sequences, of which `num_scored` tokens go through the head."""
-        shape, num_tokens = self.shape, sum(lengths)
-        pairs = sum(length * (length + 1) // 2 for length in lengths)
+    def add_sequences(
+        self, lengths: Sequence[int], predictors: Sequence[torch.Tensor], *, backward: bool, adapter: bool
+    ) -> None:
+        """One pass of the language model over packed sequences, and of their `predictors` through the head."""
+        shape, num_tokens, num_scored = self.shape, sum(lengths), sum(map(len, predictors))
+        pairs = (shape.num_layers - 1) * sum(length * (length + 1) // 2 for length in lengths)
+        pairs += sum(int((places + 1).sum()) for places in predictors)
         frozen, trained = (2, 3) if backward else (1, 1)
         base = trained if self.trains_base else frozen
-        self._flops["language"] += 2 * (shape.language * num_tokens * base + shape.language_attention * pairs * trained)
+        linear = shape.language * num_tokens + shape.language_last * num_scored
+        self._flops["language"] += 2 * (linear * base + shape.language_attention * pairs * trained)
         self._flops["head"] += 2 * shape.head * num_scored * base
         if adapter:
-            self._flops["lora"] += 2 * shape.lora * num_tokens * trained
+            self._flops["lora"] += 2 * (shape.lora * num_tokens + shape.lora_last * num_scored) * trained
         self._counts["tokens"] += num_tokens
         if backward:
             self._counts["trained_tokens"] += num_scored

@@ -40,6 +40,13 @@ class MicroBatch:
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
 
+    @property
+    def predictors(self) -> tuple[Tensor, ...]:
+        """Per sequence, where in it the tokens stand that predict trained ones; `n` in all."""
+        predicts = torch.zeros(self.num_tokens, dtype=torch.bool)
+        predicts[self.target_positions - 1] = True
+        return tuple(part.nonzero()[:, 0] for part in predicts.split(list(self.lengths)))
+
 
 def make_micro_batches(
     datums: Sequence[Datum],

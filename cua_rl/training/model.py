@@ -21,6 +21,7 @@ from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.attention import PACKED_ATTENTION
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.head import TokenScores, token_scores
+from cua_rl.training.last_layer import keep_predictors_only
 from cua_rl.training.lora import FusedLoraLinear
 from cua_rl.training.sharding import shard_frozen_weights
 from cua_rl.training.vision import use_linear_patch_embedding
@@ -45,6 +46,7 @@ class PolicyModel:
         if not self.is_sharded:
             base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
+        keep_predictors_only(base.model)
         self.base: Any = base
         self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
         if self.is_sharded:  # layer by layer from main memory: the device never holds the whole model
@@ -97,13 +99,10 @@ class PolicyModel:
         """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`."""
         with self.precision():
             hidden = self._hidden_states(micro_batch, features)
-        predictors = (micro_batch.target_positions - 1).to(self.device)
-        return token_scores(
-            hidden[predictors], self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature
-        )
+        return token_scores(hidden, self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature)
 
     def _hidden_states(self, micro_batch: MicroBatch, features: Mapping[str, Tensor]) -> Tensor:
-        """The language model's last hidden states, [seq, hidden]."""
+        """The language model's last hidden states where a trained token is predicted, [n, hidden]."""
         language_model = self.base.model.language_model
         embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
         is_image = micro_batch.is_image.to(self.device)
@@ -117,6 +116,7 @@ class PolicyModel:
             visual_pos_masks=None if levels is None else is_image,
             deepstack_visual_embeds=None if levels is None else list(levels[1:]),
             sequence_lengths=micro_batch.lengths,
+            predictors=[places.to(self.device) for places in micro_batch.predictors],
             use_cache=False,
         )
         return output.last_hidden_state[0]

@@ -243,7 +243,7 @@ class Trainer:
         features = self._encode(images) if self.model.trains_vision else self._cached_features(images)
         self.account.add_sequences(
             micro_batch.lengths,
-            len(micro_batch.targets),
+            micro_batch.predictors,
             backward=backward,
             adapter=adapter and not self.model.trains_vision,
         )

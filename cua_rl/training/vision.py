@@ -2,7 +2,7 @@
 """Screenshots to features: decoded and resized as the model server does it, encoded once per distinct image."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ _MAX_PATCHES = 8192
 class PreparedImage:
     """An image as the vision tower reads it."""
 
-    patches: Tensor  # [num_patches, patch_dim] float32
+    patches: Tensor  # [num_patches, channels * patch_size**2] float32
     grid: Grid
     num_tokens: int
 
@@ -69,16 +69,12 @@ class ImagePreprocessor:
         if not distinct:
             return {}
         with ThreadPoolExecutor() as threads:  # decoding lets go of the interpreter
-            images = list(threads.map(_decode, [chunk.data for chunk in distinct.values()]))
-        batch = self._processor(images=images, return_tensors="pt")
-        grids: list[list[int]] = batch["image_grid_thw"].tolist()
-        patches = batch["pixel_values"].split([time * height * width for time, height, width in grids])
-        return {
-            name: PreparedImage(
-                patches=patches[index], grid=(time, height, width), num_tokens=distinct[name].expected_tokens
-            )
-            for index, (name, (time, height, width)) in enumerate(zip(distinct, grids, strict=True))
-        }
+            return dict(zip(distinct, threads.map(self._prepare, distinct.values()), strict=True))
+
+    def _prepare(self, chunk: ImageChunk) -> PreparedImage:
+        patches, grids = read_patches(self._processor, [_decode(chunk.data)])
+        frames, height, width = grids[0].tolist()
+        return PreparedImage(patches=patches, grid=(frames, height, width), num_tokens=chunk.expected_tokens)
 
 
 def _decode(data: bytes) -> Image.Image:
@@ -92,17 +88,32 @@ def _decode(data: bytes) -> Image.Image:
     return image.convert("RGB")
 
 
+def read_patches(processor: Qwen2VLImageProcessor, images: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
+    """Patches of one frame per image, [num_patches, channels * patch_size**2], and grids [num_images, 3].
+
+    The processor would repeat a still image for every frame of a patch; `LinearPatchEmbed` need not see it twice.
+    """
+    batch = processor(images=list(images), return_tensors="pt", temporal_patch_size=1)
+    return batch["pixel_values"], batch["image_grid_thw"]
+
+
 class LinearPatchEmbed(nn.Module):
-    """The tower's patch embedding as one matrix product: its convolution has no overlap, and is slow."""
+    """The tower's patch embedding as one matrix product: its convolution has no overlap, and is slow.
+
+    All frames of a patch are the same still image, so the product is with the sum of their weights, in float32.
+    """
 
     def __init__(self, proj: nn.Conv3d) -> None:
         super().__init__()
         self.proj = proj
 
     def forward(self, patches: Tensor) -> Tensor:
-        """patches [num_patches, patch_dim] -> [num_patches, hidden]."""
-        weight = self.proj.weight.flatten(1)
-        return linear(patches.to(weight.dtype), weight, self.proj.bias)
+        """patches [num_patches, channels * patch_size**2] -> [num_patches, hidden]."""
+        weight, bias = self.proj.weight, self.proj.bias
+        with torch.autocast(patches.device.type, enabled=False):
+            all_frames = weight.float().sum(2).flatten(1)
+            embedded = linear(patches.float(), all_frames, None if bias is None else bias.float())
+        return embedded.to(weight.dtype)
 
 
 def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:
@@ -122,7 +133,7 @@ def encode_images(
     num_passes = agree_on_passes(len(groups))
     for names in groups:
         group = [images[name] for name in names]
-        patches = torch.cat([image.patches for image in group]).to(tower.device, tower.dtype)
+        patches = torch.cat([image.patches for image in group]).to(tower.device)
         grids = torch.tensor([image.grid for image in group], device=tower.device)
         output = tower(patches, grid_thw=grids, return_dict=True)
         stacked = torch.stack([output.pooler_output, *output.deepstack_features])
@@ -134,8 +145,8 @@ def encode_images(
 
 def _encode_blank(tower: Qwen3VLVisionModel) -> None:
     """A pass of the smallest image there is."""
-    side, patch_dim = tower.config.spatial_merge_size, tower.patch_embed.proj.weight[0].numel()
-    patches = torch.zeros(side * side, patch_dim, device=tower.device, dtype=tower.dtype)
+    side, patch_dim = tower.config.spatial_merge_size, tower.patch_embed.proj.weight[0, :, 0].numel()
+    patches = torch.zeros(side * side, patch_dim, device=tower.device)
     tower(patches, grid_thw=torch.tensor([[1, side, side]], device=tower.device), return_dict=True)
 
 

@@ -42,8 +42,8 @@ class _Host:
 class BrowserPages:
     """Lends pages; an async context manager that owns Playwright and all browsers.
 
-    `max_idle` pages are kept for their next user, preferably one with the same key, and everything in them: only for
-    sites whose tasks reset themselves. At 0 every user gets a fresh context.
+    `max_idle` pages are kept, and everything in them, for a next user with the same key, or with any once there are as
+    many: only for sites whose tasks reset themselves. At 0 every user gets a fresh context.
     """
 
     def __init__(self, settings: PageSettings, *, max_idle: int = 0, program: Path | None = None) -> None:
@@ -89,11 +89,12 @@ class BrowserPages:
         return page
 
     def _take_idle(self, key: str) -> BrowserPage | None:
+        """An idle page with this key; one with another key has to load anew and is taken only when pages are many."""
         self._idle = [(name, page) for name, page in self._idle if self._host_of(page) is not None]
-        if not self._idle:
-            return None
-        place = next((place for place, (name, _) in enumerate(self._idle) if name == key), 0)
-        return self._idle.pop(place)[1]
+        place = next((place for place, (name, _) in enumerate(self._idle) if name == key), None)
+        if place is None and self._idle and sum(len(host.pages) for host in self._hosts) >= self._max_idle:
+            place = 0
+        return None if place is None else self._idle.pop(place)[1]
 
     async def _make_page(self, site: PageSite | None) -> BrowserPage:
         host = await self._find_host()

@@ -46,6 +46,19 @@ async def test_experts_solve_their_tasks_by_pixel(backend: MiniWobPages, name: s
         await page.close()
 
 
+async def test_pages_wait_for_the_next_rollout_of_their_task_until_there_are_too_many() -> None:
+    names = ("click-button", "click-tab", "click-link")
+    button, tab, link = (MiniWobTemplate(name=name).make_task(0) for name in names)
+    async with MiniWobPages(scale=1.2, max_idle=2) as pages:
+        on_button = await pages.make(button)
+        await on_button.close()
+        on_tab = await pages.make(tab)
+        await on_tab.close()
+        assert on_tab is not on_button
+        assert await pages.make(tab) is on_tab
+        assert await pages.make(link) is on_button  # both are kept already
+
+
 async def test_a_seed_gives_the_same_page_again_whatever_happened_on_it(backend: MiniWobPages) -> None:
     task, other = (MiniWobTemplate(name="click-button").make_task(seed) for seed in (1, 2))
     page = await backend.make(task)

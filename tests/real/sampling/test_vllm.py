@@ -166,6 +166,34 @@ async def test_the_canary_tells_adapters_apart(
     assert client.current == AdapterRef(path=adapters["one"], policy_version=1)
 
 
+async def test_an_adapter_is_proven_beside_requests_to_another(
+    client: SamplingClient,
+    gateway: Gateway,
+    adapters: dict[str, Path],
+    tiny_model: Path,
+    tiny_renderer: Qwen3VLRenderer,
+) -> None:
+    """The canary's tokens share batches with tokens that other adapters sample."""
+    tokens = canary_tokens(tiny_renderer)
+    trainer_says = adapter_logprobs(tiny_model, adapters["other"], tokens)
+    proven = Canary(tokens=tokens, changes_model=True, training_logprobs=trainer_says, limit=1e-3)
+    gateway.open_rollout("busy", adapter=AdapterRef(path=adapters["one"], policy_version=1))
+    agent = gateway.openai_client("busy")
+
+    async def keep_asking() -> None:
+        while client.current is None or client.current.policy_version < 9:
+            await agent.responses.create(model="policy", input="Open mail.")
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(keep_asking())
+        await asyncio.sleep(1)
+        for version in range(2, 10):
+            await client.publish(AdapterRef(path=adapters["other"], policy_version=version), proven)
+
+    assert len(gateway.close_rollout("busy")) > 8
+
+
 async def test_adapters_in_one_batch_do_not_mix(
     client: SamplingClient, gateway: Gateway, adapters: dict[str, Path], tiny_renderer: Qwen3VLRenderer
 ) -> None:

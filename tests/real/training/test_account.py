@@ -33,13 +33,17 @@ def test_flops_equal_what_pytorch_counts(config: TrainerConfig) -> None:
     account = trainer.account.take()
 
     tokens, lengths = sum(d.model_input.length for d in datums), [d.model_input.length for d in datums]
+    predictors = [place for d in datums for place, is_trained in enumerate(d.loss_mask[1:]) if is_trained]
     counted = sum(found.get(name, 0) for name in LINEAR)
     # not counted by PyTorch: addmm_, which adds LoRA's update (out: 512 a layer), its gradient (in: 512, less q, k, v)
-    counted += 2 * tokens * RANK * (LAYERS * 512 + LAYERS * 512 - 3 * HIDDEN)
+    counted += 2 * tokens * RANK * ((LAYERS - 1) * (512 + 512) - 3 * HIDDEN)
+    # in the last layer, k and v (out: 64, in: 128) for all tokens, the others for those that predict
+    counted += 2 * RANK * (tokens * (64 + 128) + len(predictors) * (448 + 384))
     # the first layer's q, k, v [64 -> 64, 32, 32] need no gradient to their input, which the account does not look at
     below_first = 2 * tokens * (HIDDEN * 128 + 3 * RANK * HIDDEN)
     # scores and values: 2 * heads * head_dim * 2 per pair and layer; forward 1, backward 2
-    attention = 3 * 2 * 2 * HIDDEN * LAYERS * sum(n * (n + 1) // 2 for n in lengths)
+    pairs = (LAYERS - 1) * sum(n * (n + 1) // 2 for n in lengths) + sum(place + 1 for place in predictors)
+    attention = 3 * 2 * 2 * HIDDEN * pairs
     # 6 screenshots of 4 x 6 patches in 2 layers of width 48, counted for every pair of patches
     vision_attention = 2 * 2 * 48 * 2 * 6 * 24**2
     total = 1e12 * sum(account[f"trainer/{part}_tflop"] for part in ("language", "vision", "lora", "head"))
