@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
 from cua_rl.agent.element_tools import (
@@ -142,10 +142,10 @@ class GBoxAgent:
         clock = time.monotonic()
         with boundary(SamplingError, "asking the model"):
             try:
+                # as extra_body: what are arguments, openai walks through item by item, at half of a turn's whole cost
                 response = await client.responses.create(
                     model=self._model,
-                    input=cast("Any", self._history.visible(work.items)),
-                    tools=cast("Any", [function_tool(work.tool)]),
+                    extra_body={"input": self._history.visible(work.items), "tools": [function_tool(work.tool)]},
                 )
             except BadRequestError as error:
                 if error.code != "context_length_exceeded":

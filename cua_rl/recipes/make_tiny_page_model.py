@@ -1,8 +1,8 @@
 """Make a tiny model for web pages from the one for phones: `python -m cua_rl.recipes.make_tiny_page_model`.
 
 Its lessons come from scripted experts on MiniWoB++ pages: first a vision tower that knows what lies where, then naming
-and pointing after the expert. It stops long before the model is perfect: a policy that succeeds sometimes and explores
-is what reinforcement learning starts from.
+and pointing after a perfect expert, then a short while after one that errs. The last stage leaves a policy that
+succeeds sometimes and explores: what reinforcement learning starts from.
 """
 
 import asyncio
@@ -51,19 +51,22 @@ class TinyPageModelConfig:
     num_screens: int = chz.field(default=3000, doc="pages to learn from")
     seed: int = chz.field(default=0, doc="seed of pages and lessons")
     grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone")
-    imitation_steps: int = chz.field(default=150, doc="steps of the whole model after the expert")
+    perfect_steps: int = chz.field(default=300, doc="steps of the whole model after a perfect expert")
+    imperfect_steps: int = chz.field(default=60, doc="steps after an expert that errs")
+    error_rate: float = chz.field(default=0.7, doc="how often that expert clicks a random element")
     batch_size: int = chz.field(default=16, doc="screens per step")
     text_lessons: int = chz.field(default=16, doc="lessons per step, beyond those, whose page is given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="learning rate, after 30 steps of warm-up")
+    learning_rate: float = chz.field(default=1e-3, doc="learning rate, after a warm-up")
     listing_share: float = chz.field(default=0.3, doc="share of lessons that only name what is on the page")
-    eval_every: int = chz.field(default=50, doc="steps between evaluations")
+    eval_every: int = chz.field(default=100, doc="steps between evaluations")
     num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
         check_numbers(self, _SMALLEST)
-        if self.listing_share > 1:
-            raise ValueError(f"listing_share: expected a share, 0 to 1, got {self.listing_share!r}; lower it")
+        for name, share in (("listing_share", self.listing_share), ("error_rate", self.error_rate)):
+            if share > 1:
+                raise ValueError(f"{name}: expected a share, 0 to 1, got {share!r}; lower it")
         if not 0 < self.browser_scale <= 4:
             raise ValueError(
                 f"browser_scale: expected a number above 0 and at most 4, got {self.browser_scale!r}; change it"
@@ -74,7 +77,9 @@ _SMALLEST = {
     "num_screens": 64,
     "seed": 0,
     "grounding_steps": 0,
-    "imitation_steps": 1,
+    "perfect_steps": 1,
+    "imperfect_steps": 0,
+    "error_rate": 0.0,
     "batch_size": 1,
     "text_lessons": 0,
     "learning_rate": 0.0,
@@ -134,25 +139,29 @@ async def _find_screens(config: TinyPageModelConfig, scratch: Path) -> Path:
 async def _train(
     config: TinyPageModelConfig, client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]
 ) -> None:
-    """Imitate the expert; the last screens are never trained on."""
+    """Imitate the experts; the last screens are never trained on."""
     seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]
     await imitate(
         client,
-        num_steps=config.imitation_steps,
+        num_steps=config.perfect_steps + config.imperfect_steps,
         draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
         learning_rate=lambda _: config.learning_rate,
         evaluate=partial(_evaluate, client, renderer, held_out),
-        is_evaluated=lambda num_done: num_done % config.eval_every == 0,
+        is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
     )
 
 
 async def _draw_batch(
     config: TinyPageModelConfig, renderer: Renderer, random: Random, screens: Sequence[PageScreen], step: int
 ) -> list[Datum]:
-    draw = partial(draw_page_lesson, listing_share=config.listing_share, point_step=POINT_STEP)
-    lessons = [draw(random.choice(screens), random) for _ in range(config.batch_size)]
-    asked = [(screen.instruction, screen.boxes[screen.target].label) for screen in random.sample(screens, 64)]
-    lessons += [draw_page_text_lesson(asked, random) for _ in range(config.text_lessons)]
+    if step < config.perfect_steps:
+        draw = partial(draw_page_lesson, listing_share=config.listing_share, point_step=POINT_STEP)
+        asked = [(screen.instruction, screen.boxes[screen.target].label) for screen in random.sample(screens, 64)]
+        lessons = [draw_page_text_lesson(asked, random) for _ in range(config.text_lessons)]
+    else:
+        draw = partial(draw_page_lesson, listing_share=0.0, error_rate=config.error_rate, point_step=POINT_STEP)
+        lessons = []
+    lessons += [draw(random.choice(screens), random) for _ in range(config.batch_size)]
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
 
 

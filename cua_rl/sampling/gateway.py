@@ -88,6 +88,10 @@ class Gateway:
         public_url: str | None = None,
         images: ImageFetcher | None = None,
     ) -> None:
+        # a second, which `--help` and refused configurations need not wait for, and rollouts must not
+        from openai import AsyncOpenAI
+
+        self._make_openai_client = AsyncOpenAI
         self._client = client
         self._renderer = renderer
         self._params = params
@@ -127,12 +131,10 @@ class Gateway:
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for a rollout in this process: no socket in between, no retries on top of the gateway's own."""
-        from openai import AsyncOpenAI  # half a second, which `--help` and refused configurations need not wait for
-
         self._open(rollout_id)
         transport = httpx.ASGITransport(self.app)
         http_client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
-        return AsyncOpenAI(
+        return self._make_openai_client(
             base_url=f"http://gateway/rollouts/{rollout_id}/v1",
             api_key="not-needed",
             max_retries=0,

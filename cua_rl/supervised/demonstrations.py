@@ -3,7 +3,7 @@
 So what is imitated is byte for byte what the model will read and write in a rollout.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -72,8 +72,8 @@ class _ExpertModel:
     def responses(self) -> Self:
         return self
 
-    async def create(self, *, model: str, input: Sequence[object], tools: Sequence[object]) -> Response:
-        self._request = {"input": list(input), "tools": list(tools)}
+    async def create(self, *, model: str, extra_body: Mapping[str, object]) -> Response:
+        self._request = extra_body
         self._answer = write_decision(await self._expert(), await self._device.observe(), self._device.kind)
         return _response(self._answer, model)
 

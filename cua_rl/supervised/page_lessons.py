@@ -22,20 +22,24 @@ from cua_rl.tasks.miniwob.tiny_tasks import LABELS
 LISTING = "List what you see."
 
 
-def draw_page_lesson(screen: PageScreen, random: Random, *, listing_share: float, point_step: int = 5) -> Demonstration:
+def draw_page_lesson(
+    screen: PageScreen, random: Random, *, listing_share: float, error_rate: float = 0.0, point_step: int = 5
+) -> Demonstration:
     """One answer on that page: naming everything, or scanning up to the target and clicking it.
 
-    Clicks are at multiples of `point_step` on the scale of 1000: the coarser, the fewer numbers there are to learn.
+    At the rate of `error_rate` it stops at a random element instead. Clicks are at multiples of `point_step` on the
+    scale of 1000: the coarser, the fewer numbers there are to learn.
     """
     if random.random() < listing_share:
         labels = tuple(box.label for box in screen.boxes)
         return _demonstration(LISTING, screen, Decision(scanned=labels, action=Finish(success_claimed=True)))
-    box = screen.boxes[screen.target]
+    target = random.randrange(len(screen.boxes)) if random.random() < error_rate else screen.target
+    box = screen.boxes[target]
     click = Click(
         x=_snap(box.x + box.width / 2, screen.observation.width_px, point_step),
         y=_snap(box.y + box.height / 2, screen.observation.height_px, point_step),
     )
-    scanned = tuple(box.label for box in screen.boxes[: screen.target + 1])
+    scanned = tuple(box.label for box in screen.boxes[: target + 1])
     return _demonstration(screen.instruction, screen, Decision(scanned=scanned, action=click))
 
 
