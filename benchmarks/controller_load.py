@@ -2,11 +2,11 @@
 
     python -m benchmarks.controller_load [--rollouts 512] [--steps 6]
 
-Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, simulated
-phones that draw their screens, recorder and Postgres. The model is a process that answers every request with the same
-click after 4 s on average (lognormal); phones take 2 s per action and per screenshot; the trainer computes nothing. One
-JSON line per figure. `lag` is how much later than asked a sleep of 10 ms ends, over the whole run; the limit beside it
-is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
+Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
+Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
+are far away: an action and a screenshot, one of a few hundred, take 2 s each (lognormal); the trainer computes nothing.
+One JSON line per figure. `lag` is how much later than asked a sleep of 10 ms ends, over the whole run; the limit beside
+it is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import psutil
 import uvicorn
 
 from benchmarks.async_against_sync import SlowPolicy, lognormal
+from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LossConfig, ServerConfig
 from cua_rl.database.migrations import migrate
@@ -42,15 +43,17 @@ from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
-from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.demo.phone import make_simulated_phone
+from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
-from tests.fakes import FakeTrainer
+from cua_rl.types import AdapterRef, Datum, Observation, Reward, SamplingParams
+from tests.fakes import FakeDevice, FakeTrainer
 from tests.rl.test_sync_loop import Log, settings
 from tests.sampling.fake_vllm import FakeVllm
 
 PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
 MODEL_S, DEVICE_S, MAX_TURNS, GROUP_SIZE = 4.0, 2.0, 5, 8
+NUM_SCREENS = 256
 CLICK = '<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call>'
 
 
@@ -64,6 +67,26 @@ class SlowSampler(SamplingClient):
     ) -> ServerReply:
         await asyncio.sleep(lognormal(self.random, MODEL_S, 0.5))
         return await super().respond(path, payload, adapter=adapter, sticky_key=sticky_key)
+
+
+class RemotePhone(FakeDevice):
+    """Hands out screenshots that somebody else has drawn."""
+
+    random = Random(2)
+
+    def __init__(self, screens: Sequence[Observation]) -> None:
+        super().__init__()
+        self._screens = screens
+
+    async def observe(self) -> Observation:
+        await asyncio.sleep(lognormal(self.random, DEVICE_S, 0.5))
+        return self.random.choice(self._screens)
+
+    async def execute(self, action: Action) -> None:
+        await asyncio.sleep(lognormal(self.random, DEVICE_S, 0.5))
+
+    async def query(self, name: str) -> str:
+        return ""
 
 
 class IdleTrainer(FakeTrainer):
@@ -130,6 +153,9 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     renderer = make_renderer(TINY_QWEN3_VL)
     config = ServerConfig(model_path=TINY_QWEN3_VL)
     trainer, log, rng = IdleTrainer(), MemoryLog(), Random(1)
+    tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
+    shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
+    screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
     async with (
         EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
         VllmServer(config, folder / "server.log", make_command=serve_command) as server,
@@ -143,8 +169,12 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                     run_name="load", log_path=str(folder), config={}, first_step=0, total_steps=options.steps
                 )
             )
+
+            async def make_phone(task: Task) -> RemotePhone:
+                return RemotePhone(screens)
+
             runner = RolloutRunner(
-                devices=DevicePool(SimulatedPhones(latency_s=DEVICE_S).make, max_devices=options.rollouts),
+                devices=DevicePool(make_phone, max_devices=options.rollouts),
                 gateway=Gateway(sampler, renderer, PARAMS),
                 agent=GBoxAgent(),
                 reward=lambda evidence: Reward(total=float(rng.random() < 0.5), parts={}),
@@ -152,7 +182,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                 max_turns=MAX_TURNS,
             )
             parts = Parts(
-                tasks=load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train"),
+                tasks=tasks,
                 runner=runner,
                 trainer=trainer,
                 policy=SlowPolicy(trainer),

@@ -121,9 +121,12 @@ class RolloutRunner:
         self._watch_goal = watch_goal
         self._limits = time_limits or TimeLimits()
         self._make_id = make_id
+        self._beginning = asyncio.Lock()
 
     async def run(self, plan: RolloutPlan) -> Rollout:
         """Run one rollout to its end; never raises for faults of device, server or task."""
+        async with self._beginning:  # hundreds that begin at once would stay in step, and hold up all else at every one
+            await asyncio.sleep(0)
         rollout_id, started_at, clock = self._make_id(), time.time(), time.monotonic()
         turns: list[Turn] = []
         self._gateway.open_rollout(rollout_id, params=plan.params, adapter=plan.adapter)

@@ -88,7 +88,7 @@ class Gateway:
         public_url: str | None = None,
         images: ImageFetcher | None = None,
     ) -> None:
-        # a second, which `--help` and refused configurations need not wait for, and rollouts must not
+        # two seconds, which `--help` and refused configurations need not wait for, and rollouts must not
         from openai import AsyncOpenAI
 
         self._make_openai_client = AsyncOpenAI
