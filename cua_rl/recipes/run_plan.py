@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cua_rl.agent.history import History, make_history
-from cua_rl.database.session import check_connection, database_url
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.monitor.sender import MonitorAddress
@@ -182,6 +181,8 @@ def _require_free_port(name: str, port: int | None) -> None:
 
 
 async def _reachable_database(environ: Mapping[str, str]) -> str | None:
+    from cua_rl.database.session import check_connection, database_url  # SQLAlchemy: a third of what `--help` loads
+
     url = database_url(environ)
     if url is not None:
         try:

@@ -123,7 +123,7 @@ async def test_the_pool_never_lends_more_devices_than_it_may() -> None:
         async def run(self, *args: Any, **kwargs: Any) -> Any:
             nonlocal most
             most = max(most, bench.pool.num_leased)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
             return await super().run(*args, **kwargs)
 
     bench = Bench(Counting(["1"]), max_devices=3)
