@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -93,7 +94,8 @@ def read_patches(processor: Qwen2VLImageProcessor, images: Sequence[Image.Image]
 
     The processor would repeat a still image for every frame of a patch; `LinearPatchEmbed` need not see it twice.
     """
-    batch = processor(images=list(images), return_tensors="pt", temporal_patch_size=1)
+    one_frame: Any = {"temporal_patch_size": 1}
+    batch = processor(images=list(images), return_tensors="pt", **one_frame)
     return batch["pixel_values"], batch["image_grid_thw"]
 
 
