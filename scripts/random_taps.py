@@ -105,9 +105,9 @@ class _Client:
     def responses(self) -> Self:
         return self
 
-    async def create(self, **request: Any) -> Response:
+    async def create(self, *, model: str, extra_body: Mapping[str, Any]) -> Response:
         await asyncio.sleep(self._policy.turn_s)
-        return self._policy.answer(self._rollout_id, request)
+        return self._policy.answer(self._rollout_id, {"model": model, **extra_body})
 
 
 def _response(response_id: str, reasoning: str | None, calls: Sequence[Any]) -> Response:
