@@ -249,7 +249,7 @@ def report(
 
 
 def serve_command(config: ServerConfig, port: int) -> list[str]:
-    """The model: this file as a process of its own."""
+    """The model: this module as a process of its own."""
     return [sys.executable, "-m", "benchmarks.controller_load", "--serve", str(port)]
 
 

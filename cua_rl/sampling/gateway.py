@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
 
@@ -91,6 +92,7 @@ class Gateway:
         # two seconds, which `--help` and refused configurations need not wait for, and rollouts must not
         from openai import AsyncOpenAI
 
+        import_module("openai.resources.responses")  # the client would load it when it is first used
         self._make_openai_client = AsyncOpenAI
         self._client = client
         self._renderer = renderer

@@ -42,7 +42,7 @@ class ModelShape:
     head: int
     """Per scored token."""
     vision: int
-    """Per patch, which the embedding sees one frame of."""
+    """Per patch."""
     vision_attention: int
     """Per pair of patches of one image."""
     merger: int
@@ -69,7 +69,7 @@ def measure_shape(base: Any) -> ModelShape:
         lora=total(adapter),
         lora_last=total(rf"language_model\.{last}.*lora_[AB]\."),
         head=base.lm_head.weight.numel(),
-        vision=total(r"visual\.blocks") + total(r"visual\.patch_embed") // vision.temporal_patch_size,
+        vision=total(r"visual\.(blocks|patch_embed)"),
         vision_attention=2 * vision.hidden_size * vision.depth,
         merger=total(r"visual\.(merger|deepstack_merger)"),
         merge_area=vision.spatial_merge_size**2,

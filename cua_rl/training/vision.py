@@ -92,7 +92,7 @@ def _decode(data: bytes) -> Image.Image:
 def read_patches(processor: Qwen2VLImageProcessor, images: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
     """Patches of one frame per image, [num_patches, channels * patch_size**2], and grids [num_images, 3].
 
-    The processor would repeat a still image for every frame of a patch; `LinearPatchEmbed` need not see it twice.
+    The processor would repeat a still image for every frame of a patch; `LinearPatchEmbed` does that where it is used.
     """
     one_frame: Any = {"temporal_patch_size": 1}
     batch = processor(images=list(images), return_tensors="pt", **one_frame)
@@ -100,22 +100,18 @@ def read_patches(processor: Qwen2VLImageProcessor, images: Sequence[Image.Image]
 
 
 class LinearPatchEmbed(nn.Module):
-    """The tower's patch embedding as one matrix product: its convolution has no overlap, and is slow.
-
-    All frames of a patch are the same still image, so the product is with the sum of their weights, in float32.
-    """
+    """The tower's patch embedding as one matrix product: its convolution has no overlap, and is slow."""
 
     def __init__(self, proj: nn.Conv3d) -> None:
         super().__init__()
         self.proj = proj
 
     def forward(self, patches: Tensor) -> Tensor:
-        """patches [num_patches, channels * patch_size**2] -> [num_patches, hidden]."""
-        weight, bias = self.proj.weight, self.proj.bias
-        with torch.autocast(patches.device.type, enabled=False):
-            all_frames = weight.float().sum(2).flatten(1)
-            embedded = linear(patches.float(), all_frames, None if bias is None else bias.float())
-        return embedded.to(weight.dtype)
+        """patches [num_patches, channels * patch_size**2], which every frame repeats -> [num_patches, hidden]."""
+        weight = self.proj.weight  # [hidden, channels, frames, patch_size, patch_size]
+        one_frame = patches.to(weight.dtype).view(len(patches), weight.shape[1], 1, -1)
+        frames = one_frame.expand(-1, -1, weight.shape[2], -1)
+        return linear(frames.flatten(1), weight.flatten(1), self.proj.bias)
 
 
 def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:

@@ -173,8 +173,8 @@ async def test_an_adapter_is_proven_beside_requests_to_another(
     tiny_model: Path,
     tiny_renderer: Qwen3VLRenderer,
 ) -> None:
-    """The canary's tokens share batches with tokens that other adapters sample."""
-    tokens = canary_tokens(tiny_renderer)
+    """The canary's tokens share batches with tokens that other adapters sample, of more requests than it has tokens."""
+    tokens = canary_tokens(tiny_renderer)[:6]
     trainer_says = adapter_logprobs(tiny_model, adapters["other"], tokens)
     proven = Canary(tokens=tokens, changes_model=True, training_logprobs=trainer_says, limit=1e-3)
     gateway.open_rollout("busy", adapter=AdapterRef(path=adapters["one"], policy_version=1))
