@@ -33,6 +33,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.pool import DevicePool
 from cua_rl.events import Event, TrainingStarted
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.recipes.run_loop import freeze_loaded_objects
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
@@ -201,6 +202,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
             watcher = asyncio.create_task(watch_lag(lags_s))
             idle = asyncio.create_task(idle_lag(20.0))
             clock, cpu = time.perf_counter(), time.process_time()
+            freeze_loaded_objects()
             await train(chosen, parts, max_lag=options.steps, limit=RolloutLimit(largest=options.rollouts))
             seconds, cpu_s = time.perf_counter() - clock, time.process_time() - cpu
             watcher.cancel()

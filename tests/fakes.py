@@ -9,6 +9,7 @@ from typing import Any
 from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
 from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import CuaError
 from cua_rl.events import Event
 from cua_rl.rl.served_policy import SavedPolicy
@@ -23,7 +24,7 @@ class FakeDevice:
     """Counts what is done to it; `state` answers every query."""
 
     device_id: str = "device-0"
-    kind: str = "android"
+    kind: DeviceKind = "android"
     state: str = "0"
     is_closed: bool = False
     actions: list[Action] = field(default_factory=list)

@@ -1,22 +1,23 @@
 """What all writers share: whose rows these are, how statuses advance, how parents are found."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from json import dumps
-from typing import Any
+from typing import Any, Generic, TypeVar
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql
 
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
 from cua_rl.errors import DatabaseError
-from cua_rl.events import Source
+from cua_rl.events import Event, Source
 from cua_rl.tasks.task import Task
 
+E = TypeVar("E", bound=Event, covariant=True)
 Table = type[Training] | type[Step] | type[Eval] | type[Group] | type[RolloutRow]
 
 _SUBJECT_COLUMNS: dict[Table, str] = {
@@ -42,6 +43,14 @@ class Scope:
         if self.training_id is None:
             raise DatabaseError("expected TrainingStarted before any other event; report it first")
         return self.training_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedEvent(Generic[E]):
+    """An event and when it was reported."""
+
+    event: E
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +84,31 @@ def advance_status(
     return True
 
 
+def advance_statuses(
+    connection: Connection, table: Table, changes: Mapping[int, Mapping[str, object]], at: datetime
+) -> None:
+    """Move rows on, each by its key to a new `status` and other values, all with the same names; those that are there
+    or beyond stay as they are. A few statements for all of them.
+    """
+    query = select(table.id, table.status).where(table.id.in_(changes)).order_by(table.id).with_for_update()
+    old = {row.id: row.status for row in connection.execute(query)}
+    ahead = {key: change for key, change in changes.items() if _RANKS[str(change["status"])] > _RANKS[old[key]]}
+    if not ahead:
+        return
+    connection.execute(
+        update(table).where(table.id == bindparam("row_key")),
+        [{"row_key": key, **change} for key, change in ahead.items()],
+    )
+    subject = _SUBJECT_COLUMNS[table]
+    connection.execute(
+        insert(StatusChange),
+        [
+            {"old_status": old[key], "new_status": change["status"], "changed_at": at, subject: key}
+            for key, change in ahead.items()
+        ],
+    )
+
+
 def source_table(source: Source) -> type[Step] | type[Eval]:
     """Steps and evaluations live in tables of their own."""
     return Step if source.phase == "step" else Eval
@@ -104,10 +138,19 @@ def require_source(connection: Connection, scope: Scope, source: Source) -> Sour
 
 def add_tasks(connection: Connection, tasks: Sequence[Task]) -> list[int]:
     """Keys of the task instances, in their order; those not known yet are inserted."""
-    return [_add_task(connection, task) for task in tasks]
+    definitions = [_task_values(task) for task in tasks]
+    digests = [values["definition_sha256"] for values in definitions]
+    query = select(TaskRow.definition_sha256, TaskRow.id).where(TaskRow.definition_sha256.in_(sorted(set(digests))))
+    keys = {row.definition_sha256: row.id for row in connection.execute(query)}
+    missing = {digest: values for digest, values in zip(digests, definitions, strict=True) if digest not in keys}
+    if missing:  # in one order everywhere, so that two runs cannot wait for each other
+        statement = postgresql.insert(TaskRow).on_conflict_do_nothing()
+        connection.execute(statement, [missing[digest] for digest in sorted(missing)])
+        keys = {row.definition_sha256: row.id for row in connection.execute(query)}
+    return [keys[digest] for digest in digests]
 
 
-def _add_task(connection: Connection, task: Task) -> int:
+def _task_values(task: Task) -> dict[str, Any]:
     values: dict[str, Any] = {
         "task_id": task.task_id,
         "seed": task.seed,
@@ -118,10 +161,4 @@ def _add_task(connection: Connection, task: Task) -> int:
         "tags": [escape_text(tag) for tag in task.tags],
     }
     digest = sha256(dumps(values, sort_keys=True).encode()).hexdigest()
-    query = select(TaskRow.id).where(TaskRow.definition_sha256 == digest)
-    found = connection.scalar(query)
-    if found is not None:
-        return found
-    statement = postgresql.insert(TaskRow).values(definition_sha256=digest, **values).on_conflict_do_nothing()
-    inserted = connection.scalar(statement.returning(TaskRow.id))
-    return connection.scalars(query).one() if inserted is None else inserted
+    return values | {"definition_sha256": digest}

@@ -4,18 +4,20 @@ Everything is an insert that gives way to what is there, or an update that gives
 be written again after a commit whose answer was lost. Statuses only advance.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import groupby
 
-from sqlalchemy import Connection, ScalarSelect, delete, func, or_, select, update
+from sqlalchemy import Connection, ScalarSelect, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.batch_writer import begin_again, write_batch
-from cua_rl.database.group_writer import cancel_running_rollouts, write_group_end, write_rollout_start
+from cua_rl.database.group_writer import write_group_end, write_rollout_starts
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Training, TurnRow
+from cua_rl.database.rollout_writer import cancel_rollouts
 from cua_rl.database.rows import (
     Scope,
+    TimedEvent,
     add_tasks,
     advance_status,
     find_source,
@@ -40,20 +42,21 @@ from cua_rl.events import (
     TurnTaken,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedEvent:
-    """An event and when it was reported."""
-
-    event: Event
-    at: datetime
+_Inner = RolloutStarted | TurnTaken | GroupEnded
+_SET_TRAINING_LOGPROBS = update(TurnRow).where(
+    TurnRow.rollout_pk == bindparam("key"), TurnRow.turn_index == bindparam("index")
+)
 
 
-def write_events(connection: Connection, scope: Scope, events: list[TimedEvent]) -> Scope:
-    """Write events in their order and return the scope that later events belong to; the caller commits."""
-    for kind, run in groupby(events, key=lambda timed: type(timed.event)):
-        if kind is TurnTaken:
-            write_turns(connection, scope, [timed.event for timed in run if isinstance(timed.event, TurnTaken)])
+def write_events(connection: Connection, scope: Scope, events: list[TimedEvent[Event]]) -> Scope:
+    """Write events in their order and return the scope that later events belong to; the caller commits.
+
+    Only what happens inside steps and evaluations is written by kind, for many rollouts at a time: a rollout's start
+    comes before its turns, and they before the end of its group, so their order is kept.
+    """
+    for is_inner, run in groupby(events, key=lambda timed: isinstance(timed.event, _Inner)):
+        if is_inner:
+            _write_inner(connection, scope, list(run))
             continue
         for timed in run:
             if isinstance(timed.event, TrainingStarted):
@@ -63,6 +66,19 @@ def write_events(connection: Connection, scope: Scope, events: list[TimedEvent])
     if scope.training_id is not None:
         write_heartbeat(connection, scope, datetime.now(UTC))
     return scope
+
+
+def _write_inner(connection: Connection, scope: Scope, events: list[TimedEvent[Event]]) -> None:
+    """Write what happened to rollouts and groups."""
+    starts = [TimedEvent(event=timed.event, at=timed.at) for timed in events if isinstance(timed.event, RolloutStarted)]
+    turns = [timed.event for timed in events if isinstance(timed.event, TurnTaken)]
+    if starts:
+        write_rollout_starts(connection, scope, starts)
+    if turns:
+        write_turns(connection, scope, turns)
+    for timed in events:
+        if isinstance(timed.event, GroupEnded):
+            write_group_end(connection, scope, timed.event, timed.at)
 
 
 def write_heartbeat(connection: Connection, scope: Scope, at: datetime) -> None:
@@ -75,10 +91,6 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
     match event:
         case SourceStarted():
             _write_source_start(connection, scope, event, at)
-        case RolloutStarted():
-            write_rollout_start(connection, scope, event, at)
-        case GroupEnded():
-            write_group_end(connection, scope, event, at)
         case BatchTaken():
             write_batch(connection, scope, event, at)
         case StepTrained():
@@ -90,7 +102,7 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             _write_checkpoint(connection, scope, event)
         case TrainingEnded():
             _write_training_end(connection, training_id, event, at)
-        case TrainingStarted() | TurnTaken():
+        case TrainingStarted() | RolloutStarted() | TurnTaken() | GroupEnded():
             raise AssertionError("handled by write_events")
 
 
@@ -208,15 +220,16 @@ def _write_training_logprobs(connection: Connection, scope: Scope, event: StepTr
         )
     ).all()
     keys = {row.rollout_id: row.id for row in rows}
-    for rollout_id, turns in event.training_logprobs.items():
+    for rollout_id in event.training_logprobs:
         if rollout_id not in keys:
             raise DatabaseError(f"expected rollout {rollout_id!r} of step {event.step} to be recorded, got no such row")
-        for turn_index, logprobs in turns:
-            connection.execute(
-                update(TurnRow)
-                .where(TurnRow.rollout_pk == keys[rollout_id], TurnRow.turn_index == turn_index)
-                .values(training_logprobs=list(logprobs))
-            )
+    values = [
+        {"key": keys[rollout_id], "index": turn_index, "training_logprobs": list(logprobs)}
+        for rollout_id, turns in event.training_logprobs.items()
+        for turn_index, logprobs in turns
+    ]
+    if values:
+        connection.execute(_SET_TRAINING_LOGPROBS, values)
 
 
 def _write_checkpoint(connection: Connection, scope: Scope, event: CheckpointSaved) -> None:
@@ -231,7 +244,7 @@ def _write_checkpoint(connection: Connection, scope: Scope, event: CheckpointSav
 def _write_training_end(connection: Connection, training_id: int, event: TrainingEnded, at: datetime) -> None:
     """End the run and with it whatever still runs in it."""
     inner = "cancelled" if event.status == "completed" else event.status
-    cancel_running_rollouts(connection, at, training_id=training_id)
+    cancel_rollouts(connection, at, training_id=training_id)
     for table in (Group, Step, Eval):
         is_open = table.status.in_(("rollouts", "training", "running"))
         for row_id in connection.scalars(select(table.id).where(table.training_id == training_id, is_open)).all():

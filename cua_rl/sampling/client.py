@@ -9,15 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 from uuid import uuid4
 from zlib import crc32
 
-import httpx
-
 from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
-from cua_rl.sampling.http_pools import HttpPools
 from cua_rl.sampling.load import ServerLoad, fullest, parse_load
 from cua_rl.sampling.server import ModelServer
 from cua_rl.types import AdapterRef
@@ -163,9 +160,11 @@ class _Replica:
     """One server with the adapters it holds."""
 
     def __init__(self, server: ModelServer, namespace: str, max_attempts: int, request_timeout_s: float) -> None:
+        from cua_rl.sampling.http_client import HttpClient  # aiohttp: a sixth of what `--help` would load
+
         self.server = server
         self._namespace = namespace
-        self.http = HttpPools(server.base_url, timeout_s=request_timeout_s)
+        self.http = HttpClient(server.base_url, timeout_s=request_timeout_s)
         self._max_attempts = max_attempts
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
         server.on_restart(self._restore)
@@ -211,9 +210,10 @@ class _Replica:
     async def fetch_load(self) -> ServerLoad:
         """How busy the server is."""
         with boundary(SamplingError, f"read the load of {self.server.base_url}"):
-            response = await self.http.get(_METRICS_PATH)
-            response.raise_for_status()
-            return parse_load(response.text)
+            reply = await self.http.get(_METRICS_PATH)
+            if not reply.is_success:
+                raise SamplingError(f"it answered {reply.status}: {reply.message}")
+            return parse_load(reply.text)
 
     async def close(self) -> None:
         """Drop connections; a later restart of the server restores nothing for us."""
@@ -245,9 +245,10 @@ class _Replica:
     async def _restore(self) -> None:
         """Load again what was loaded, on a server that has lost it."""
         for adapter in self.loaded:
-            response = await self.http.post(_LOAD_PATH, self._load_body(adapter))
-            if response.is_error and not _is_loaded_already(_message(response)):
-                raise SamplingError(f"cannot load adapter {adapter.name!r} again: {_message(response)}")
+            with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
+                reply = await self.http.post(_LOAD_PATH, self._load_body(adapter))
+            if not reply.is_success and not _is_loaded_already(reply.message):
+                raise SamplingError(f"cannot load adapter {adapter.name!r} again: {reply.message}")
 
     async def _post(
         self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
@@ -261,16 +262,16 @@ class _Replica:
                 delay_s = min(2 * delay_s, _MAX_DELAY_S)
             await self.server.wait_until_ready()
             try:
-                response = await self.http.post(path, payload)
-            except httpx.TransportError as error:
-                failure = f"{type(error).__name__} {error}"
+                reply = await self.http.post(path, payload)
+            except (ConnectionError, TimeoutError) as error:
+                failure = str(error) or type(error).__name__
                 continue
-            if response.is_success:
-                return _json_body(response)
-            num_server_errors += response.is_server_error
-            if response.is_client_error or num_server_errors == max_server_errors:
-                raise RequestRejected(response.status_code, _message(response))
-            failure = f"status {response.status_code}: {_message(response)}"
+            if reply.is_success:
+                return reply.json
+            num_server_errors += not reply.is_client_error
+            if reply.is_client_error or num_server_errors == max_server_errors:
+                raise RequestRejected(reply.status, reply.message)
+            failure = f"status {reply.status}: {reply.message}"
         raise SamplingError(
             f"expected an answer from {self.server.base_url}{path}, got none in {self._max_attempts} attempts; "
             f"the last one failed with {failure}"
@@ -295,22 +296,3 @@ def _load_error(adapter: AdapterRef, rejected: RequestRejected) -> AdapterError 
         f"expected the model server to load adapter {adapter.name!r} from {adapter.path}, it answered "
         f"{rejected.status}: {rejected.message}"
     )
-
-
-def _json_body(response: httpx.Response) -> Mapping[str, object]:
-    is_json = response.headers.get("content-type", "").startswith("application/json")
-    return cast("Mapping[str, object]", response.json()) if is_json else {}
-
-
-def _message(response: httpx.Response) -> str:
-    """The message of an OpenAI or a FastAPI error body, or the raw text."""
-    try:
-        body = response.json()
-    except ValueError:
-        return response.text[:500]
-    if not isinstance(body, Mapping):
-        return response.text[:500]
-    fields = cast("Mapping[str, object]", body)
-    error = fields.get("error", fields)
-    message = cast("Mapping[str, object]", error).get("message") if isinstance(error, Mapping) else None
-    return str(message or fields.get("detail") or response.text[:500])

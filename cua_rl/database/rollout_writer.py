@@ -1,0 +1,200 @@
+"""Rollouts as rows: what is known when they start, and the rest when their group ends. A few statements for many
+rollouts, because most of a statement's cost does not depend on how much it says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.dialects.postgresql import insert
+
+from cua_rl.database.models import Environment, RolloutRow, StatusChange, TurnRow, ValidationRow
+from cua_rl.database.rows import Scope, TimedEvent, advance_statuses
+from cua_rl.database.turn_writer import insert_turns
+from cua_rl.errors import DatabaseError
+from cua_rl.events import RolloutStarted
+from cua_rl.types import Rollout, StopReason
+
+_INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rollout_pk"])
+_RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")
+_INSERT_VALIDATION = insert(ValidationRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """The group that a rollout belongs to, and the task instance of both."""
+
+    group_pk: int
+    task_pk: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRollout:
+    """A rollout whose group has ended; `position` counts the members with a reward, or those without."""
+
+    rollout: Rollout
+    position: int
+    advantage: float | None
+
+
+def start_rollouts(
+    connection: Connection, scope: Scope, starts: Sequence[tuple[TimedEvent[RolloutStarted], Parent]]
+) -> None:
+    """Insert running rollouts with their devices; those that are there stay as they are."""
+    keys = _ensure_rollouts(connection, scope, [_start_values(timed, parent) for timed, parent in starts])
+    devices = [
+        {
+            "rollout_pk": keys[timed.event.rollout_id],
+            "device_id": timed.event.device_id,
+            "status": "running",
+            "started_at": timed.at,
+        }
+        for timed, _ in starts
+    ]
+    connection.execute(_INSERT_DEVICE, devices)
+
+
+def complete_rollouts(
+    connection: Connection, scope: Scope, parent: Parent, ended: Sequence[EndedRollout], at: datetime
+) -> None:
+    """Complete the rollouts of a group with turns, validations and devices; those never started are inserted."""
+    if not ended:
+        return
+    keys = _ensure_rollouts(connection, scope, [_late_start_values(member.rollout, parent) for member in ended])
+    members = {keys[member.rollout.rollout_id]: member for member in ended}
+    _insert_missing_turns(connection, scope, members)
+    validations = [_validation_values(key, member.rollout) for key, member in members.items()]
+    if any(validations):
+        connection.execute(_INSERT_VALIDATION, [values for values in validations if values])
+    advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
+    connection.execute(_RELEASE_DEVICE, [_release_values(key, member.rollout, at) for key, member in members.items()])
+
+
+def cancel_rollouts(
+    connection: Connection, at: datetime, *, group_pk: int | None = None, training_id: int | None = None
+) -> None:
+    """Cancel what still runs in a group, or in a training: nobody will report its end."""
+    mine = RolloutRow.group_pk == group_pk if group_pk is not None else RolloutRow.training_id == training_id
+    keys = connection.scalars(select(RolloutRow.id).where(mine, RolloutRow.status == "running")).all()
+    if keys:
+        advance_statuses(connection, RolloutRow, {key: {"status": "cancelled", "ended_at": at} for key in keys}, at)
+        released = {"status": "released", "error": None, "ended_at": at}
+        connection.execute(_RELEASE_DEVICE, [{"key": key, **released} for key in keys])
+
+
+def _ensure_rollouts(connection: Connection, scope: Scope, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Insert the rollouts that are not there, and return the key of each by its id."""
+    rollout_ids = [row["rollout_id"] for row in rows]
+    query = select(RolloutRow.rollout_id, RolloutRow.id, RolloutRow.group_pk).where(
+        RolloutRow.training_id == scope.require_training(), RolloutRow.rollout_id.in_(rollout_ids)
+    )
+    found = {row.rollout_id: row for row in connection.execute(query)}
+    new: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        rollout_id = row["rollout_id"]
+        known = found[rollout_id].group_pk if rollout_id in found else new.setdefault(rollout_id, row)["group_pk"]
+        if known != row["group_pk"]:
+            raise DatabaseError(
+                f"expected rollout ids to be unique in a training, got {rollout_id!r} in two groups; "
+                "make a new id for every attempt"
+            )
+    return {rollout_id: row.id for rollout_id, row in found.items()} | _insert_rollouts(connection, scope, new)
+
+
+def _insert_rollouts(connection: Connection, scope: Scope, new: dict[str, dict[str, Any]]) -> dict[str, int]:
+    if not new:
+        return {}
+    values = [{"training_id": scope.require_training(), "status": "running", **row} for row in new.values()]
+    inserted = connection.execute(insert(RolloutRow).returning(RolloutRow.rollout_id, RolloutRow.id), values)
+    keys = {row.rollout_id: row.id for row in inserted}
+    changes = [
+        {"rollout_pk": keys[rollout_id], "new_status": "running", "changed_at": row["started_at"]}
+        for rollout_id, row in new.items()
+    ]
+    connection.execute(insert(StatusChange), changes)
+    return keys
+
+
+def _start_values(timed: TimedEvent[RolloutStarted], parent: Parent) -> dict[str, Any]:
+    event = timed.event
+    return {
+        "group_pk": parent.group_pk,
+        "task_pk": parent.task_pk,
+        "task_id": event.task.task_id,
+        "seed": event.task.seed,
+        "rollout_id": event.rollout_id,
+        "group_index": event.group_index,
+        "member_index": event.member_index,
+        "device_id": event.device_id,
+        "max_turns": event.max_turns,
+        "started_at": timed.at,
+    }
+
+
+def _late_start_values(rollout: Rollout, parent: Parent) -> dict[str, Any]:
+    return {
+        "group_pk": parent.group_pk,
+        "task_pk": parent.task_pk,
+        "task_id": rollout.task_id,
+        "seed": rollout.seed,
+        "rollout_id": rollout.rollout_id,
+        "group_index": rollout.group_index,
+        "member_index": rollout.member_index,
+        "device_id": rollout.device_id,
+        "started_at": datetime.fromtimestamp(rollout.started_at, UTC),
+    }
+
+
+def _end_values(member: EndedRollout) -> dict[str, object]:
+    rollout, reward = member.rollout, member.rollout.reward
+    started_at = datetime.fromtimestamp(rollout.started_at, UTC)
+    return {
+        "status": "failed" if rollout.stop_reason.is_fault else "completed",
+        "device_id": rollout.device_id,
+        "position": member.position,
+        "num_turns": len(rollout.turns),
+        "stop_reason": rollout.stop_reason.value,
+        "answer": rollout.answer,
+        "error": rollout.error,
+        "success": rollout.success,
+        "reward": None if reward is None else reward.total,
+        "reward_parts": None if reward is None else reward.parts,
+        "advantage": member.advantage,
+        "started_at": started_at,
+        "started_unix_s": rollout.started_at,
+        "duration_s": rollout.duration_s,
+        "ended_at": started_at + timedelta(seconds=rollout.duration_s),
+    }
+
+
+def _release_values(key: int, rollout: Rollout, at: datetime) -> dict[str, object]:
+    is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
+    return {
+        "key": key,
+        "status": "failed" if is_broken else "released",
+        "error": rollout.error if is_broken else None,
+        "ended_at": at,
+    }
+
+
+def _validation_values(rollout_pk: int, rollout: Rollout) -> dict[str, object] | None:
+    validation = rollout.validation
+    if validation is None:
+        return None
+    return {
+        "rollout_pk": rollout_pk,
+        "query": validation.query,
+        "expected": validation.expected,
+        "actual": validation.actual,
+        "success": validation.success,
+        "duration_s": validation.duration_s,
+    }
+
+
+def _insert_missing_turns(connection: Connection, scope: Scope, members: dict[int, EndedRollout]) -> None:
+    query = select(TurnRow.rollout_pk, TurnRow.turn_index).where(TurnRow.rollout_pk.in_(members))
+    stored = {(row.rollout_pk, row.turn_index) for row in connection.execute(query)}
+    turns = [(key, turn) for key, member in members.items() for turn in member.rollout.turns]
+    insert_turns(connection, scope, [(key, turn) for key, turn in turns if (key, turn.index) not in stored])
