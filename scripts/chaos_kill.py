@@ -45,7 +45,6 @@ from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.sampling.server import VllmServer
 
-GROUP_SIZE, GROUPS_PER_BATCH = 4, 4
 NUM_EVAL_ROLLOUTS = 64
 SHARE_IN_SET_UP = 0.2  # of the kills hit an attempt that has not trained anything yet
 POLL_S = 0.1
@@ -58,6 +57,8 @@ class ChaosConfig:
     folder: Path = chz.field(doc="folder for the run, its database and the server's log")
     kills: int = chz.field(default=20, doc="SIGKILLs before the run may end by itself")
     steps: int = chz.field(default=30, doc="training steps of the run")
+    group_size: int = chz.field(default=4, doc="rollouts per group")
+    groups_per_batch: int = chz.field(default=4, doc="groups per step")
     max_lag: int = chz.field(default=2, doc="max_steps_off_policy of the run, 0 for synchronous training")
     base_url: str | None = chz.field(default=None, doc="a vLLM server that runs already; None starts one")
     seed: int = chz.field(default=0, doc="seed of the moments of death")
@@ -85,7 +86,11 @@ class Chaos:
         loss = ["loss=ppo", f"max_steps_off_policy={config.max_lag}"] if config.max_lag else ["sampling_seed=1"]
         return [
             *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={folder}"),
-            *(f"base_url={self.server_url}", f"group_size={GROUP_SIZE}", f"groups_per_batch={GROUPS_PER_BATCH}"),
+            *(
+                f"base_url={self.server_url}",
+                f"group_size={config.group_size}",
+                f"groups_per_batch={config.groups_per_batch}",
+            ),
             *(f"max_steps={config.steps}", "save_every=1", "eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}"),
             *("behavior_if_log_dir_exists=resume", *loss, *config.options.split()),
         ]
@@ -197,7 +202,8 @@ async def find_faults(session: AsyncSession, chaos: Chaos) -> list[str]:
     if [step.step for step in steps] != list(range(chaos.config.steps)):
         faults.append(f"expected steps 0 to {chaos.config.steps - 1}, got {[step.step for step in steps]}")
     faults += [f"group {row.group_id} is {row.status}" for row in rows if row.status != "completed"]
-    faults += [f"group {row.group_id} has {row.num_rollouts}" for row in rows if row.num_rollouts != GROUP_SIZE]
+    wrong_sizes = [row for row in rows if row.num_rollouts != chaos.config.group_size]
+    faults += [f"group {row.group_id} has {row.num_rollouts}" for row in wrong_sizes]
     faults += _wrong_counts(chaos, [(row.step, row.group_index) for row in rows])
     lost = chaos.kept_ids - {row.group_id for row in rows}
     faults += [f"group {group_id} was on record and is gone" for group_id in sorted(lost)]
@@ -212,11 +218,11 @@ async def find_faults(session: AsyncSession, chaos: Chaos) -> list[str]:
 
 def _wrong_counts(chaos: Chaos, places: Sequence[tuple[int, int]]) -> list[str]:
     """Task instances that were not trained exactly once, and batches of another size."""
-    per_step = Counter(step for step, _ in places)
-    faults = [f"step {step} trained {n} groups" for step, n in sorted(per_step.items()) if n != GROUPS_PER_BATCH]
+    batch_size, per_step = chaos.config.groups_per_batch, Counter(step for step, _ in places)
+    faults = [f"step {step} trained {n} groups" for step, n in sorted(per_step.items()) if n != batch_size]
     if chaos.config.max_lag:
         times = Counter(index for _, index in places)
-        wanted = range(chaos.config.steps * GROUPS_PER_BATCH)
+        wanted = range(chaos.config.steps * batch_size)
         faults += [f"task instance {index} was trained {times[index]} times" for index in wanted if times[index] != 1]
     return faults
 
