@@ -31,7 +31,7 @@ QUICK: Mapping[str, str] = {
     "async_against_sync": "async_against_sync",
     "publish_latency": "publish_latency",
     "database_writer": "database_writer",
-    "controller_load": "controller_load --steps 3",
+    "controller_load": "controller_load",
 }
 """What `make bench` runs: a few minutes each at most on two free cores."""
 
