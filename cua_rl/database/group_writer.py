@@ -12,7 +12,6 @@ from cua_rl.database.models import Group, Replay, RolloutRow, Step, TaskRow
 from cua_rl.database.rollout_writer import EndedRollout, Parent, cancel_rollouts, complete_rollouts, start_rollouts
 from cua_rl.database.rows import (
     Scope,
-    TimedEvent,
     add_tasks,
     advance_status,
     note_status,
@@ -25,17 +24,18 @@ from cua_rl.tasks.task import Task
 from cua_rl.types import Rollout, RolloutGroup
 
 
-def write_rollout_starts(connection: Connection, scope: Scope, starts: Sequence[TimedEvent[RolloutStarted]]) -> None:
+def write_rollout_starts(
+    connection: Connection, scope: Scope, starts: Sequence[tuple[RolloutStarted, datetime]]
+) -> None:
     """Insert running rollouts with their devices, and the groups whose first members they are."""
-    task_pks = add_tasks(connection, [timed.event.task for timed in starts])
-    sources = {source: require_source(connection, scope, source).id for source in {t.event.source for t in starts}}
+    task_pks = add_tasks(connection, [event.task for event, _ in starts])
+    sources = {source: require_source(connection, scope, source).id for source in {event.source for event, _ in starts}}
     group_pks: dict[tuple[Source, str], int] = {}
     parents: list[Parent] = []
-    for timed, task_pk in zip(starts, task_pks, strict=True):
-        event = timed.event
+    for (event, at), task_pk in zip(starts, task_pks, strict=True):
         group = (event.source, event.group_id)
+        task = {"task_pk": task_pk, "task_id": event.task.task_id, "seed": event.task.seed}
         if group not in group_pks:
-            task = {"task_pk": task_pk, "task_id": event.task.task_id, "seed": event.task.seed}
             group_pks[group] = _ensure_group(
                 connection,
                 scope,
@@ -44,10 +44,10 @@ def write_rollout_starts(connection: Connection, scope: Scope, starts: Sequence[
                 event.group_id,
                 event.group_index,
                 task,
-                timed.at,
+                at,
             )
-        parents.append(Parent(group_pk=group_pks[group], task_pk=task_pk))
-    start_rollouts(connection, scope, list(zip(starts, parents, strict=True)))
+        parents.append(Parent(group_pk=group_pks[group], task=task))
+    start_rollouts(connection, scope, starts, parents)
 
 
 def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at: datetime) -> None:
@@ -73,7 +73,7 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
         EndedRollout(rollout=rollout, position=position, advantage=None)
         for position, rollout in enumerate(group.faulty)
     ]
-    complete_rollouts(connection, scope, Parent(group_pk=group_pk, task_pk=task_pk), ended, at)
+    complete_rollouts(connection, scope, Parent(group_pk=group_pk, task=task), ended, at)
     for position, (rollout, advantage) in enumerate(zip(group.replayed, advantages[num_members:], strict=True)):
         _insert_replay(connection, scope, group_pk, rollout, position=position, advantage=advantage)
     cancel_rollouts(connection, at, group_pk=group_pk)

@@ -11,9 +11,9 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 
-from cua_rl.database.rows import Scope, TimedEvent
+from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
-from cua_rl.database.writer import write_events, write_heartbeat
+from cua_rl.database.writer import TimedEvent, write_events, write_heartbeat
 from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Event
 
@@ -47,10 +47,10 @@ class DatabaseRecorder:
         self._shown_url = shown_url(url)
         self._engine: Engine = make_writer_engine(url)
         self._scope = Scope(image_token_id=image_token_id)
-        self._queue: asyncio.Queue[TimedEvent[Event] | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
+        self._queue: asyncio.Queue[TimedEvent | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
-        self._pending: list[TimedEvent[Event]] = []
+        self._pending: list[TimedEvent] = []
         self._num_written = 0
         self._is_away = False
 
@@ -123,7 +123,7 @@ class DatabaseRecorder:
             for flush in flushes:
                 self._answer(flush)
 
-    async def _next_batch(self) -> list[TimedEvent[Event] | _Flush]:
+    async def _next_batch(self) -> list[TimedEvent | _Flush]:
         """Whatever is queued, at least one item unless it is time for a heartbeat."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
@@ -170,7 +170,7 @@ class _Away(DatabaseError):
     """The database cannot be reached, or cannot write just now: worth another try."""
 
 
-def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent[Event]]) -> Scope:
+def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent]) -> Scope:
     """One transaction; raises `_Away` if it may succeed later, `DatabaseError` if it never will."""
     names = ", ".join(sorted({type(timed.event).__name__ for timed in events}))
     with boundary(DatabaseError, f"the database refused one of {names or 'no events'}"):

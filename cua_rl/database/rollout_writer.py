@@ -2,7 +2,7 @@
 rollouts, because most of a statement's cost does not depend on how much it says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Environment, RolloutRow, StatusChange, TurnRow, ValidationRow
-from cua_rl.database.rows import Scope, TimedEvent, advance_statuses
+from cua_rl.database.rows import Scope, advance_statuses
 from cua_rl.database.turn_writer import insert_turns
 from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutStarted
@@ -27,7 +27,7 @@ class Parent:
     """The group that a rollout belongs to, and the task instance of both."""
 
     group_pk: int
-    task_pk: int | None
+    task: Mapping[str, object]  # task_pk, task_id, seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +40,25 @@ class EndedRollout:
 
 
 def start_rollouts(
-    connection: Connection, scope: Scope, starts: Sequence[tuple[TimedEvent[RolloutStarted], Parent]]
+    connection: Connection,
+    scope: Scope,
+    starts: Sequence[tuple[RolloutStarted, datetime]],
+    parents: Sequence[Parent],
 ) -> None:
     """Insert running rollouts with their devices; those that are there stay as they are."""
-    keys = _ensure_rollouts(connection, scope, [_start_values(timed, parent) for timed, parent in starts])
+    rows = [
+        _running_values(event, parent, at) | {"max_turns": event.max_turns}
+        for (event, at), parent in zip(starts, parents, strict=True)
+    ]
+    keys = _ensure_rollouts(connection, scope, rows)
     devices = [
         {
-            "rollout_pk": keys[timed.event.rollout_id],
-            "device_id": timed.event.device_id,
+            "rollout_pk": keys[event.rollout_id],
+            "device_id": event.device_id,
             "status": "running",
-            "started_at": timed.at,
+            "started_at": at,
         }
-        for timed, _ in starts
+        for event, at in starts
     ]
     connection.execute(_INSERT_DEVICE, devices)
 
@@ -62,7 +69,8 @@ def complete_rollouts(
     """Complete the rollouts of a group with turns, validations and devices; those never started are inserted."""
     if not ended:
         return
-    keys = _ensure_rollouts(connection, scope, [_late_start_values(member.rollout, parent) for member in ended])
+    rows = [_running_values(member.rollout, parent, _started_at(member.rollout)) for member in ended]
+    keys = _ensure_rollouts(connection, scope, rows)
     members = {keys[member.rollout.rollout_id]: member for member in ended}
     _insert_missing_turns(connection, scope, members)
     validations = [_validation_values(key, member.rollout) for key, member in members.items()]
@@ -117,39 +125,25 @@ def _insert_rollouts(connection: Connection, scope: Scope, new: dict[str, dict[s
     return keys
 
 
-def _start_values(timed: TimedEvent[RolloutStarted], parent: Parent) -> dict[str, Any]:
-    event = timed.event
+def _running_values(member: RolloutStarted | Rollout, parent: Parent, started_at: datetime) -> dict[str, Any]:
     return {
         "group_pk": parent.group_pk,
-        "task_pk": parent.task_pk,
-        "task_id": event.task.task_id,
-        "seed": event.task.seed,
-        "rollout_id": event.rollout_id,
-        "group_index": event.group_index,
-        "member_index": event.member_index,
-        "device_id": event.device_id,
-        "max_turns": event.max_turns,
-        "started_at": timed.at,
+        **parent.task,
+        "rollout_id": member.rollout_id,
+        "group_index": member.group_index,
+        "member_index": member.member_index,
+        "device_id": member.device_id,
+        "started_at": started_at,
     }
 
 
-def _late_start_values(rollout: Rollout, parent: Parent) -> dict[str, Any]:
-    return {
-        "group_pk": parent.group_pk,
-        "task_pk": parent.task_pk,
-        "task_id": rollout.task_id,
-        "seed": rollout.seed,
-        "rollout_id": rollout.rollout_id,
-        "group_index": rollout.group_index,
-        "member_index": rollout.member_index,
-        "device_id": rollout.device_id,
-        "started_at": datetime.fromtimestamp(rollout.started_at, UTC),
-    }
+def _started_at(rollout: Rollout) -> datetime:
+    return datetime.fromtimestamp(rollout.started_at, UTC)
 
 
 def _end_values(member: EndedRollout) -> dict[str, object]:
     rollout, reward = member.rollout, member.rollout.reward
-    started_at = datetime.fromtimestamp(rollout.started_at, UTC)
+    started_at = _started_at(rollout)
     return {
         "status": "failed" if rollout.stop_reason.is_fault else "completed",
         "device_id": rollout.device_id,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from json import dumps
-from typing import Any, Generic, TypeVar
+from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -14,10 +14,9 @@ from sqlalchemy.dialects import postgresql
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
 from cua_rl.errors import DatabaseError
-from cua_rl.events import Event, Source
+from cua_rl.events import Source
 from cua_rl.tasks.task import Task
 
-E = TypeVar("E", bound=Event, covariant=True)
 Table = type[Training] | type[Step] | type[Eval] | type[Group] | type[RolloutRow]
 
 _SUBJECT_COLUMNS: dict[Table, str] = {
@@ -46,14 +45,6 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedEvent(Generic[E]):
-    """An event and when it was reported."""
-
-    event: E
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRow:
     """The step or evaluation that rollouts belong to."""
 
@@ -76,25 +67,20 @@ def advance_status(
     connection: Connection, table: Table, row_id: int, new_status: str, at: datetime, **values: object
 ) -> bool:
     """Move a row on to `new_status` and set `values` with it; False, and nothing done, if it is there or beyond."""
-    old_status = connection.scalars(select(table.status).where(table.id == row_id).with_for_update()).one()
-    if _RANKS[new_status] <= _RANKS[old_status]:
-        return False
-    connection.execute(update(table).where(table.id == row_id).values(status=new_status, **values))
-    note_status(connection, table, row_id, old_status, new_status, at)
-    return True
+    return bool(advance_statuses(connection, table, {row_id: {"status": new_status, **values}}, at))
 
 
 def advance_statuses(
     connection: Connection, table: Table, changes: Mapping[int, Mapping[str, object]], at: datetime
-) -> None:
+) -> list[int]:
     """Move rows on, each by its key to a new `status` and other values, all with the same names; those that are there
-    or beyond stay as they are. A few statements for all of them.
+    or beyond stay as they are. A few statements for all of them; returns the keys of those that moved.
     """
     query = select(table.id, table.status).where(table.id.in_(changes)).order_by(table.id).with_for_update()
     old = {row.id: row.status for row in connection.execute(query)}
     ahead = {key: change for key, change in changes.items() if _RANKS[str(change["status"])] > _RANKS[old[key]]}
     if not ahead:
-        return
+        return []
     connection.execute(
         update(table).where(table.id == bindparam("row_key")),
         [{"row_key": key, **change} for key, change in ahead.items()],
@@ -107,6 +93,7 @@ def advance_statuses(
             for key, change in ahead.items()
         ],
     )
+    return list(ahead)
 
 
 def source_table(source: Source) -> type[Step] | type[Eval]:

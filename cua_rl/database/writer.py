@@ -4,7 +4,7 @@ Everything is an insert that gives way to what is there, or an update that gives
 be written again after a commit whose answer was lost. Statuses only advance.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 
@@ -17,7 +17,6 @@ from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Tr
 from cua_rl.database.rollout_writer import cancel_rollouts
 from cua_rl.database.rows import (
     Scope,
-    TimedEvent,
     add_tasks,
     advance_status,
     find_source,
@@ -48,7 +47,15 @@ _SET_TRAINING_LOGPROBS = update(TurnRow).where(
 )
 
 
-def write_events(connection: Connection, scope: Scope, events: list[TimedEvent[Event]]) -> Scope:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedEvent:
+    """An event and when it was reported."""
+
+    event: Event
+    at: datetime
+
+
+def write_events(connection: Connection, scope: Scope, events: list[TimedEvent]) -> Scope:
     """Write events in their order and return the scope that later events belong to; the caller commits.
 
     Only what happens inside steps and evaluations is written by kind, for many rollouts at a time: a rollout's start
@@ -68,9 +75,9 @@ def write_events(connection: Connection, scope: Scope, events: list[TimedEvent[E
     return scope
 
 
-def _write_inner(connection: Connection, scope: Scope, events: list[TimedEvent[Event]]) -> None:
+def _write_inner(connection: Connection, scope: Scope, events: list[TimedEvent]) -> None:
     """Write what happened to rollouts and groups."""
-    starts = [TimedEvent(event=timed.event, at=timed.at) for timed in events if isinstance(timed.event, RolloutStarted)]
+    starts = [(timed.event, timed.at) for timed in events if isinstance(timed.event, RolloutStarted)]
     turns = [timed.event for timed in events if isinstance(timed.event, TurnTaken)]
     if starts:
         write_rollout_starts(connection, scope, starts)

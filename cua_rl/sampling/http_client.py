@@ -31,21 +31,23 @@ class HttpReply:
 
     @property
     def json(self) -> Mapping[str, object]:
-        """The object in the body; empty if it is something else."""
-        if self.content_type != "application/json":
-            return {}
-        try:
-            body = json.loads(self.text)
-        except ValueError:
-            return {}
-        return cast("Mapping[str, object]", body) if isinstance(body, Mapping) else {}
+        """The object in the body, empty if it is said to be something else; raises `ValueError` if it is broken."""
+        is_json = self.content_type == "application/json"
+        return cast("Mapping[str, object]", json.loads(self.text)) if is_json else {}
 
     @property
     def message(self) -> str:
         """The message of an OpenAI or a FastAPI error, or the raw text."""
-        error = self.json.get("error", self.json)
+        try:
+            body = json.loads(self.text)
+        except ValueError:
+            return self.text[:500]
+        if not isinstance(body, Mapping):
+            return self.text[:500]
+        fields = cast("Mapping[str, object]", body)
+        error = fields.get("error", fields)
         message = cast("Mapping[str, object]", error).get("message") if isinstance(error, Mapping) else None
-        return str(message or self.json.get("detail") or self.text[:500])
+        return str(message or fields.get("detail") or self.text[:500])
 
 
 class HttpClient:
