@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import ServerConfig
@@ -29,7 +28,6 @@ from cua_rl.evaluation.attempts import (
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.recipes.agents import make_agent, open_gateway
-from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
 from cua_rl.recipes.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
@@ -236,13 +234,8 @@ def _title(plan: EvaluationPlan) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the recipe from the command line; with the demo's settings if no model but the tiny one is named."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    names_model = "model_name" in given_names(arguments) or any(
-        f'"{key}"' in argument for argument in arguments for key in ("model_name", "base_url")
-    )
-    presets: dict[str, Any] | None = None if names_model else EMBEDDED_DEMO
-    return run_recipe(EvaluateConfig, cli_main, arguments, presets)
+    """Run the recipe from the command line."""
+    return run_recipe(EvaluateConfig, cli_main, argv, {"Where only the tiny model is evaluated, preset": EMBEDDED_DEMO})
 
 
 if __name__ == "__main__":

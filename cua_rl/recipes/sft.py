@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.devices.pool import DeviceBackend
-from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
 from cua_rl.recipes.plain_config import plain_config
@@ -136,10 +135,8 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the recipe from the command line; with the tiny model's settings if no model is named."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    is_tiny = "model_name" not in given_names(arguments)
-    return run_recipe(SftConfig, cli_main, arguments, TINY_MODEL if is_tiny else None)
+    """Run the recipe from the command line."""
+    return run_recipe(SftConfig, cli_main, argv, {"Without model_name, preset for the tiny model": TINY_MODEL})
 
 
 if __name__ == "__main__":

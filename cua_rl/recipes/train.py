@@ -23,7 +23,6 @@ from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.recipes.agents import make_agent, open_gateway
-from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.learning import train_step_settings
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
@@ -35,7 +34,6 @@ from cua_rl.recipes.run_monitor import send_events, show_run
 from cua_rl.recipes.run_plan import RunPlan, plan_run
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
-from cua_rl.recipes.site_presets import site_presets
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rl.memory import Memory
@@ -317,9 +315,7 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe from the command line; the embedded demo if no model is named."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    presets = dict(EMBEDDED_DEMO) if "model_name" not in given_names(arguments) else {}
-    return run_recipe(CLIConfig, cli_main, arguments, presets | site_presets(arguments, presets))
+    return run_recipe(CLIConfig, cli_main, argv, {"Without model_name, the embedded demo presets": EMBEDDED_DEMO})
 
 
 if __name__ == "__main__":

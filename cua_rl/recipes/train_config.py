@@ -1,16 +1,56 @@
 """What a training run can be told. The embedded demo presets some of it."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import chz
 
 from cua_rl.config import KlKind, Normalisation
+from cua_rl.errors import ConfigError
 from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.presets import Given, with_presets
 from cua_rl.recipes.rollout_config import RolloutConfig, Tasks
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.rl.train_step import Schedule
+from cua_rl.tasks.source_config import TaskSources, find_site
+
+EMBEDDED_DEMO: dict[str, object] = {
+    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
+    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
+    "lora_rank": 16,
+    "group_size": 8,
+    "groups_per_batch": 16,
+    "learning_rate": 2e-3,
+    "learning_rate_schedule": "linear",
+    "advantages": "mean_std",
+    "normalisation": "token_mean",
+    "max_steps": 48,
+    "eval_temperature": 0.5,
+    "max_tokens": 48,
+    "max_model_len": 2048,
+    "eval_every": 0,
+    "parity_limit": 0.02,
+}
+"""Settings of the embedded demo, used where no model is named: the tiny model learns in minutes on two cores."""
 
 
+def train_presets(given: Given) -> Given:
+    """What the settings that are given preset: the demo without a model, held-out tasks of the same site."""
+    demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
+    return demo | _held_out_of_site(given.get("tasks"))
+
+
+def _held_out_of_site(tasks: object) -> dict[str, object]:
+    """Web pages, desktops and gyms are evaluated on tasks of their own; pages of the user's own are all alike."""
+    if tasks is None:
+        return {}
+    try:
+        site = find_site(cast("TaskSources", tasks))
+    except ConfigError:
+        return {}  # whoever loads the tasks says what is wrong with them
+    return {} if site is None else {"eval_tasks": None if site == "page" else tasks}
+
+
+@with_presets(train_presets)
 @chz.chz
 class CLIConfig(RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
@@ -277,22 +317,3 @@ _RANGES = {
     "server_port": (0, 65535),
     "monitor_port": (0, 65535),
 }
-
-EMBEDDED_DEMO: dict[str, object] = {
-    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
-    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
-    "lora_rank": 16,
-    "group_size": 8,
-    "groups_per_batch": 16,
-    "learning_rate": 2e-3,
-    "learning_rate_schedule": "linear",
-    "advantages": "mean_std",
-    "normalisation": "token_mean",
-    "max_steps": 48,
-    "eval_temperature": 0.5,
-    "max_tokens": 48,
-    "max_model_len": 2048,
-    "eval_every": 0,
-    "parity_limit": 0.02,
-}
-"""Settings of the embedded demo, used where no model is named: the tiny model learns in minutes on two cores."""
