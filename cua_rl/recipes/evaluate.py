@@ -31,7 +31,8 @@ from cua_rl.recipes.agents import make_agent, open_gateway
 from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
 from cua_rl.recipes.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
-from cua_rl.recipes.log_directory import Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.recipes.model_folder import fetch_weights
 from cua_rl.recipes.run_devices import OpenDevices, open_devices
 from cua_rl.recipes.run_plan import max_lora_rank
 from cua_rl.recipes.run_recipe import run_recipe
@@ -51,10 +52,14 @@ __all__ = ["EvaluateConfig", "cli_main"]
 
 async def cli_main(config: EvaluateConfig) -> None:
     """Check the configuration, make the attempts that are missing, and write the results."""
-    plan = plan_evaluation(config)
+    plan = await plan_evaluation(config)
     if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(plan.settings(), indent=2))
         return
+    for model in plan.models:
+        if isinstance(model, LocalModel):
+            await asyncio.to_thread(fetch_weights, model.model_name, model.model_path)
     with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier evaluation")

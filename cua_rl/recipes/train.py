@@ -25,7 +25,8 @@ from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.recipes.agents import make_agent, open_gateway
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.learning import train_step_settings
-from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.recipes.model_folder import fetch_weights
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.resume import Resumed, load_resumed
 from cua_rl.recipes.run_devices import OpenDevices, open_devices
@@ -60,8 +61,10 @@ async def cli_main(config: CLIConfig) -> None:
     started = time.monotonic()
     plan = await plan_run(config)
     if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(plain_config(config) | plan.effective(), indent=2))
         return
+    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
     with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
