@@ -14,7 +14,7 @@ from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
-from cua_rl.recipes.gym_devices import name_gym
+from cua_rl.recipes.gym_devices import split_gyms
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.log_directory import run_folder
 from cua_rl.recipes.model_folder import (
@@ -93,12 +93,11 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     renderer = make_image_renderer(model_path, config.renderer_name)
     require_trainable(model_path)
     _require_room(config, model_path)
-    train_tasks = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="train", device=devices.abilities)
+    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config)
+    train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=devices.abilities)
     eval_tasks: tuple[Task, ...] = ()
-    if config.eval_tasks is not None:
-        held_out = load_tasks(
-            name_gym(config.eval_tasks, config), seed=config.seed, split="eval", device=devices.abilities
-        )
+    if eval_sources is not None:
+        held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=devices.abilities)
         require_disjoint(train_tasks, held_out)
         eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
     for name in ("server_port", "gateway_port", "monitor_port"):

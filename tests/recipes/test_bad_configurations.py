@@ -128,6 +128,15 @@ BAD = [
     (["screen_scale=4", "tasks.source_type=demo_all"], "let old screenshots go with history=block_drop"),
     (['tasks={{"source_type": "miniwob"}}'], "model_name: expected the name of a model for miniwob"),
     (['tasks={{"source_type": "desktop"}}'], "model_name: expected the name of a model for desktop"),
+    (
+        [
+            'tasks={{"source_type": "gym", "gym_base_url": "http://127.0.0.1:{dead}"}}',
+            "model_name={tiny}",
+            "max_model_len=4096",
+            "agent=mini_agent",
+        ],
+        "check gym_base_url",
+    ),
     (["device=gbox", "gbox_api_key=key"], "model_name: expected the name of a model for gbox"),
 ]
 
