@@ -33,6 +33,7 @@ from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_
 from cua_rl.recipes.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
 from cua_rl.recipes.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.recipes.model_folder import fetch_weights
+from cua_rl.recipes.rollout_config import PAID_DEVICES
 from cua_rl.recipes.run_devices import OpenDevices, open_devices
 from cua_rl.recipes.run_plan import max_lora_rank
 from cua_rl.recipes.run_recipe import run_recipe
@@ -205,6 +206,7 @@ def _make_server(
             tensor_parallel=engine.gpus.tensor_parallel,
             data_parallel=engine.gpus.data_parallel,
             kv_cache_gib=config.kv_cache_gib,
+            start_timeout_s=config.server_start_timeout_s,
         ),
         folder.path / "logs" / "vllm.log",
     )
@@ -238,9 +240,17 @@ def _title(plan: EvaluationPlan) -> str:
     return f"{len(plan.tasks)} tasks, {attempts}, temperature {config.temperature:g}"
 
 
+SHOWN_PRESETS = {
+    "Where only the tiny model is evaluated, preset": EMBEDDED_DEMO,
+    "With boxes of GBox, or a gym": PAID_DEVICES,
+    "With box_type=linux": {"device": "gbox"},
+}
+"""What the settings above replace, for --help."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe from the command line."""
-    return run_recipe(EvaluateConfig, cli_main, argv, {"Where only the tiny model is evaluated, preset": EMBEDDED_DEMO})
+    return run_recipe(EvaluateConfig, cli_main, argv, SHOWN_PRESETS)
 
 
 if __name__ == "__main__":

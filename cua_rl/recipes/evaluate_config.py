@@ -6,7 +6,7 @@ import chz
 
 from cua_rl.recipes.number_checks import check_numbers
 from cua_rl.recipes.presets import Given, with_presets
-from cua_rl.recipes.rollout_config import RolloutConfig, Tasks
+from cua_rl.recipes.rollout_config import RolloutConfig, Tasks, device_presets
 
 Models = list[dict[str, object]]
 
@@ -18,7 +18,7 @@ def evaluate_presets(given: Given) -> Given:
     """The demo's settings if neither the configuration nor one of its models names another model."""
     models = cast("Models", given.get("models") or [])
     names_model = given.get("model_name") is not None or any({"model_name", "base_url"} & set(item) for item in models)
-    return {} if names_model else EMBEDDED_DEMO
+    return {**({} if names_model else EMBEDDED_DEMO), **device_presets(given)}
 
 
 @with_presets(evaluate_presets)
@@ -52,7 +52,7 @@ class EvaluateConfig(RolloutConfig):
         doc="the mean reward to report: binary, score, completion, efficiency, shaped, comprehensive, or "
         "module:function",
     )
-    max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time")
+    max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time; 8 with GBox and gyms")
 
     # Engine
     base_url: str | None = chz.field(

@@ -47,6 +47,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run").mkdir()
     (folder / "run" / "config.json").write_text("{}")
     (folder / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
+    (folder / "run" / "checkpoints.jsonl").write_text("")
     (folder / "file").write_text("not a folder")
     return folder
 
@@ -97,7 +98,9 @@ BAD = [
     (["eval_attempts=0"], "eval_attempts: expected at least 1"),
     (["max_steps_off_policy=2"], "force_untruncated=true"),
     (["max_steps_off_policy=2", "loss=decoupled_ppo"], "decoupled_ppo without tis_cap or icepop_high"),
-    (["box_type=linux"], "box_type: expected 'android'"),
+    (["load_checkpoint_path={place}/run"], "to go on with that run, drop it and set log_path="),
+    (["server_start_timeout_s=0"], "server_start_timeout_s: expected a number above 0"),
+    (["box_type=linux", "device=simulator"], "box_type: expected 'android'"),
     (["renderer_name=llama3"], "renderer"),
     (["model_name={place}/nowhere"], "model_name: expected"),
     (["model_name={place}/empty_model"], "without config.json"),

@@ -161,6 +161,19 @@ def test_recipes_take_the_same_values_from_python_and_from_the_command_line(
     assert parse_command_line(config_class, argv) == config_class(**arguments)
 
 
+def test_linux_boxes_are_those_of_gbox_and_few_paid_boxes_run_at_a_time() -> None:
+    gym: dict[str, object] = {"source_type": "gym"}
+
+    assert (CLIConfig(box_type="linux").device, CLIConfig(box_type="linux").max_concurrent_rollouts) == ("gbox", 8)
+    assert CLIConfig(box_type="linux", device="simulator").device == "simulator"
+    assert CLIConfig(device="gbox").max_concurrent_rollouts == 8
+    assert CLIConfig(device="gbox", max_concurrent_rollouts=128).max_concurrent_rollouts == 128
+    assert CLIConfig(tasks=gym, box_type="linux").device == "simulator"  # the gym brings its devices
+    assert CLIConfig(tasks=gym).max_concurrent_rollouts == 8
+    assert CLIConfig().max_concurrent_rollouts == 128
+    assert EvaluateConfig(box_type="linux").max_concurrent_rollouts == 8
+
+
 def test_the_demo_fits_its_model_from_python_too() -> None:
     config = CLIConfig(tasks={"source_type": "demo_training"}, group_size=4, groups_per_batch=10)
 
