@@ -196,6 +196,7 @@ def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalSe
             max_lora_rank=plan.max_lora_rank,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=plan.max_images,
             gpu_memory_utilization=plan.gpus.gpu_memory_utilization,
             gpus=plan.gpus.server_gpus,
             tensor_parallel=plan.gpus.tensor_parallel,
