@@ -246,7 +246,7 @@ SHOWN_PRESETS = {
     "With boxes of GBox, or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }
-"""What the settings above replace, for --help."""
+"""What replaces defaults, for --help and docs/settings.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
