@@ -1,4 +1,4 @@
-"""Every setting of every recipe with its real default, as docs/settings.md: `python -m cua_rl.recipes.settings_page`."""
+"""Every setting of every recipe with its default, as docs/settings.md: `python -m cua_rl.recipes.settings_page`."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ _INTRODUCTION = """\
 # Settings
 
 Every setting of every recipe, with its default, as the recipe itself knows it (`python -m cua_rl.recipes.settings_page`
-writes this page). `key=value`, `--key value` and `--key=value` mean the same; `--config file.yaml` reads settings from a
-file, over which the command line wins. Lists may be written `a,b`; dictionaries are JSON, or entry by entry
+writes this page). `key=value`, `--key value` and `--key=value` mean the same; `--config file.yaml` reads settings from
+a file, over which the command line wins. Lists may be written `a,b`; dictionaries are JSON, or entry by entry
 (`tasks.limit=3`). Keys and tokens are better put into the environment or `.env` (`env.example`).
 """
 
