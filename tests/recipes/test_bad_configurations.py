@@ -129,6 +129,6 @@ def run_program(arguments: list[str], **variables: str) -> subprocess.CompletedP
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )

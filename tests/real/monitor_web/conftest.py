@@ -141,7 +141,7 @@ async def window(chromium: Any, site: Site) -> AsyncGenerator[Window]:
     """A fresh browser profile; whatever a test does, no page may complain or ask another server."""
     context = await chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
     page = await context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
     page.on("console", lambda message: message.type == "error" and complaints.append(f"console: {message.text}"))
