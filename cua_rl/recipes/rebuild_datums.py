@@ -7,6 +7,7 @@ before the penalty changed their advantages. Replayed successes are rebuilt from
 import json
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import chz
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, load_steps
+from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.session import database_url, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError
@@ -73,7 +74,7 @@ async def rebuild_step(
 
 async def cli_main(config: RebuildConfig) -> None:
     """Compare and print a line per step; raises `DatabaseError` if any step differs."""
-    image_token_id = make_renderer(_model_path(config.log_path)).image_token_id
+    image_token_id = make_renderer(Path(str(_settings(config.log_path)["model_path"]))).image_token_id
     async with AsyncExitStack() as stack:
         url = database_url(os.environ)
         if url is None:
@@ -82,7 +83,7 @@ async def cli_main(config: RebuildConfig) -> None:
             url = (await stack.enter_async_context(server)).url
         sessions = await stack.enter_async_context(open_sessions(url))
         session = await stack.enter_async_context(sessions())
-        training = await find_training(session, config.log_path.absolute().name, str(config.log_path.absolute()))
+        training = await _find_training(session, config.log_path, is_own=database_url(os.environ) is None)
         if training is None:
             raise DatabaseError(f"expected a run in {config.log_path} in the database, got none; check log_path")
         steps = [step for step in await load_steps(session, training.training_id) if step.datums_sha256]
@@ -98,11 +99,26 @@ async def cli_main(config: RebuildConfig) -> None:
         raise DatabaseError("expected the rebuilt datums to equal the trained ones, got a difference (see above)")
 
 
-def _model_path(log_path: Path) -> Path:
+async def _find_training(session: AsyncSession, log_path: Path, *, is_own: bool) -> TrainingSummary | None:
+    """The run under the names that it had when it was recorded: its folder may have been moved since.
+
+    A database of its own holds no other run.
+    """
+    settings = _settings(log_path)
+    found = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
+    if found is None and is_own:
+        return next(iter(await latest_trainings(session, limit=1)), None)
+    return found
+
+
+def _settings(log_path: Path) -> Mapping[str, object]:
     config_path = log_path / "config.json"
     if not config_path.is_file():
-        raise ConfigError(f"log_path: expected the folder of a run, got {str(log_path)!r} without config.json")
-    return Path(json.loads(config_path.read_text(encoding="utf-8"))["model_path"])
+        raise ConfigError(
+            f"log_path: expected the folder of a run, got {str(log_path)!r} without config.json; name the folder that "
+            "the run printed"
+        )
+    return json.loads(config_path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

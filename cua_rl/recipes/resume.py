@@ -46,6 +46,17 @@ async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, f
     return Resumed(start=plan_start(config, progress, first_step), owed_evaluations=owed)
 
 
+async def follow_move(folder: LogDirectory, run_name: str, url: str) -> None:
+    """Give the one run of a folder's own database the name and place that the folder has now, if it was moved."""
+    from cua_rl.database.queries import find_training, latest_trainings, rename_training
+    from cua_rl.database.session import open_sessions
+
+    async with open_sessions(url) as sessions, sessions.begin() as session:
+        if await find_training(session, run_name, str(folder.path)) is None:
+            for training in await latest_trainings(session, limit=1):
+                await rename_training(session, training.training_id, run_name, str(folder.path))
+
+
 def plan_start(config: CLIConfig, progress: "Progress", first_step: int) -> AsyncStart:
     """What asynchronous training keeps. Indices that repeat are of synchronous steps, which leave nothing behind."""
     done = frozenset(progress.done_indices)

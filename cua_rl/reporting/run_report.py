@@ -1,6 +1,6 @@
 """Everything a run tells the world while it runs: the loop reports here, once per step and once per evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -37,6 +37,10 @@ class RunReport:
         progress = {"progress/step": float(completed), "progress/done_frac": completed / self.total_steps}
         self.metric_log.log(completed, progress | dict(metrics))
         self.display.step(completed, metrics)
+
+    def log_group(self, index: int, rewards: Sequence[float]) -> None:
+        """A group of a training step has ended; only the first few of a step are told of."""
+        self.display.group(index, rewards)
 
     def log_evaluation(self, phase: Phase, step: int, result: Result) -> None:
         """An evaluation after `step` completed steps is done; the baseline is the one after none."""

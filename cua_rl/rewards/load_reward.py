@@ -53,8 +53,14 @@ def load_reward(name: str) -> RewardFunction:
 
 def _import_function(name: str) -> Callable[..., object]:
     module_name, _, function_name = name.partition(":")
-    with boundary(ConfigError, f"reward: cannot import the module of {name!r} (is its folder on PYTHONPATH?)"):
-        members = vars(import_module(module_name))
+    with boundary(ConfigError, f"reward: importing the module of {name!r}"):
+        try:
+            members = vars(import_module(module_name))
+        except ImportError as error:
+            raise ConfigError(
+                f"reward: expected a module that can be imported for {name!r}, got {type(error).__name__}: {error}; "
+                "put its folder on PYTHONPATH"
+            ) from error
     function: object = members.get(function_name)
     if not callable(function):
         near = difflib.get_close_matches(function_name, [key for key in members if callable(members[key])], n=1)

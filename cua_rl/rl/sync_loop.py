@@ -7,7 +7,7 @@ on-policy are replayed successes (`cua_rl/rl/replay.py`), which are off by defau
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +75,8 @@ class StepLog(Protocol):
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def log_group(self, index: int, rewards: Sequence[float]) -> None: ...
+
     def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
 
 
@@ -119,6 +121,8 @@ class LoopSettings:
     eval_every: int
     save_every: int
     image_token_id: int
+    has_baseline: bool = True
+    """Whether the untrained policy is evaluated."""
     num_groups_to_log: int = 0
     min_group_size: int = 1
     """A group of which faults left fewer members is not trained on."""
@@ -208,7 +212,9 @@ async def record_group_end(
 ) -> None:
     """Record a group of a training step with its advantages."""
     advantages = advantages_of(group, settings.advantages)
-    if group.index % settings.groups_per_batch < settings.num_groups_to_log:
+    place = group.index % settings.groups_per_batch
+    if place < settings.num_groups_to_log:
+        parts.log.log_group(place, group.rewards)
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, group.rewards)
     await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages, replaced_by=replaced_by))
 
@@ -301,6 +307,8 @@ def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
 def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[WantedEvaluation]:
     """What is evaluated before the first step: the untrained policy, or what a killed attempt did not finish."""
     if settings.first_step == 0:
+        if not settings.has_baseline:
+            return []
         return [WantedEvaluation(phase="baseline", step=0, adapter=adapter)]
     return list(settings.owed_evaluations)
 

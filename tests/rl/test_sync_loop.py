@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -28,10 +28,14 @@ class Log:
     def __init__(self) -> None:
         self.steps: list[tuple[int, Mapping[str, float]]] = []
         self.evaluations: list[tuple[str, int]] = []
+        self.groups: list[tuple[int, list[float]]] = []
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         check_names(metrics)
         self.steps.append((step, metrics))
+
+    def log_group(self, index: int, rewards: Sequence[float]) -> None:
+        self.groups.append((index, list(rewards)))
 
     def log_evaluation(self, phase: str, step: int, result: EvalResult) -> None:
         check_names(result.metrics("held_out"))
@@ -96,6 +100,22 @@ async def test_every_step_trains_publishes_and_the_ends_are_evaluated() -> None:
         2,
         2,
     ]
+
+
+async def test_the_baseline_may_be_left_out() -> None:
+    loop, _, log, _ = parts(FakeAgent(["1", "0"]))
+
+    await train(settings(has_baseline=False), loop)
+
+    assert log.evaluations == [("eval", 2)]
+
+
+async def test_so_many_groups_of_each_step_are_shown_with_their_rewards() -> None:
+    loop, _, log, _ = parts(FakeAgent(["1", "0"]))
+
+    await train(settings(num_groups_to_log=1), loop)
+
+    assert [(index, sorted(rewards)) for index, rewards in log.groups] == [(0, [0.0, 1.0])] * 2
 
 
 async def test_a_step_of_constant_groups_trains_nothing_and_keeps_the_policy() -> None:
