@@ -24,8 +24,9 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[flo
     n / (n - 1) times the centred reward: [1, 0, 0, 0] -> [1, -1/3, ...]. "batch_std" is "mean" here: the division
     belongs to the whole step, see `divide_by_batch_std`.
 
-    A constant group gets exact zeros, and constant means equal, without a tolerance: the mean of eight times 0.1 is not
-    quite 0.1, and what is left of the subtraction must not be trained on, least of all divided by its own size.
+    A constant group gets exact zeros: the mean of eight times 0.1 is not quite 0.1, and what is left of the subtraction
+    must not be trained on, least of all divided by its own size. Constant means equal, without a tolerance: rewards are
+    rounded where they are made (`rewards/reward.py`), so that those which are equal on paper are equal here.
     """
     if len(set(rewards)) <= 1:
         return (0.0,) * len(rewards)
