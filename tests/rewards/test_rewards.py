@@ -14,7 +14,6 @@ from cua_rl.rewards.reward import (
     completion_reward,
     efficiency_reward,
     shaped_reward,
-    sum_parts,
 )
 from cua_rl.types import StopReason, Validation
 
