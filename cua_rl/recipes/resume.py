@@ -1,6 +1,6 @@
 """Where a resumed run goes on: what its checkpoint, its folder and its database say together."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cua_rl.recipes.log_directory import LogDirectory
@@ -8,7 +8,7 @@ from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.sync_loop import WantedEvaluation
-from cua_rl.types import AdapterRef, Rollout
+from cua_rl.types import AdapterRef, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from cua_rl.database.progress import Progress
@@ -64,12 +64,19 @@ def plan_start(config: CLIConfig, progress: "Progress", first_step: int) -> Asyn
         in_order = frozenset(range(first_step * config.groups_per_batch))
         return AsyncStart(done_ordinals=in_order | done, newest_steps=progress.newest_steps)
     candidates = [
-        WaitingGroup(group=untrained.group, last_step=min(untrained.last_step, config.max_steps - 1))
+        WaitingGroup(
+            group=_as_counted(config, untrained.group), last_step=min(untrained.last_step, config.max_steps - 1)
+        )
         for untrained in progress.untrained
         if _is_fresh_enough(config, progress, untrained.group.compared, untrained.last_step)
     ]
     kept = fitting(candidates, first_step, config.groups_per_batch)
     return AsyncStart(done_ordinals=done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
+
+
+def _as_counted(config: CLIConfig, group: RolloutGroup) -> RolloutGroup:
+    """The group as it ended: whether too few members survived faults is not in the database, but follows from it."""
+    return replace(group, is_incomplete=len(group.rollouts) < config.min_group_size)
 
 
 def _is_fresh_enough(config: CLIConfig, progress: "Progress", rollouts: tuple[Rollout, ...], last_step: int) -> bool:

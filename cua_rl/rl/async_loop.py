@@ -237,7 +237,7 @@ class _AsyncRun:
         groups = sorted([*taken, *dropped], key=lambda group: group.index)
         await self._begin_step(step)
         await self._parts.recorder.record(BatchTaken(step=step, group_ids=tuple(group.group_id for group in groups)))
-        lags = self._ages.lags(taken, step)
+        lags = self._ages.lags(groups if self._settings.train.has_kl_term else taken, step)
         require_lag(lags, self._buffer.max_lag, step=step)
         probed = await self._probe_parity(step, taken)
         version = self._trainer_version

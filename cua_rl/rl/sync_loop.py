@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -231,7 +232,7 @@ class TrainedStep:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the weights changed: a step whose groups are all constant leaves them as they were."""
+        """Whether the weights changed: a step without KL whose groups are all constant leaves them as they were."""
         return bool(self.batch.datums)
 
 
@@ -250,7 +251,9 @@ async def train_groups(
     With `parity_version`, the parity gate looks only at turns of that version.
     """
     with clock.time("datums"):
-        batch = await asyncio.to_thread(build_batch, groups, settings.advantages, settings.image_token_id)
+        keeps = settings.train.has_kl_term
+        build = partial(build_batch, groups, settings.advantages, settings.image_token_id, keeps_constant=keeps)
+        batch = await asyncio.to_thread(build)
     metrics = rollout_metrics(groups) | curriculum_metrics(groups, settings.groups_per_batch) | batch.metrics
     metrics |= replay_metrics(groups, policy_version)
     logprobs: tuple[tuple[float, ...], ...] = ()
@@ -263,6 +266,7 @@ async def train_groups(
                 settings.train,
                 step=step,
                 learning_rate=rate,
+                num_rollouts=batch.num_rollouts,
                 replayed_ids=batch.replayed_ids,
                 policy_version=parity_version,
                 begun=begun,

@@ -48,11 +48,15 @@ def trainer(config: TrainerConfig, rollouts: list[Rollout]) -> Trainer:
     return trainer
 
 
+def all_weights(datums: Sequence[Datum], loss: LossConfig) -> list[float]:
+    return token_weights(datums, loss, num_rollouts=len({datum.member for datum in datums}))
+
+
 def requests(
     trainer: Trainer, datums: Sequence[Datum], loss: LossConfig, num_requests: int = 1
 ) -> list[wire.ForwardBackward]:
     """One optimizer step on `datums`, dealt to requests, with weights that are those of the whole step."""
-    weights = token_weights(datums, loss)
+    weights = all_weights(datums, loss)
     forward = wire.Forward(datums=tuple(datums), temperature=1.0, weights="policy")
     now = trainer.forward(forward).training_logprobs
     base = trainer.forward(replace(forward, weights="base")).training_logprobs
@@ -113,7 +117,7 @@ def test_the_weights_of_token_mean_are_what_the_trainer_does_without_weights(
     unweighted = trainer.optim_step(STEP)
 
     trainer.forward_backward(
-        wire.ForwardBackward(datums=datums, loss=loss, token_weights=tuple(token_weights(datums, loss)))
+        wire.ForwardBackward(datums=datums, loss=loss, token_weights=tuple(all_weights(datums, loss)))
     )
     weighted = trainer.optim_step(STEP)
 
