@@ -62,7 +62,7 @@ def make_task(task_id: str = "task", seed: int = 1, max_turns: int = 3, *, is_va
 class FakeJudge:
     """Gives one vote after the other; None is a vote without a verdict, an exception is raised."""
 
-    def __init__(self, *votes: bool | None | CuaError) -> None:
+    def __init__(self, *votes: bool | CuaError | None) -> None:
         self._votes = list(votes)
         self.cases: list[Case] = []
 
