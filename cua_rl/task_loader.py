@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError
-from cua_rl.tasks.custom import CustomTask, parse_custom_task
+from cua_rl.tasks.custom import CustomTask, JudgedTask, parse_custom_task
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
@@ -37,7 +37,7 @@ SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_00
 
 
 class Template(Protocol):
-    """A task for every seed: `TaskTemplate`, `LastingDeviceTask`, `CustomTask` or `FolderTask`."""
+    """A task for every seed: `TaskTemplate`, `LastingDeviceTask`, `CustomTask`, `JudgedTask` or `FolderTask`."""
 
     @property
     def task_id(self) -> str: ...
@@ -64,6 +64,11 @@ class TaskSet:
     def task_ids(self) -> tuple[str, ...]:
         return tuple(template.task_id for template in self.templates)
 
+    @property
+    def is_judged(self) -> bool:
+        """True if one of the tasks has no validator, so that only a judge can decide it."""
+        return any(isinstance(template, JudgedTask) for template in self.templates)
+
     def batch(self, step: int, num_tasks: int) -> list[Task]:
         """The tasks of a step: every template comes round equally often, on a new phone each time."""
         first = step * num_tasks
@@ -83,13 +88,15 @@ class TaskSet:
         return order[place].make_task(Random(f"{purpose}-{self.split}-{self.seed}-{position}").choice(seeds))
 
 
-def load_tasks(sources: TaskSources, *, seed: int, split: Split, device: DeviceAbilities = SIMULATOR) -> TaskSet:
+def load_tasks(
+    sources: TaskSources, *, seed: int, split: Split, device: DeviceAbilities = SIMULATOR, has_judge: bool = False
+) -> TaskSet:
     """The templates of all sources, each once, in order; raises `ConfigError` for whatever cannot be meant, or cannot
-    run on such a device.
+    run on such a device. Descriptions without a check are tasks only where there is a judge.
     """
     templates: dict[str, Template] = {}
     for config in parse_sources(sources):
-        for template in _select(config, seed, device):
+        for template in _select(config, seed, device, has_judge):
             if templates.setdefault(template.task_id, template) != template:
                 raise ConfigError(
                     f"expected one task per id, got two different ones called {template.task_id!r}; rename one"
@@ -135,10 +142,10 @@ def _fixed(tasks: TaskSet) -> set[str]:
     return fixed
 
 
-def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities) -> Sequence[Template]:
+def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities, has_judge: bool) -> Sequence[Template]:
     seed = run_seed if config.seed is None else config.seed
     _require_site(config, device)
-    candidates = _fit(_candidates(config, seed, device), config, device)
+    candidates = _fit(_candidates(config, seed, device, has_judge), config, device)
     _require_known_names(config, candidates)
     found = [template for template in candidates if _passes(template, config)]
     if not found:
@@ -152,7 +159,7 @@ def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities) ->
     return found
 
 
-def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) -> Sequence[Template]:
+def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, has_judge: bool) -> Sequence[Template]:
     match config.source_type:
         case "demo_training":
             return DEMO_TRAINING
@@ -163,10 +170,10 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) ->
         case "ids":
             return [_find(task_id, "task_ids") for task_id in config.task_ids]
         case "file":
-            return _read_file(Path(config.file_path or "").expanduser(), device)
+            return _read_file(Path(config.file_path or "").expanduser(), device, has_judge)
         case "custom":
             described = enumerate(config.custom_tasks, start=1)
-            return [_describe(task, f"custom task {i}", device) for i, task in described]
+            return [_describe(task, f"custom task {i}", device, has_judge) for i, task in described]
         case "task_adapter":
             return _read_folders(config, seed, device)
         case "miniwob" | "django_admin" | "page" | "desktop":
@@ -234,26 +241,27 @@ def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) 
     return [task for task in tasks if wanted in (None, is_training_task(task.task_id, seed, config.train_ratio))]
 
 
-def _read_file(path: Path, device: DeviceAbilities) -> list[Template]:
-    """Ids as lines of text, or ids and descriptions as JSON."""
+def _read_file(path: Path, device: DeviceAbilities, has_judge: bool) -> list[Template]:
+    """Ids and descriptions, as lines of text or as JSON. A text without spaces is an id."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a file with tasks at {str(path)!r}, got {error}; check file_path") from error
     entries = _json_entries(path, text) if path.suffix in (".json", ".jsonl") else _text_entries(path, text)
-    return [_find(task, where) if isinstance(task, str) else _describe(task, where, device) for where, task in entries]
+    return [
+        _find(task, where)
+        if isinstance(task, str) and not re.search(r"\s", task.strip())
+        else _describe(task, where, device, has_judge)
+        for where, task in entries
+    ]
 
 
 def _text_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
+    """One entry a line. # begins a comment after a single word (an id) and at a line's start; descriptions may hold it."""
     for i, line in enumerate(text.splitlines(), start=1):
-        task_id = line.partition("#")[0].strip()
-        if " " in task_id:
-            raise ConfigError(
-                f"expected a task id in line {i} of {path}, got {task_id!r}: a description alone cannot be validated; "
-                "describe tasks with their checks in a .jsonl file"
-            )
-        if task_id:
-            yield f"line {i} of {path}", task_id
+        before_comment = line.partition("#")[0].strip()
+        if before_comment:
+            yield f"line {i} of {path}", line.strip() if " " in before_comment else before_comment
 
 
 def _json_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
@@ -276,8 +284,8 @@ def _parse_json(text: str, where: str) -> object:
         raise ConfigError(f"expected JSON in {where}, got {text[:80]!r} ({error}); repair it") from None
 
 
-def _describe(task: object, where: str, device: DeviceAbilities) -> CustomTask:
-    custom = parse_custom_task(task, where, device)
+def _describe(task: object, where: str, device: DeviceAbilities, has_judge: bool) -> CustomTask | JudgedTask:
+    custom = parse_custom_task(task, where, device, has_judge=has_judge)
     if custom.task_id in TEMPLATES:
         raise ConfigError(f"expected a task_id of its own in {where}, got {custom.task_id!r}, a demo task; rename it")
     return custom

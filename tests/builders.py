@@ -6,6 +6,8 @@ from cua_rl.types import (
     Datum,
     EncodedTextChunk,
     ImageChunk,
+    Judgement,
+    JudgeVote,
     ModelInput,
     ModelTurn,
     Observation,
@@ -87,6 +89,19 @@ def rollout(
         error=None,
         started_at=0.0,
         duration_s=1.0,
+    )
+
+
+def judgement(*votes: JudgeVote, decides: bool = True, cost_usd: float | None = None) -> Judgement:
+    return Judgement(
+        model="judge-1",
+        prompt="Decide.",
+        prompt_sha256="0" * 64,
+        screenshots="final",
+        votes=votes,
+        decides=decides,
+        duration_s=0.5,
+        cost_usd=cost_usd,
     )
 
 
