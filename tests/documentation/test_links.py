@@ -17,7 +17,7 @@ FOLDERS = (
     "tests",
     "cua_rl/rl",
     "cua_rl/agent",
-    "training-monitor/src",
+    "training-monitor/src/charts",
 )
 """Where pages leave out the beginning of a path."""
 MADE = {"outcomes", "attempts", "results", "metrics", "checkpoints", "task", "validator", "my_tasks", "utils"}
