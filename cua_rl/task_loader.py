@@ -64,9 +64,9 @@ class TaskSet:
     def task_ids(self) -> tuple[str, ...]:
         return tuple(template.task_id for template in self.templates)
 
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        """The tasks of a step: every template comes round equally often, on a new phone each time."""
-        first = step * num_tasks
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
+        first = number * num_tasks
         return [self._instance(position, "batch") for position in range(first, first + num_tasks)]
 
     def held_out(self, num_tasks: int) -> list[Task]:
