@@ -69,9 +69,9 @@ class TaskSet:
         """True if one of the tasks has no validator, so that only a judge can decide it."""
         return any(isinstance(template, JudgedTask) for template in self.templates)
 
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        """The tasks of a step: every template comes round equally often, on a new phone each time."""
-        first = step * num_tasks
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
+        first = number * num_tasks
         return [self._instance(position, "batch") for position in range(first, first + num_tasks)]
 
     def held_out(self, num_tasks: int) -> list[Task]:
@@ -257,7 +257,7 @@ def _read_file(path: Path, device: DeviceAbilities, has_judge: bool) -> list[Tem
 
 
 def _text_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    """One entry a line. # begins a comment after a single word (an id) and at a line's start; descriptions may hold it."""
+    """One entry a line. # begins a comment after an id and at the start of a line; descriptions may hold it."""
     for i, line in enumerate(text.splitlines(), start=1):
         before_comment = line.partition("#")[0].strip()
         if before_comment:

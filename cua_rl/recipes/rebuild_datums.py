@@ -16,6 +16,7 @@ from typing import Any
 import chz
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
@@ -32,7 +33,7 @@ class RebuildConfig:
     """Rebuild training data from the database and compare it with what was trained."""
 
     log_path: Path = chz.field(doc="folder of the run")
-    step: int | None = chz.field(default=None, doc="0-based training step; None rebuilds all of them")
+    step: int | None = chz.field(default=None, doc="training step, from 1; None rebuilds all of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ async def cli_main(config: RebuildConfig) -> None:
             data_dir = config.log_path / "postgres"
             server = EmbeddedPostgres(data_dir, config.log_path / "logs" / "postgres.log")
             url = (await stack.enter_async_context(server)).url
+            await migrate(url)  # the run may have been recorded by an older version
         sessions = await stack.enter_async_context(open_sessions(url))
         session = await stack.enter_async_context(sessions())
         training = await _find_training(session, config.log_path, is_own=database_url(os.environ) is None)

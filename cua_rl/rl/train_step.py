@@ -108,7 +108,7 @@ class Gate:
 
 
 def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: int) -> float:
-    """The learning rate of a 0-based step: a pure function, so that a resumed run goes on as if never stopped.
+    """The learning rate of a step, counted from 1: a pure function, so that a resumed run goes on as if never stopped.
 
     It rises over `warmup_steps`; then "linear" and "cosine" fall from the full rate to a twentieth at the last step.
     """
@@ -148,7 +148,7 @@ async def train_step(
     work = await _prepare(trainer, datums, settings)
     work.rollouts_per_member = 1.0 if num_rollouts is None else num_rollouts / num_members
     gate = Gate(limit=settings.parity_limit, step=step, replayed_ids=replayed_ids, policy_version=policy_version)
-    parts = deal_datums(work.datums, settings.num_substeps, f"{settings.seed}/{step}")
+    parts = deal_datums(work.datums, settings.num_substeps, f"{settings.seed}/{step - 1}")
     if settings.loss.has_behaviour_weight and len(parts) > 1:  # with one part, the policy before it is the one in it
         work.proximal = await trainer.forward(work.datums, temperature=settings.loss.temperature)
         work.metrics |= await asyncio.to_thread(gate.check, work.datums, work.proximal)

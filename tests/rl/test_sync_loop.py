@@ -21,8 +21,8 @@ PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
 
 
 class Seeds:
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        return [make_task(seed=100 * step + index) for index in range(num_tasks)]
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        return [make_task(seed=100 * number + index) for index in range(num_tasks)]
 
 
 class Log:
@@ -45,7 +45,7 @@ class Log:
 
 def settings(**changes: Any) -> LoopSettings:
     values: dict[str, Any] = {
-        "first_step": 0,
+        "first_step": 1,
         "max_steps": 2,
         "groups_per_batch": 2,
         "group_size": 2,
@@ -157,7 +157,7 @@ async def test_a_step_is_divided_by_all_judged_rollouts_however_many_groups_teac
 async def test_a_resumed_run_sees_the_tasks_of_its_own_steps_and_no_baseline() -> None:
     loop, bench, log, policy = parts(FakeAgent(["1", "0"]))
 
-    await train(settings(first_step=1), loop)
+    await train(settings(first_step=2), loop)
 
     starts = [event for event in bench.recorder.events if isinstance(event, SourceStarted)]
     assert [task.seed for task in starts[0].tasks] == [100, 101]
@@ -169,7 +169,7 @@ async def test_disagreement_of_sampler_and_trainer_stops_the_run_before_anything
     trainer = FakeTrainer(gap=0.3)
     loop, *_ = parts(FakeAgent(["1", "0"]), trainer)
 
-    with pytest.raises(ParityError, match="step 0"):
+    with pytest.raises(ParityError, match="step 1"):
         await train(settings(), loop)
 
     assert trainer.calls == ["forward_backward 4"]

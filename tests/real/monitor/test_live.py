@@ -42,9 +42,9 @@ async def _next(events: AsyncGenerator[Any], kind: str) -> Any:
 
 async def test_a_turn_is_told_within_a_second_and_nothing_is_missed_by_who_comes_back(shown: Shown) -> None:
     group = make_group(seed=5, group_id="live")
-    begun, *_ = source_events(group, 0)
+    begun, *_ = source_events(group, 1)
     rollout = group.rollouts[0]
-    source = Source(phase="step", step=0)
+    source = Source(phase="step", step=1)
     async with AsyncExitStack() as stack:
         recorder = await stack.enter_async_context(DatabaseRecorder(shown.url, image_token_id=IMAGE_TOKEN))
         await recorder.record(replace(start(), run_name="live", log_path="/logs/live"))
