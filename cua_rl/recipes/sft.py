@@ -56,8 +56,8 @@ async def _plan_and_run(config: SftConfig, devices: DeviceBackend) -> None:
 
 async def _run(plan: SftPlan, folder: LogDirectory) -> None:
     checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
-    first_step = checkpoint.step if checkpoint else 0
-    folder.truncate_after(first_step if checkpoint else -1)
+    first_step = checkpoint.step + 1 if checkpoint else 1
+    folder.truncate_after(checkpoint.step if checkpoint else -1)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step))

@@ -78,8 +78,9 @@ async def cli_main(config: CLIConfig) -> None:
 async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     """Start what the run needs, train, and record how it ended."""
     checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
-    first_step = checkpoint.step if checkpoint else 0
-    folder.truncate_after(first_step)
+    num_done = checkpoint.step if checkpoint else 0
+    first_step = num_done + 1
+    folder.truncate_after(num_done)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         url = await _open_database(stack, plan, folder)
@@ -93,14 +94,14 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
         shown_at = await show_run(stack, plan.config, url, folder.path)
         if shown_at is not None:
             report.display.note(f"monitor at {shown_at}")
-        resumed = await load_resumed(plan.config, folder, plan.run_name, first_step, url)
+        resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url)
         await recorder.record(_training_started(plan, folder, first_step, resumed))
         try:
             devices = await stack.enter_async_context(
                 open_devices(plan.config, plan.devices, max_devices=max(_max_rollouts(plan.config)))
             )
             report.display.status("starting model server and trainer")
-            memory = await load_memory(plan.config, folder, first_step, own, url)
+            memory = await load_memory(plan.config, folder, num_done, own, url)
             engine = await _start_engine(stack, plan, folder, checkpoint)
             ready = time.monotonic()
             report.display.begin_steps()

@@ -98,7 +98,7 @@ class CLIConfig(RolloutConfig):
     )
     replay_successes: bool = chz.field(
         default=False,
-        doc="where a whole group fails, train on a stored success of its task too (off-policy: loss=ppo is safer)",
+        doc="where a whole group fails, train on a stored success of its task too (off-policy: wants loss=ppo, say)",
     )
     replay_capacity: int = chz.field(default=2, doc="replay_successes: most successes stored per task")
     learning_rate: float = chz.field(default=1e-5, doc="AdamW step size; 0 trains nothing and is useful as a control")
@@ -178,7 +178,7 @@ class CLIConfig(RolloutConfig):
         doc="None or 0: synchronous, on-policy training; k: rollouts go on while steps train, at most k steps old",
     )
     force_untruncated: bool = chz.field(
-        default=False, doc="max_steps_off_policy: allow a loss whose ratio nothing bounds"
+        default=False, doc="max_steps_off_policy, replay_successes: allow a loss whose ratio nothing bounds"
     )
     sampling_seed: int | None = chz.field(
         default=None, doc="seed of every sampled token, by step, group, rollout and turn; None draws afresh each time"

@@ -12,13 +12,13 @@ from cua_rl.reporting.step_line import format_duration, format_evaluation_line, 
 
 
 class ProgressDisplay:
-    """Shows set-up phases, steps and evaluations; a context manager. Steps are counted as completed optimizer steps."""
+    """Shows set-up phases, steps and evaluations; a context manager. `first_step` is the first one of this attempt."""
 
     def __init__(
         self,
         total_steps: int,
         *,
-        first_step: int = 0,
+        first_step: int = 1,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,7 +46,7 @@ class ProgressDisplay:
         self._began_at = self._clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """`step` steps are complete."""
+        """A step is complete."""
         eta_s = self._eta_s(step, metrics)
         self.note(format_step_line(step, self._total_steps, metrics, eta_s))
         if self._progress is not None and self._bar is not None:
@@ -66,8 +66,8 @@ class ProgressDisplay:
     def _eta_s(self, step: int, metrics: Mapping[str, float]) -> float | None:
         """Seconds left at the pace so far, evaluations included; the last step's own pace before anything is known."""
         num_left = self._total_steps - step
-        if self._began_at is not None and step > self._first_step:
-            return (self._clock() - self._began_at) / (step - self._first_step) * num_left
+        if self._began_at is not None:
+            return (self._clock() - self._began_at) / (step - self._first_step + 1) * num_left
         pace_s = metrics.get("time/step_s")
         return None if pace_s is None else pace_s * num_left
 
@@ -84,7 +84,7 @@ class ProgressDisplay:
                 transient=True,
             )
             self._bar = self._progress.add_task(
-                "", total=self._total_steps, completed=self._first_step, doing="", left=""
+                "", total=self._total_steps, completed=self._first_step - 1, doing="", left=""
             )
             self._progress.start()
         return self

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from math import fsum, isclose, isfinite
 
@@ -11,6 +12,7 @@ from cua_rl.rewards.comprehensive import comprehensive_reward
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.reward import (
     RewardFunction,
+    as_reward,
     binary_reward,
     completion_reward,
     efficiency_reward,
@@ -95,7 +97,7 @@ def _checked(name: str, function: Callable[..., object]) -> RewardFunction:
                 f"reward: expected {name!r} to return a finite total that is the sum of its parts, got {result!r}; "
                 "use cua_rl.rewards.reward.sum_parts"
             )
-        return result
+        return replace(result, total=as_reward(result.total))
 
     return reward
 

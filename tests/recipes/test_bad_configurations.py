@@ -97,6 +97,8 @@ BAD = [
     (["reward=no_such_module:reward"], "ModuleNotFoundError"),
     (["eval_attempts=0"], "eval_attempts: expected at least 1"),
     (["max_steps_off_policy=2"], "force_untruncated=true"),
+    (["replay_successes=true"], "expected one that bounds the ratio where replay_successes=True"),
+    (["replay_successes=true", "loss=decoupled_ppo"], "got decoupled_ppo without tis_cap or icepop_high"),
     (["max_steps_off_policy=2", "loss=decoupled_ppo"], "decoupled_ppo without tis_cap or icepop_high"),
     (["load_checkpoint_path={place}/run"], "to go on with that run, drop it and set log_path="),
     (["server_start_timeout_s=0"], "server_start_timeout_s: expected a number above 0"),
@@ -224,6 +226,6 @@ def run_program(arguments: list[str], **variables: str) -> subprocess.CompletedP
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
