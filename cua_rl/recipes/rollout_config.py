@@ -124,6 +124,9 @@ class RolloutConfig:
 
     # Model server and gateway
     max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
+    max_images: int | None = chz.field(
+        default=None, doc="most screenshots of one prompt that vLLM takes; None is what history and turns need"
+    )
     server_gpus: list[int] | None = chz.field(
         default=None, doc="GPUs of vLLM, such as 0,1; None is about half of several (an evaluation takes all)"
     )
@@ -163,6 +166,7 @@ _SMALLEST = {
     "screen_scale": 1,
     "max_tokens": 1,
     "max_num_seqs": 1,
+    "max_images": 1,
     "server_tensor_parallel": 1,
     "history_images": 1,
     "history_block": 1,

@@ -25,7 +25,7 @@ from cua_rl.recipes.model_folder import (
     require_trainable,
 )
 from cua_rl.recipes.preflight import (
-    most_screenshots,
+    plan_max_images,
     require_model_server,
     require_monitor,
     require_room,
@@ -59,6 +59,8 @@ class RunPlan:
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
     history: History
+    max_images: int
+    """Most images of one prompt."""
     max_lora_rank: int
     gpus: GpuPlan
     checkpoint_path: Path | None
@@ -76,6 +78,7 @@ class RunPlan:
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
+            "max_images": self.max_images,
             "sampler": self.config.base_url or "started by the run",
             **self.gpus.effective(),
         }
@@ -106,9 +109,9 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     screen = smallest_screen(config)
     if screen is not None:
         require_room(config, renderer, screen, num_turns=num_turns, max_model_len=config.max_model_len)
+    max_images = plan_max_images(config, num_turns)
     if config.base_url is not None:
-        num_images = most_screenshots(config, num_turns)
-        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=num_images)
+        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=max_images)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -120,6 +123,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
+        max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
         gpus=_gpu_plan(config, model_path, environ),
         checkpoint_path=find_checkpoint(
