@@ -245,7 +245,7 @@ def _read_file(path: Path, device: DeviceAbilities, has_judge: bool) -> list[Tem
 
 
 def _text_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    """One entry a line. # begins a comment after a single word (an id) and at a line's start; descriptions may hold it."""
+    """One entry a line. # begins a comment after one word (an id) and at a line's start; descriptions may hold it."""
     for i, line in enumerate(text.splitlines(), start=1):
         before_comment = line.partition("#")[0].strip()
         if before_comment:

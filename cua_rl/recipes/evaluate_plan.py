@@ -10,11 +10,13 @@ from typing import Any
 from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
+from cua_rl.judge.judge import JudgeConfig
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
+from cua_rl.recipes.judge_config import plan_judge
 from cua_rl.recipes.model_folder import make_image_renderer, max_positions, num_attention_heads
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_devices import make_run_backend
@@ -28,7 +30,7 @@ from cua_rl.types import SamplingParams
 _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type", "coordinate_mode",
     "screen_scale", "browser_scale",
-    "renderer_name",
+    "renderer_name", "judge_fingerprint",
 )  # fmt: skip
 """Settings that an evaluation cannot change half way; more tasks, attempts and models may be added."""
 
@@ -57,6 +59,7 @@ class EvaluationPlan:
     devices: DeviceBackend
     tasks: tuple[Task, ...]
     reward: RewardFunction
+    judge: JudgeConfig | None
     history: History
     params: SamplingParams
 
@@ -66,6 +69,7 @@ class EvaluationPlan:
             "models": [plain_config(shown_model(model)) for model in self.models],
             "log_path": str(self.log_path),
             "num_task_templates": len({task.task_id for task in self.tasks}),
+            "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
         }
 
 
@@ -82,7 +86,13 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     log_path = _log_path(config, models)
     _check_agent(config, models)
     devices = make_run_backend(config, log_path)
-    held_out = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="eval", device=devices.abilities)
+    held_out = load_tasks(
+        name_gym(config.tasks, config),
+        seed=config.seed,
+        split="eval",
+        device=devices.abilities,
+        has_judge=config.judge_model is not None,
+    )
     return EvaluationPlan(
         config=config,
         log_path=log_path,
@@ -91,6 +101,7 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         devices=devices,
         tasks=tuple(held_out.held_out(config.num_tasks)),
         reward=load_reward(config.reward),
+        judge=plan_judge(config, config.reward, held_out),
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )

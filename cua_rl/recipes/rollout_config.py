@@ -5,13 +5,14 @@ from typing import Literal
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
+from cua_rl.recipes.judge_config import JudgeSettings
 from cua_rl.recipes.number_checks import check_numbers
 
 Tasks = dict[str, object] | list[dict[str, object]]
 
 
 @chz.chz
-class RolloutConfig:
+class RolloutConfig(JudgeSettings):
     """The settings that training and evaluation share."""
 
     renderer_name: str | None = chz.field(

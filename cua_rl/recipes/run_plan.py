@@ -10,11 +10,13 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
+from cua_rl.recipes.judge_config import check_judge, plan_judge, require_precision
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.log_directory import run_folder
 from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions, num_attention_heads
@@ -45,6 +47,8 @@ class RunPlan:
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
+    judge: JudgeConfig | None
+    """None if no task needs one, and none is asked for beside validators."""
     history: History
     max_lora_rank: int
     gpus: GpuPlan
@@ -64,6 +68,7 @@ class RunPlan:
             "num_eval_tasks": len(self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
             "sampler": self.config.base_url or "started by the run",
+            "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
             **self.gpus.effective(),
         }
 
@@ -77,14 +82,17 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     renderer = make_image_renderer(model_path, config.renderer_name)
     _require_room(config, model_path)
     devices = make_run_backend(config, log_path(config))
-    train_tasks = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="train", device=devices.abilities)
-    eval_tasks: tuple[Task, ...] = ()
-    if config.eval_tasks is not None:
-        held_out = load_tasks(
-            name_gym(config.eval_tasks, config), seed=config.seed, split="eval", device=devices.abilities
+    train_tasks, held_out = _load_task_sets(config, devices)
+    judge = plan_judge(config, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
+    await check_judge(judge)
+    if judge is not None and train_tasks.is_judged:
+        require_precision(
+            judge,
+            least=config.judge_min_precision,
+            record=config.judge_calibration,
+            log_dir=config.log_dir,
+            is_forced=config.judge_force,
         )
-        require_disjoint(train_tasks, held_out)
-        eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
     for name in ("server_port", "gateway_port", "monitor_port"):
         _require_free_port(name, getattr(config, name))
     return RunPlan(
@@ -95,8 +103,9 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         renderer=renderer,
         devices=devices,
         train_tasks=train_tasks,
-        eval_tasks=eval_tasks,
+        eval_tasks=() if held_out is None else tuple(held_out.held_out(config.num_eval_rollouts)),
         reward=load_reward(config.reward),
+        judge=judge,
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         max_lora_rank=max_lora_rank(config.lora_rank),
         gpus=_gpu_plan(config, model_path, environ),
@@ -106,6 +115,29 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         database_url=await _reachable_database(environ),
         monitor=find_monitor(config, environ),
     )
+
+
+def _load_task_sets(config: CLIConfig, devices: DeviceBackend) -> tuple[TaskSet, TaskSet | None]:
+    """Training tasks, and held-out ones if any are asked for, with nothing in common."""
+    has_judge = config.judge_model is not None
+    train_tasks = load_tasks(
+        name_gym(config.tasks, config),
+        seed=config.seed,
+        split="train",
+        device=devices.abilities,
+        has_judge=has_judge,
+    )
+    if config.eval_tasks is None:
+        return train_tasks, None
+    held_out = load_tasks(
+        name_gym(config.eval_tasks, config),
+        seed=config.seed,
+        split="eval",
+        device=devices.abilities,
+        has_judge=has_judge,
+    )
+    require_disjoint(train_tasks, held_out)
+    return train_tasks, held_out
 
 
 def run_name(config: CLIConfig) -> str:
