@@ -11,7 +11,7 @@ from functools import cache
 from math import fsum
 
 METRICS: Mapping[str, str] = {
-    "progress/step": "optimizer steps completed, this one included",
+    "progress/step": "number of this training step; the first one is 1",
     "progress/done_frac": "share of the run's steps that are done, 0 to 1",
     "progress/epoch": "0-based pass over the training tasks",
     "progress/policy_version": "optimizer steps behind the adapter that is served after this step",

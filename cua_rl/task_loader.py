@@ -19,7 +19,7 @@ from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
 from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
-from cua_rl.tasks.lasting_devices import LastingDeviceTask
+from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of
@@ -69,9 +69,9 @@ class TaskSet:
         """True if one of the tasks has no validator, so that only a judge can decide it."""
         return any(isinstance(template, JudgedTask) for template in self.templates)
 
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        """The tasks of a step: every template comes round equally often, on a new phone each time."""
-        first = step * num_tasks
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
+        first = number * num_tasks
         return [self._instance(position, "batch") for position in range(first, first + num_tasks)]
 
     def held_out(self, num_tasks: int) -> list[Task]:
@@ -108,9 +108,9 @@ def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
     """Raise `ConfigError` if something would be both trained and evaluated on.
 
     Where the seed makes the device, the splits' seeds keep them apart; folder tasks, and all tasks on devices that are
-    the same for every seed, must not occur on both sides.
+    the same for every seed, must not occur on both sides, nor two tasks of the same instruction.
     """
-    shared = _fixed_ids(train) & _fixed_ids(held_out)
+    shared = _fixed(train) & _fixed(held_out)
     if shared:
         raise ConfigError(
             f"expected different tasks for training and evaluation, got {len(shared)} in both, such as "
@@ -124,10 +124,22 @@ def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
         )
 
 
-def _fixed_ids(tasks: TaskSet) -> set[str]:
-    """What never differs between instances: where a folder lies, or a task id."""
-    fixed = (template for template in tasks.templates if not tasks.is_seeded or isinstance(template, FolderTask))
-    return {str(template.folder) if isinstance(template, FolderTask) else template.task_id for template in fixed}
+def _fixed(tasks: TaskSet) -> set[str]:
+    """What the seeds do not tell apart: where a folder lies, or a task's id and instructions in lower case."""
+    fixed: set[str] = set()
+    for template in tasks.templates:
+        match template:
+            case FolderTask():
+                fixed.add(str(template.folder))
+            case LastingDeviceTask() if not tasks.is_seeded:
+                fixed |= {template.task_id, *map(str.lower, template.instructions())}
+            case CustomTask() if not tasks.is_seeded:
+                fixed |= {template.task_id, template.instruction.lower()}
+            case _ if not tasks.is_seeded:
+                fixed.add(template.task_id)
+            case _:
+                pass
+    return fixed
 
 
 def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities, has_judge: bool) -> Sequence[Template]:
@@ -152,7 +164,7 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, ha
         case "demo_training":
             return DEMO_TRAINING
         case "demo_eval":
-            return DEMO_EVAL
+            return DEMO_EVAL if device.is_seeded else held_out_templates()
         case "demo_all":
             return list(TEMPLATES.values())
         case "ids":
@@ -245,7 +257,7 @@ def _read_file(path: Path, device: DeviceAbilities, has_judge: bool) -> list[Tem
 
 
 def _text_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    """One entry a line. # begins a comment after one word (an id) and at a line's start; descriptions may hold it."""
+    """One entry a line. # begins a comment after an id and at the start of a line; descriptions may hold it."""
     for i, line in enumerate(text.splitlines(), start=1):
         before_comment = line.partition("#")[0].strip()
         if before_comment:

@@ -355,6 +355,8 @@ class Datum:
     sampling_logprobs: tuple[float, ...]
     policy_versions: tuple[int, ...]
     turn_indices: tuple[int, ...] = ()
+    group_id: str = ""
+    """Where its advantage comes from: a replayed rollout may be compared in several groups of a step."""
 
     def __post_init__(self) -> None:
         length = self.model_input.length
@@ -371,3 +373,8 @@ class Datum:
     @property
     def num_trained_tokens(self) -> int:
         return sum(self.loss_mask)
+
+    @property
+    def member(self) -> tuple[str, str]:
+        """Which member of which group: all datums of one share an advantage and a weight."""
+        return self.group_id, self.rollout_id

@@ -116,6 +116,7 @@ def datum(
     model_input: ModelInput | None = None,
     rollout_id: str = "r",
     turn_indices: Sequence[int] = (0,),
+    group_id: str = "g",
 ) -> Datum:
     return Datum(
         rollout_id=rollout_id,
@@ -125,4 +126,5 @@ def datum(
         sampling_logprobs=tuple(logprobs if logprobs is not None else [-1.0 * flag for flag in mask]),
         policy_versions=(0,),
         turn_indices=tuple(turn_indices),
+        group_id=group_id,
     )

@@ -172,16 +172,17 @@ def advantages_of(group: RolloutGroup) -> tuple[float, ...]:
     return tuple(reward - mean for reward in group.rewards)
 
 
-def start(first_step: int = 0) -> TrainingStarted:
+def start(first_step: int = 1) -> TrainingStarted:
     return TrainingStarted(
         run_name="run", log_path="/logs/run", config={"seed": 1, "name": "a\x00"}, first_step=first_step, total_steps=4
     )
 
 
-def source_events(group: RolloutGroup, step: int = 0, phase: Phase = "step") -> list[Event]:
+def source_events(group: RolloutGroup, step: int = 1, phase: Phase = "step") -> list[Event]:
     """A step or evaluation of one group, up to the end of the group."""
     source = Source(phase=phase, step=step)
-    events: list[Event] = [SourceStarted(source=source, tasks=(make_task(),), group_size=3, policy_version=step)]
+    version = step - 1 if phase == "step" else step
+    events: list[Event] = [SourceStarted(source=source, tasks=(make_task(),), group_size=3, policy_version=version)]
     for rollout in (*group.rollouts, *group.faulty):
         events.append(rollout_start(source, group, rollout))
         events += [TurnTaken(rollout_id=rollout.rollout_id, turn=turn) for turn in rollout.turns]
@@ -202,7 +203,7 @@ def rollout_start(source: Source, group: RolloutGroup, rollout: Rollout) -> Roll
     )
 
 
-def step_end(group: RolloutGroup, step: int = 0) -> StepTrained:
+def step_end(group: RolloutGroup, step: int = 1) -> StepTrained:
     logprobs = {
         rollout.rollout_id: tuple(
             (turn.index, tuple(value - 0.1 for value in turn.model.sampling_logprobs)) for turn in rollout.turns
@@ -211,7 +212,7 @@ def step_end(group: RolloutGroup, step: int = 0) -> StepTrained:
     }
     return StepTrained(
         step=step,
-        policy_version=step + 1,
+        policy_version=step,
         datums_sha256=f"{step:064x}",
         num_datums=3,
         training_logprobs=logprobs,

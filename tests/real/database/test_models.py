@@ -90,7 +90,7 @@ async def test_deleting_a_training_leaves_only_what_others_may_share(url: str) -
 
 async def test_a_rollout_id_cannot_serve_two_groups(url: str) -> None:
     group = make_group(1)
-    start_again = rollout_start(Source(phase="step", step=0), replace(group, group_id="other"), group.rollouts[0])
+    start_again = rollout_start(Source(phase="step", step=1), replace(group, group_id="other"), group.rollouts[0])
 
     with pytest.raises(DatabaseError, match="expected rollout ids to be unique"):
         await record(url, start(), *source_events(group), start_again)
