@@ -17,6 +17,7 @@ from cua_rl.conversation import (
 from cua_rl.errors import ConfigError
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.renderers.replay import replay
 from cua_rl.renderers.request_error import RequestError
 from tests.renderers.generated import encode_image, generate_conversation, make_image
 
@@ -81,8 +82,8 @@ def test_prompts_with_the_same_screenshot_share_its_bytes(small_renderer: Qwen3V
 
 def test_replaying_twice_changes_nothing(small_renderer: Qwen3VLRenderer) -> None:
     for seed in range(30):
-        once = small_renderer.replay(generate_conversation(seed).items)
-        assert small_renderer.replay(once) == once
+        once = replay(generate_conversation(seed).items)
+        assert replay(once) == once
 
 
 def test_marks_of_images_inside_text_never_become_image_tokens(small_renderer: Qwen3VLRenderer) -> None:
@@ -141,7 +142,7 @@ def test_a_text_only_renderer_refuses_images(small_folder: Path) -> None:
 
 
 def test_unknown_renderers_and_models_are_refused_with_the_known_ones(small_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\['qwen3', 'qwen3_vl'\], got 'qwen9'"):
+    with pytest.raises(ConfigError, match=r"\['qwen3', 'qwen3_vl', 'qwen3_vl_thinking'\], got 'qwen9'"):
         make_renderer(small_folder, "qwen9")
     with pytest.raises(ConfigError, match="got 'llama'"):
         make_renderer(_folder_like(small_folder, "llama"))
