@@ -15,7 +15,8 @@ class RolloutConfig:
     """The settings that training and evaluation share."""
 
     renderer_name: str | None = chz.field(
-        default=None, doc="how conversations become tokens; None detects it from the model"
+        default=None,
+        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
 
     # Agent

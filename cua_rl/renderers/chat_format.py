@@ -127,8 +127,8 @@ def _templates(model_path: Path) -> list[str]:
     """What the folder has as chat templates, in any of the places where Transformers looks."""
     plain = model_path / "chat_template.jinja"
     found: list[object] = [plain.read_text(encoding="utf-8")] if plain.is_file() else []
-    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        found.append(_read_json(model_path / name).get("chat_template"))
+    names = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+    found += [_read_json(model_path / name).get("chat_template") for name in names]
     return [template for template in found if isinstance(template, str)]
 
 

@@ -13,12 +13,10 @@ import pytest
 
 from cua_rl.conversation import ImagePart, Item, Message, Part, SampledAnswer, TextPart, Tool, ToolCall, ToolResult
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH, Qwen3VLRenderer, load_qwen3_vl_thinking
-from cua_rl.renderers.renderer import make_renderer
 from tests.renderers.generated import encode_image, make_image
+from tests.renderers.model_folders import THINKING_TEMPLATE
 
 PUBLISHED = Path(__file__).parent / "published"
-THINKING_TEMPLATE = PUBLISHED / "thinking_chat_template.jinja"
-CLICK = Tool(name="click", description="Tap", parameters={"type": "object"})
 ONE_TOKEN = ImagePart(data=encode_image(make_image(32, 32)), format="png")
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in (PUBLISHED / "qwen3_vl.jsonl").read_text(encoding="utf-8").splitlines()
@@ -75,7 +73,9 @@ def test_thinking_prompts_are_those_of_the_published_template_which_knows_no_too
 
 
 @pytest.mark.parametrize(
-    ("path", "column"), [(CHAT_TEMPLATE_PATH, "instruct"), (THINKING_TEMPLATE, "thinking")], ids=["instruct", "thinking"]
+    ("path", "column"),
+    [(CHAT_TEMPLATE_PATH, "instruct"), (THINKING_TEMPLATE, "thinking")],
+    ids=["instruct", "thinking"],
 )
 def test_our_templates_write_what_the_published_ones_write(path: Path, column: str) -> None:
     chat_templates = pytest.importorskip("transformers.utils.chat_template_utils")

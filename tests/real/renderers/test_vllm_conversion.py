@@ -7,8 +7,9 @@ import pytest
 
 from cua_rl.conversation import Item, Message, Reasoning, SampledAnswer, TextPart, Tool, ToolCall
 from cua_rl.renderers.openai_items import conversation_from_responses, responses_input, responses_tools
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl_thinking
 from tests.renderers.generated import generate_conversation
+from tests.renderers.model_folders import THINKING_TEMPLATE
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("vllm")
@@ -56,6 +57,15 @@ def vllm_prompts(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     return VllmPrompts(folder)
 
 
+@pytest.fixture(scope="module")
+def thinking_folder(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm_qwen3_vl_thinking")
+    for file in small_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "chat_template.jinja").write_bytes(THINKING_TEMPLATE.read_bytes())
+    return folder
+
+
 def body_of(items: Sequence[Item], tools: Sequence[Tool]) -> dict[str, object]:
     return {"input": responses_input(items), "tools": responses_tools(tools)}
 
@@ -68,6 +78,17 @@ def test_replayed_conversations_are_the_prompt_that_vllm_computes(
         expected = vllm_prompts.ids(body_of(*small_renderer.to_send(made.items, made.tools)))
         rendered = small_renderer.render(made.items, made.tools)
         assert rendered.token_ids(small_renderer.image_token_id) == expected, f"seed {seed}"
+
+
+def test_conversations_with_a_thinking_model_are_the_prompt_that_vllm_computes_tools_included(
+    thinking_folder: Path,
+) -> None:
+    prompts, renderer = VllmPrompts(thinking_folder), load_qwen3_vl_thinking(thinking_folder)
+    for seed in range(100):
+        made = generate_conversation(seed)
+        expected = prompts.ids(body_of(*renderer.to_send(made.items, made.tools)))
+        rendered = renderer.render(made.items, made.tools)
+        assert rendered.token_ids(renderer.image_token_id) == expected, f"seed {seed}"
 
 
 def test_conversations_as_an_agent_sends_them_agree_too_where_there_is_no_thinking(
