@@ -42,7 +42,8 @@ class RolloutConfig(JudgeSettings):
     """The settings that training and evaluation share."""
 
     renderer_name: str | None = chz.field(
-        default=None, doc="how conversations become tokens; None detects it from the model"
+        default=None,
+        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
 
     # Agent
