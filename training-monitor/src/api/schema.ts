@@ -303,7 +303,7 @@ export interface paths {
         };
         /**
          * List Tasks
-         * @description Tasks of the training steps, hardest first.
+         * @description Tasks of training steps, hardest first, then those that are only evaluated.
          */
         get: operations["list_tasks_api_runs__run_id__tasks_get"];
         put?: never;
@@ -343,7 +343,7 @@ export interface paths {
         };
         /**
          * Get Timeline
-         * @description Baseline, steps and evaluations in the order in which they began.
+         * @description Baseline, steps and evaluations in the order of training.
          */
         get: operations["get_timeline_api_runs__run_id__timeline_get"];
         put?: never;
@@ -682,6 +682,11 @@ export interface components {
             /** Duration S */
             duration_s: number;
             group: components["schemas"]["GroupSummary"];
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
             /**
              * Phase
              * @enum {string}
@@ -1055,10 +1060,17 @@ export interface components {
             error: string | null;
             /** Group Id */
             group_id: string;
+            /** Group Index */
+            group_index: number;
             /** History */
             history: components["schemas"]["StatusChange"][];
             /** Instruction */
             instruction: string | null;
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
             /**
              * Last Action
              * @description done on that screenshot, null if it shows the outcome
@@ -1277,7 +1289,10 @@ export interface components {
             config: {
                 [key: string]: unknown;
             };
-            /** Elapsed S */
+            /**
+             * Elapsed S
+             * @description until its end; until now if it is alive, else until it fell silent
+             */
             elapsed_s: number;
             /** Ended At */
             ended_at: string | null;
@@ -1285,7 +1300,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless running
+             * @description expected time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /** Evaluations */
@@ -1326,7 +1341,10 @@ export interface components {
              * @description rollouts of ended groups, those of evaluations included
              */
             num_rollouts: number;
-            /** Num Running Rollouts */
+            /**
+             * Num Running Rollouts
+             * @description 0 unless the run is alive
+             */
             num_running_rollouts: number;
             /**
              * Progress
@@ -1386,7 +1404,10 @@ export interface components {
         RunSummary: {
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
-            /** Elapsed S */
+            /**
+             * Elapsed S
+             * @description until its end; until now if it is alive, else until it fell silent
+             */
             elapsed_s: number;
             /** Ended At */
             ended_at: string | null;
@@ -1394,7 +1415,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless running
+             * @description expected time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /**
@@ -1520,6 +1541,11 @@ export interface components {
             group_size: number;
             /** Groups */
             groups: components["schemas"]["GroupSummary"][];
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
             /** Metrics */
             metrics: {
                 [key: string]: number | null;
@@ -1691,13 +1717,15 @@ export interface components {
         };
         /**
          * TaskStats
-         * @description How one task goes in a run's training steps.
+         * @description How one task goes in a run: in its training steps, and in the latest evaluation that tried it.
          */
         TaskStats: {
             /** Category */
             category: string | null;
             /** Difficulty */
             difficulty: string | null;
+            /** @description in the latest evaluation that tried it, the baseline included */
+            held_out: components["schemas"]["Rate"];
             /** Instruction */
             instruction: string | null;
             /** Last Step */
@@ -1707,7 +1735,10 @@ export interface components {
              * @description groups without any success
              */
             num_failed_groups: number;
-            /** Num Groups */
+            /**
+             * Num Groups
+             * @description in training steps; 0 for a task that is only evaluated
+             */
             num_groups: number;
             /** @description in the last quarter of the run's steps */
             recent: components["schemas"]["Rate"];
@@ -1717,7 +1748,7 @@ export interface components {
         };
         /**
          * TimelineItem
-         * @description A step, an evaluation or the baseline, in the order in which they ran.
+         * @description A step, an evaluation or the baseline, in the order of training.
          */
         TimelineItem: {
             /** Duration S */
