@@ -29,6 +29,7 @@ from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.figures import finite, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
+from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Page, Phase
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
 from cua_rl.renderers.answers import parse_answer
@@ -176,6 +177,8 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     return schemas.Rollout(
         **_item(run, overrides, row, group_id, phase, step),
         run_name=run.training.run_name,
+        is_run_alive=is_alive(run.training),
+        group_index=row.group_index,
         instruction=None if task is None else task.instruction,
         category=None if task is None else task.category,
         difficulty=None if task is None else task.difficulty,

@@ -65,6 +65,7 @@ class SourceDetail(Shown):
 
     run_id: str
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
     phase: Phase
     step: int
     status: StepStatus
@@ -108,6 +109,7 @@ class GroupDetail(Shown):
 
     run_id: str
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
     phase: Phase
     step: int
     group: GroupSummary
@@ -267,6 +269,8 @@ class Rollout(RolloutItem):
     """A rollout with all its turns."""
 
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
+    group_index: int
     category: str | None
     difficulty: str | None
     tags: list[str]
@@ -284,16 +288,17 @@ class Rollout(RolloutItem):
 
 
 class TaskStats(Shown):
-    """How one task goes in a run's training steps."""
+    """How one task goes in a run: in its training steps, and in the latest evaluation that tried it."""
 
     task_id: str
     instruction: str | None
     category: str | None
     difficulty: str | None
-    num_groups: int
+    num_groups: int = Field(description="in training steps; 0 for a task that is only evaluated")
     num_failed_groups: int = Field(description="groups without any success")
     success: Rate
     recent: Rate = Field(description="in the last quarter of the run's steps")
+    held_out: Rate = Field(description="in the latest evaluation that tried it, the baseline included")
     last_step: int | None
 
 

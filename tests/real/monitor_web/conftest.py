@@ -74,6 +74,7 @@ class Site:
     """Where the monitor is, and the runs that it shows: one has ended, the other goes on."""
 
     base_url: str
+    database_url: str
     ended: RecordedRun
     running: RecordedRun
 
@@ -99,7 +100,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
             await running.add_evaluation("baseline")
             await running.add_step(turns=2)
             async with serving(postgres.url) as port:
-                yield Site(base_url=f"http://127.0.0.1:{port}", ended=ended, running=running)
+                yield Site(base_url=f"http://127.0.0.1:{port}", database_url=postgres.url, ended=ended, running=running)
 
 
 async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config: Any) -> RecordedRun:
