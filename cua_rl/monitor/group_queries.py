@@ -12,6 +12,7 @@ from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.figures import finite, finite_values, make_rate
+from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Phase
 
 Overrides = Mapping[int, tuple[bool | None, float | None]]
@@ -39,6 +40,7 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
     return schemas.SourceDetail(
         run_id=run.run_id,
         run_name=run.training.run_name,
+        is_run_alive=is_alive(run.training),
         phase=phase,
         step=row.step,
         status=cast("schemas.StepStatus", row.status),
@@ -198,6 +200,7 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     return schemas.GroupDetail(
         run_id=run.run_id,
         run_name=run.training.run_name,
+        is_run_alive=is_alive(run.training),
         phase=phase,
         step=step,
         group=group,

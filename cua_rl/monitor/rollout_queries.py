@@ -9,6 +9,7 @@ from sqlalchemy import func, literal_column, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
 
+from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import (
     Environment,
     Eval,
@@ -28,6 +29,7 @@ from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.figures import finite, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
+from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Page, Phase
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
 from cua_rl.renderers.answers import parse_answer
@@ -175,6 +177,8 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     return schemas.Rollout(
         **_item(run, overrides, row, group_id, phase, step),
         run_name=run.training.run_name,
+        is_run_alive=is_alive(run.training),
+        group_index=row.group_index,
         instruction=None if task is None else task.instruction,
         category=None if task is None else task.category,
         difficulty=None if task is None else task.difficulty,
@@ -183,6 +187,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         reward_parts=None if row.reward_parts is None else finite_values(row.reward_parts),
         ended_at=row.ended_at,
         validation=None if validation is None else _validation(validation),
+        judgement=await _judgement(run, row.id),
         device=None if device is None else _device(device),
         overrides=await list_overrides(run, row.id),
         history=await _history(run, row.id),
@@ -199,6 +204,30 @@ def _validation(row: ValidationRow) -> schemas.ValidationShown:
         actual=row.actual,
         success=row.success,
         duration_s=finite(row.duration_s) or 0.0,
+    )
+
+
+async def _judgement(run: RunAccess, rollout_pk: int) -> schemas.JudgementShown | None:
+    query = select(JudgementRow, JudgePrompt.text).join(JudgePrompt, JudgementRow.prompt_sha256 == JudgePrompt.sha256)
+    found = (await run.session.execute(query.where(JudgementRow.rollout_pk == rollout_pk))).one_or_none()
+    if found is None:
+        return None
+    row, prompt = found
+    return schemas.JudgementShown(
+        model=row.model,
+        prompt=prompt,
+        prompt_sha256=row.prompt_sha256,
+        screenshots=row.screenshots,
+        decides=row.decides,
+        success=row.success,
+        score=finite(row.score),
+        reason=row.reason,
+        agreement=finite(row.agreement),
+        votes=[schemas.JudgeVoteShown(**vote) for vote in row.votes],
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_answer_tokens=row.num_answer_tokens,
+        cost_usd=finite(row.cost_usd),
+        duration_s=finite(row.duration_s),
     )
 
 

@@ -65,6 +65,7 @@ class SourceDetail(Shown):
 
     run_id: str
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
     phase: Phase
     step: int
     status: StepStatus
@@ -108,6 +109,7 @@ class GroupDetail(Shown):
 
     run_id: str
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
     phase: Phase
     step: int
     group: GroupSummary
@@ -204,6 +206,39 @@ class ValidationShown(Shown):
     duration_s: float
 
 
+class JudgeVoteShown(Shown):
+    """One answer of a judge."""
+
+    success: bool | None = Field(description="null if the endpoint failed or the answer was no verdict")
+    reason: str
+    score: float | None
+    error: str | None
+    is_malformed: bool
+    text: str = Field(description="the answer as it came")
+    duration_s: float | None
+    num_prompt_tokens: int
+    num_answer_tokens: int
+
+
+class JudgementShown(Shown):
+    """What a judge said about the rollout."""
+
+    model: str
+    prompt: str
+    prompt_sha256: str
+    screenshots: str
+    decides: bool = Field(description="false beside a validator, which decides")
+    success: bool | None = Field(description="null if no majority of the votes agrees")
+    score: float | None
+    reason: str
+    agreement: float | None = Field(description="share of the votes that say what the verdict says")
+    votes: list[JudgeVoteShown]
+    num_prompt_tokens: int
+    num_answer_tokens: int
+    cost_usd: float | None = Field(description="null if no prices were set")
+    duration_s: float | None
+
+
 class DeviceShown(Shown):
     """The device that the rollout used."""
 
@@ -234,6 +269,8 @@ class Rollout(RolloutItem):
     """A rollout with all its turns."""
 
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
+    group_index: int
     category: str | None
     difficulty: str | None
     tags: list[str]
@@ -241,6 +278,7 @@ class Rollout(RolloutItem):
     reward_parts: dict[str, float | None] | None
     ended_at: datetime | None
     validation: ValidationShown | None
+    judgement: JudgementShown | None = Field(description="null if no judge was asked")
     device: DeviceShown | None
     overrides: list[Override]
     history: list[StatusChange]
@@ -250,16 +288,17 @@ class Rollout(RolloutItem):
 
 
 class TaskStats(Shown):
-    """How one task goes in a run's training steps."""
+    """How one task goes in a run: in its training steps, and in the latest evaluation that tried it."""
 
     task_id: str
     instruction: str | None
     category: str | None
     difficulty: str | None
-    num_groups: int
+    num_groups: int = Field(description="in training steps; 0 for a task that is only evaluated")
     num_failed_groups: int = Field(description="groups without any success")
     success: Rate
     recent: Rate = Field(description="in the last quarter of the run's steps")
+    held_out: Rate = Field(description="in the latest evaluation that tried it, the baseline included")
     last_step: int | None
 
 

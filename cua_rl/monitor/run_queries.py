@@ -89,7 +89,7 @@ async def load_run(run: RunAccess) -> schemas.Run:
         config=shown_config(training),
         first_step=training.first_step,
         num_rollouts=int(counts or 0),
-        num_running_rollouts=running,
+        num_running_rollouts=running if summary.is_alive else 0,
         metrics=await _metric_infos(session, training.id),
         evaluations=await list_evaluations(session, training.id),
         checkpoints=[
@@ -183,7 +183,7 @@ def _success_point(phase: Any, step: int, won: int, done: int) -> schemas.Succes
 
 
 async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
-    """Baseline, steps and evaluations in the order in which they began."""
+    """Baseline, steps and evaluations in the order of training, whenever each of them began."""
     successes, rollouts, reward = group_sums()
     sums = (
         select(
@@ -201,7 +201,12 @@ async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
     evaluations = _sources(Eval, sums.c.eval_id == Eval.id, sums, run.training.id)
     items = [_timeline_item("step", *row) for row in await run.session.execute(steps)]
     items += [_timeline_item(row[0].phase, *row) for row in await run.session.execute(evaluations)]
-    return sorted(items, key=lambda item: item.started_at)
+    return sorted(items, key=_place)
+
+
+def _place(item: schemas.TimelineItem) -> tuple[int, int]:
+    """Where in the order of training something is: an evaluation after n steps comes before step n, the n+1st."""
+    return item.step, ("baseline", "eval", "step").index(item.phase)
 
 
 def _sources(table: type[Step] | type[Eval], joined: Any, sums: Any, training_id: int) -> AnySelect:

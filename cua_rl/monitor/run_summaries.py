@@ -136,7 +136,9 @@ def _summary(
     is_running = training.status == "running"
     part = min(1.0, open_step or 0.0) if is_running else 0.0
     left = max(0.0, training.total_steps - training.num_completed_steps - part)
-    ended = training.ended_at or (now if is_running else training.updated_at)
+    alive = is_alive(training, now)
+    is_predictable = alive and left > 0 and step_time_s is not None
+    seen = now if alive else training.heartbeat_at if is_running else training.updated_at
     return schemas.RunSummary(
         run_id=database.run_id(training.id),
         run_name=training.run_name,
@@ -144,14 +146,14 @@ def _summary(
         project=project,
         model_name=model_name(training.config),
         status=training.status,  # pyright: ignore[reportArgumentType] - the table allows nothing else
-        is_alive=is_running and (now - training.heartbeat_at).total_seconds() < _ALIVE_S,
+        is_alive=alive,
         error=training.error,
         num_completed_steps=training.num_completed_steps,
         total_steps=training.total_steps,
         progress=min(1.0, (training.num_completed_steps + part) / max(1, training.total_steps)),
         step_time_s=step_time_s,
-        eta_s=left * step_time_s if is_running and step_time_s is not None else None,
-        elapsed_s=max(0.0, (ended - training.started_at).total_seconds()),
+        eta_s=left * (step_time_s or 0.0) if is_predictable else None,
+        elapsed_s=max(0.0, ((training.ended_at or seen) - training.started_at).total_seconds()),
         started_at=training.started_at,
         ended_at=training.ended_at,
         heartbeat_at=training.heartbeat_at,
@@ -163,6 +165,12 @@ def _summary(
         last_eval_step=None if last_eval is None else last_eval[1],
         sparkline=thin(rates, _SPARKLINE_POINTS),
     )
+
+
+def is_alive(training: Training, now: datetime | None = None) -> bool:
+    """Whether the run goes on: it has not ended, and its recorder gave a sign of life in the last minute."""
+    silent_s = ((now or datetime.now(UTC)) - training.heartbeat_at).total_seconds()
+    return training.status == "running" and silent_s < _ALIVE_S
 
 
 def model_name(config: Mapping[str, Any]) -> str | None:

@@ -54,8 +54,10 @@ class RunSummary(Shown):
     total_steps: int
     progress: float = Field(description="share of steps that are done, 0 to 1; a step counts by its ended groups")
     step_time_s: float | None = Field(description="median of the last ten steps")
-    eta_s: float | None = Field(description="expected time until the last step is done; null unless running")
-    elapsed_s: float
+    eta_s: float | None = Field(
+        description="expected time until the last step is done; null unless the run is alive and steps are left"
+    )
+    elapsed_s: float = Field(description="until its end; until now if it is alive, else until it fell silent")
     started_at: datetime
     ended_at: datetime | None
     heartbeat_at: datetime
@@ -113,7 +115,7 @@ class Run(RunSummary):
     config: Json
     first_step: int
     num_rollouts: int = Field(description="rollouts of ended groups, those of evaluations included")
-    num_running_rollouts: int
+    num_running_rollouts: int = Field(description="0 unless the run is alive")
     metrics: list[MetricInfo]
     evaluations: list[Evaluation]
     checkpoints: list[CheckpointInfo]
@@ -167,7 +169,7 @@ class RunComparison(Shown):
 
 
 class TimelineItem(Shown):
-    """A step, an evaluation or the baseline, in the order in which they ran."""
+    """A step, an evaluation or the baseline, in the order of training."""
 
     phase: Phase
     step: int

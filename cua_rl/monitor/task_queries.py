@@ -15,7 +15,7 @@ _MAX_INSTANCES, _MAX_CHECKS, _MAX_ROLLOUTS = 100, 10, 20
 
 
 async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
-    """Tasks of the run's training steps, hardest first."""
+    """Tasks of the run, those of its training steps hardest first, then those that are only evaluated."""
     recent_from = await _recent_from(run)
     is_recent = Step.step >= recent_from
     successes, rollouts = func.sum(Group.num_successes), func.sum(Group.num_rollouts)
@@ -38,6 +38,7 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
         .where(Group.training_id == run.training.id, Group.status == "completed")
         .group_by(Group.task_id)
     )
+    held_out = await _held_out(run)
     found = [
         schemas.TaskStats(
             task_id=row.task_id,
@@ -48,11 +49,51 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
             num_failed_groups=row.num_failed_groups,
             success=make_rate(row.successes, row.rollouts),
             recent=make_rate(row.recent_successes, row.recent_rollouts),
+            held_out=make_rate(*held_out.pop(row.task_id, (0, 0))[-2:]),
             last_step=row.last_step,
         )
         for row in await run.session.execute(query)
     ]
-    return sorted(found, key=lambda task: (task.recent.high, task.success.high, task.task_id))
+    found.sort(key=lambda task: (task.recent.high, task.success.high, task.task_id))
+    return found + [_only_evaluated(*row) for row in held_out.values()]
+
+
+async def _held_out(run: RunAccess) -> dict[str, Any]:
+    """Per task, what it is and its successes and rollouts in the latest evaluation that tried it."""
+    query = (
+        select(
+            Group.task_id,
+            func.max(TaskRow.instruction),
+            func.max(TaskRow.category),
+            func.max(TaskRow.difficulty),
+            func.sum(Group.num_successes),
+            func.sum(Group.num_rollouts),
+        )
+        .join(Eval, Group.eval_id == Eval.id)
+        .outerjoin(TaskRow, Group.task_pk == TaskRow.id)
+        .where(Group.training_id == run.training.id, Group.status == "completed")
+        .group_by(Group.task_id, Eval.step, Eval.phase)
+        .order_by(Group.task_id, Eval.step, Eval.phase)  # the last of each task stays; "baseline" is before "eval"
+    )
+    return {row[0]: row for row in await run.session.execute(query)}
+
+
+def _only_evaluated(
+    task_id: str, instruction: str | None, category: str | None, difficulty: str | None, won: int, done: int
+) -> schemas.TaskStats:
+    nothing = make_rate(0, 0)
+    return schemas.TaskStats(
+        task_id=task_id,
+        instruction=instruction,
+        category=category,
+        difficulty=difficulty,
+        num_groups=0,
+        num_failed_groups=0,
+        success=nothing,
+        recent=nothing,
+        held_out=make_rate(won, done),
+        last_step=None,
+    )
 
 
 async def _recent_from(run: RunAccess) -> int:

@@ -6,6 +6,7 @@ import chz
 
 from cua_rl.agent.history import HistoryPolicy
 from cua_rl.errors import ConfigError
+from cua_rl.recipes.judge_config import JudgeSettings
 from cua_rl.recipes.number_checks import check_numbers
 from cua_rl.recipes.presets import Given
 from cua_rl.tasks.source_config import TaskSources, find_site
@@ -37,11 +38,12 @@ def given_site(tasks: object) -> str | None:
 
 
 @chz.chz
-class RolloutConfig:
+class RolloutConfig(JudgeSettings):
     """The settings that training and evaluation share."""
 
     renderer_name: str | None = chz.field(
-        default=None, doc="how conversations become tokens; None detects it from the model"
+        default=None,
+        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
 
     # Agent

@@ -22,8 +22,10 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
+from cua_rl.judge.judge import Judge
 from cua_rl.recipes.agents import make_agent, open_gateway
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
+from cua_rl.recipes.judge_config import open_judge
 from cua_rl.recipes.learning import train_step_settings
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.recipes.model_folder import fetch_weights
@@ -153,11 +155,12 @@ def _training_ended(error: BaseException) -> TrainingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Trainer, sampler and the gateway in front of it, running."""
+    """Trainer, sampler and the gateway in front of it, running, and the judge, if there is one."""
 
     trainer: TrainingClient
     sampler: SamplingClient
     gateway: Gateway
+    judge: Judge | None
 
 
 async def _start_engine(
@@ -184,7 +187,8 @@ async def _start_engine(
     gateway = await stack.enter_async_context(
         open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config))
     )
-    return Engine(trainer=trainer, sampler=sampler, gateway=gateway)
+    judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
+    return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
 
 
 def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:
@@ -303,6 +307,8 @@ def _make_runner(
         agent=make_agent(config, insider, engine.gateway, plan.log_path / "logs" / "agents"),
         reward=plan.reward,
         watch_goal=config.watch_goal,
+        judge=engine.judge,
+        judge_all=config.judge == "compare",
         recorder=recorder,
         max_turns=config.max_turns,
         time_limits=devices.time_limits,

@@ -211,3 +211,64 @@ async def test_a_rollout_plays_as_a_film_and_a_group_on_one_clock(window: Window
     assert await page.locator(".member").count() == 8
     await page.keyboard.press("ArrowLeft")
     assert "t=" in page.url
+
+
+async def _press_at_once(window: Window, *keys: str) -> None:
+    """Press keys faster than a page is drawn."""
+    script = "keys => { for (const key of keys) window.dispatchEvent(new KeyboardEvent('keydown', {key})); }"
+    await window.page.evaluate(script, list(keys))
+
+
+async def test_quick_presses_of_arrow_keys_lose_no_turn_and_no_moment(window: Window) -> None:
+    page, run = window.page, window.site.ended.run_id
+    rollout = await _first_rollout(window, 2)
+    await window.open(f"/runs/{run}/rollouts/{rollout['rollout_id']}")
+    await page.get_by_role("heading", name="Turn 1 of 3").wait_for()
+    await _press_at_once(window, "ArrowRight", "ArrowRight")
+    await page.get_by_role("heading", name="Turn 3 of 3").wait_for()
+    await _press_at_once(window, "ArrowLeft", "ArrowLeft", "ArrowRight")
+    await page.get_by_role("heading", name="Turn 2 of 3").wait_for()
+    await page.get_by_role("navigation", name="Breadcrumb").get_by_role("link", name="Group").click()
+    await page.get_by_role("slider", name="Time since the group began").wait_for()
+    moments: list[str] = []
+    for _ in range(2):
+        await page.keyboard.press("ArrowLeft")
+        moments.append(page.url.partition("t=")[2])
+    await page.goto(page.url.partition("?")[0])
+    await page.get_by_role("slider", name="Time since the group began").wait_for()
+    await _press_at_once(window, "ArrowLeft", "ArrowLeft")
+    assert page.url.endswith(f"t={moments[1]}")
+
+
+async def test_the_next_rollout_of_a_group_opens_at_the_same_turn(window: Window) -> None:
+    page, run = window.page, window.site.ended.run_id
+    rollout = await _first_rollout(window, 2)
+    await window.open(f"/runs/{run}/rollouts/{rollout['rollout_id']}?turn=2&color=gap")
+    await page.get_by_role("heading", name="Turn 2 of 3").wait_for()
+    await page.keyboard.press("]")
+    await page.get_by_text("2 / 8").wait_for()
+    await page.get_by_role("heading", name="Turn 2 of 3").wait_for()
+    assert page.url.endswith("?turn=2&color=gap")
+    await page.keyboard.press("[")
+    await page.wait_for_url(re.compile(rf"{rollout['rollout_id']}\?turn=2"))
+
+
+async def test_every_page_has_a_title_that_says_which_one_it_is(window: Window) -> None:
+    run = window.site.ended.run_id
+    rollout = await _first_rollout(window, 1)
+    answer = await window.page.request.get(f"{window.site.base_url}/api/runs/{run}/step/1")
+    group = (await answer.json())["groups"][0]
+    for path, title in {
+        "/": "Runs · cua_rl",
+        f"/runs/{run}": "first · cua_rl",
+        f"/runs/{run}?tab=timeline": "Timeline · first · cua_rl",
+        f"/runs/{run}/step/1": "Step 1 · first · cua_rl",
+        f"/runs/{run}/step/1/groups/{group['group_id']}": "Group 1 · Step 1 · first · cua_rl",
+        f"/runs/{run}/rollouts/{rollout['rollout_id']}": "Rollout 1 · Group 1 · Step 1 · first · cua_rl",
+        f"/runs/{run}/tasks/{group['task_id']}": f"{group['task_id']} · Tasks · first · cua_rl",
+        "/compare": "Compare · cua_rl",
+        "/benchmarks": "Benchmarks · cua_rl",
+        "/no/such/page": "There is no such page · cua_rl",
+    }.items():
+        await window.open(path)
+        await window.page.wait_for_function("wanted => document.title === wanted", arg=title)

@@ -303,7 +303,7 @@ export interface paths {
         };
         /**
          * List Tasks
-         * @description Tasks of the training steps, hardest first.
+         * @description Tasks of training steps, hardest first, then those that are only evaluated.
          */
         get: operations["list_tasks_api_runs__run_id__tasks_get"];
         put?: never;
@@ -343,7 +343,7 @@ export interface paths {
         };
         /**
          * Get Timeline
-         * @description Baseline, steps and evaluations in the order in which they began.
+         * @description Baseline, steps and evaluations in the order of training.
          */
         get: operations["get_timeline_api_runs__run_id__timeline_get"];
         put?: never;
@@ -683,6 +683,11 @@ export interface components {
             duration_s: number;
             group: components["schemas"]["GroupSummary"];
             /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
+            /**
              * Phase
              * @enum {string}
              */
@@ -849,6 +854,82 @@ export interface components {
             index: number;
             /** Kind */
             kind: string;
+        };
+        /**
+         * JudgeVoteShown
+         * @description One answer of a judge.
+         */
+        JudgeVoteShown: {
+            /** Duration S */
+            duration_s: number | null;
+            /** Error */
+            error: string | null;
+            /** Is Malformed */
+            is_malformed: boolean;
+            /** Num Answer Tokens */
+            num_answer_tokens: number;
+            /** Num Prompt Tokens */
+            num_prompt_tokens: number;
+            /** Reason */
+            reason: string;
+            /** Score */
+            score: number | null;
+            /**
+             * Success
+             * @description null if the endpoint failed or the answer was no verdict
+             */
+            success: boolean | null;
+            /**
+             * Text
+             * @description the answer as it came
+             */
+            text: string;
+        };
+        /**
+         * JudgementShown
+         * @description What a judge said about the rollout.
+         */
+        JudgementShown: {
+            /**
+             * Agreement
+             * @description share of the votes that say what the verdict says
+             */
+            agreement: number | null;
+            /**
+             * Cost Usd
+             * @description null if no prices were set
+             */
+            cost_usd: number | null;
+            /**
+             * Decides
+             * @description false beside a validator, which decides
+             */
+            decides: boolean;
+            /** Duration S */
+            duration_s: number | null;
+            /** Model */
+            model: string;
+            /** Num Answer Tokens */
+            num_answer_tokens: number;
+            /** Num Prompt Tokens */
+            num_prompt_tokens: number;
+            /** Prompt */
+            prompt: string;
+            /** Prompt Sha256 */
+            prompt_sha256: string;
+            /** Reason */
+            reason: string;
+            /** Score */
+            score: number | null;
+            /** Screenshots */
+            screenshots: string;
+            /**
+             * Success
+             * @description null if no majority of the votes agrees
+             */
+            success: boolean | null;
+            /** Votes */
+            votes: components["schemas"]["JudgeVoteShown"][];
         };
         /**
          * LiveEvent
@@ -1055,10 +1136,19 @@ export interface components {
             error: string | null;
             /** Group Id */
             group_id: string;
+            /** Group Index */
+            group_index: number;
             /** History */
             history: components["schemas"]["StatusChange"][];
             /** Instruction */
             instruction: string | null;
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
+            /** @description null if no judge was asked */
+            judgement: components["schemas"]["JudgementShown"] | null;
             /**
              * Last Action
              * @description done on that screenshot, null if it shows the outcome
@@ -1277,7 +1367,10 @@ export interface components {
             config: {
                 [key: string]: unknown;
             };
-            /** Elapsed S */
+            /**
+             * Elapsed S
+             * @description until its end; until now if it is alive, else until it fell silent
+             */
             elapsed_s: number;
             /** Ended At */
             ended_at: string | null;
@@ -1285,7 +1378,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless running
+             * @description expected time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /** Evaluations */
@@ -1326,7 +1419,10 @@ export interface components {
              * @description rollouts of ended groups, those of evaluations included
              */
             num_rollouts: number;
-            /** Num Running Rollouts */
+            /**
+             * Num Running Rollouts
+             * @description 0 unless the run is alive
+             */
             num_running_rollouts: number;
             /**
              * Progress
@@ -1386,7 +1482,10 @@ export interface components {
         RunSummary: {
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
-            /** Elapsed S */
+            /**
+             * Elapsed S
+             * @description until its end; until now if it is alive, else until it fell silent
+             */
             elapsed_s: number;
             /** Ended At */
             ended_at: string | null;
@@ -1394,7 +1493,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless running
+             * @description expected time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /**
@@ -1520,6 +1619,11 @@ export interface components {
             group_size: number;
             /** Groups */
             groups: components["schemas"]["GroupSummary"][];
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
             /** Metrics */
             metrics: {
                 [key: string]: number | null;
@@ -1691,13 +1795,15 @@ export interface components {
         };
         /**
          * TaskStats
-         * @description How one task goes in a run's training steps.
+         * @description How one task goes in a run: in its training steps, and in the latest evaluation that tried it.
          */
         TaskStats: {
             /** Category */
             category: string | null;
             /** Difficulty */
             difficulty: string | null;
+            /** @description in the latest evaluation that tried it, the baseline included */
+            held_out: components["schemas"]["Rate"];
             /** Instruction */
             instruction: string | null;
             /** Last Step */
@@ -1707,7 +1813,10 @@ export interface components {
              * @description groups without any success
              */
             num_failed_groups: number;
-            /** Num Groups */
+            /**
+             * Num Groups
+             * @description in training steps; 0 for a task that is only evaluated
+             */
             num_groups: number;
             /** @description in the last quarter of the run's steps */
             recent: components["schemas"]["Rate"];
@@ -1717,7 +1826,7 @@ export interface components {
         };
         /**
          * TimelineItem
-         * @description A step, an evaluation or the baseline, in the order in which they ran.
+         * @description A step, an evaluation or the baseline, in the order of training.
          */
         TimelineItem: {
             /** Duration S */

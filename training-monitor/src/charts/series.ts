@@ -1,6 +1,8 @@
 /** Values over steps; `low` and `high` bound an interval around each value. */
 export type Series = {
   label: string;
+  /** What a click on a point leads to, where labels alone do not say it. */
+  id?: string;
   /** Name of a CSS custom property, such as "--accent", or a colour. */
   color: string;
   points: readonly Point[];

@@ -1,9 +1,9 @@
 import { useMemo } from "react";
-import { useQuery } from "../api/cache";
+import { useQuery, useRefresh } from "../api/cache";
 import { groupPage, runPage, sourceName, sourcePage, sourcePath, taskPage } from "../api/paths";
-import type { GroupSummary, SourceDetail } from "../api/types";
+import type { GroupSummary, RolloutCell, SourceDetail } from "../api/types";
 import { formatDuration, formatNumber, formatPercent, plural } from "../format";
-import { RolloutCellLink } from "../rollout/RolloutCellLink";
+import { RolloutCellLink, type CellRollout } from "../rollout/RolloutCellLink";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
@@ -25,6 +25,7 @@ const ORDERS = [
 /** A step, an evaluation or the baseline: its figures and its grid of groups and rollouts. */
 export function SourcePage({ runId, phase, step }: { runId: string; phase: string; step: string }) {
   const query = useQuery<SourceDetail>(sourcePath(runId, phase, step));
+  useRefresh(query.reload, query.data?.ended_at === null && query.data.is_run_alive);
   return <Loaded query={query} height={480}>{(source) => <SourceView source={source} />}</Loaded>;
 }
 
@@ -43,7 +44,7 @@ function SourceView({ source }: { source: SourceDetail }) {
           { label: source.run_name, to: runPage(source.run_id) },
           { label: sourceName(source.phase, source.step) },
         ]}
-        title={<>{sourceName(source.phase, source.step)} <StatusBadge status={source.status} /></>}
+        title={<>{sourceName(source.phase, source.step)} <StatusBadge status={source.status} alive={source.is_run_alive} /></>}
         actions={
           <>
             <button type="button" className="button" disabled={source.previous_step === null} title="Previous  [" onClick={() => go(source.previous_step)}>
@@ -163,7 +164,7 @@ function GroupRow({ group, source, range }: { group: GroupSummary; source: Sourc
   return (
     <li className={`group-row ${group.is_constant ? "constant" : ""}`}>
       <div className="group-task">
-        <Link to={groupPage(source, group.group_id)} className="group-name" data-row title="The rollouts side by side">
+        <Link to={groupPage(source, group.group_id)} className="group-name" data-row title={group.instruction ?? "The rollouts side by side"}>
           {group.instruction ?? group.task_id}
         </Link>
         <span className="faint truncate">
@@ -172,7 +173,7 @@ function GroupRow({ group, source, range }: { group: GroupSummary; source: Sourc
         </span>
       </div>
       <div className="cells">
-        {group.rollouts.map((rollout) => <RolloutCellLink key={rollout.rollout_id} rollout={rollout} runId={runId} range={range} />)}
+        {group.rollouts.map((rollout) => <RolloutCellLink key={rollout.rollout_id} rollout={asLeft(rollout, source)} runId={runId} range={range} />)}
         {Array.from({ length: missing }, (_, index) => <span key={index} className="cell waiting" aria-hidden="true" />)}
         {group.replays.map((replay) => (
           <RolloutCellLink
@@ -187,13 +188,19 @@ function GroupRow({ group, source, range }: { group: GroupSummary; source: Sourc
       <div className="group-figures num">
         {group.is_constant && <span className="badge" title="All rewards equal: the group teaches nothing">constant</span>}
         {group.num_rollouts === null ? (
-          <StatusBadge status={group.status} />
+          <StatusBadge status={group.status} alive={source.is_run_alive} />
         ) : (
           <span title="mean and standard deviation of the rewards">{formatNumber(group.reward_mean, 3)} <span className="faint">± {formatNumber(group.reward_std, 2)}</span></span>
         )}
       </div>
     </li>
   );
+}
+
+/** A rollout that a dead run left under way will not go on. */
+function asLeft(rollout: RolloutCell, source: SourceDetail): CellRollout {
+  if (rollout.status !== "running" || source.is_run_alive) return rollout;
+  return { ...rollout, status: "cancelled", stop_reason: "interrupted" };
 }
 
 function StepMetrics({ metrics }: { metrics: SourceDetail["metrics"] }) {

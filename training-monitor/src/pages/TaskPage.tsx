@@ -8,7 +8,7 @@ import type { Series } from "../charts/series";
 import { formatNumber, formatPercent, words } from "../format";
 import { RolloutCellLink } from "../rollout/RolloutCellLink";
 import { Link, navigate } from "../router";
-import { Empty, IntervalBar, Loaded, PageHead, Panel, Stat } from "../ui/parts";
+import { Clamped, Empty, IntervalBar, Loaded, PageHead, Panel, Stat } from "../ui/parts";
 
 const UNIT: [number, number] = [0, 1.02];
 const RANGE: [number, number] = [0, 1];
@@ -49,7 +49,7 @@ function TaskView({ task }: { task: TaskDetail }) {
           { label: task.task_id },
         ]}
         title={task.task_id}
-        note={<>{task.instruction && <span>for example: “{task.instruction}”</span>}{task.category && <span className="badge">{task.category}</span>}{task.difficulty && <span className="badge">{task.difficulty}</span>}</>}
+        note={<>{task.instruction && <Clamped lines={2}>for example: “{task.instruction}”</Clamped>}{task.category && <span className="badge">{task.category}</span>}{task.difficulty && <span className="badge">{task.difficulty}</span>}</>}
       />
       <dl className="stats">
         <Stat label="Success in training" hint="95 % Wilson interval">{formatPercent(task.success.rate, 1)}<small>{formatPercent(task.success.low)} to {formatPercent(task.success.high)}</small></Stat>
@@ -113,7 +113,7 @@ export function CountBars({ counts }: { counts: readonly { name: string; count: 
       {counts.slice(0, 12).map((one) => (
         <li key={one.name}>
           <i style={{ width: `${(one.count / most) * 100}%` }} />
-          <span className="count-name">{words(one.name)}</span>
+          <span className="count-name" title={words(one.name)}>{words(one.name)}</span>
           <b>{one.count.toLocaleString("en-US")}</b>
         </li>
       ))}
