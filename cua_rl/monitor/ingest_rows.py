@@ -121,7 +121,7 @@ def _find_run(scope: IngestScope, item: sent.SentTraining) -> int:
 
 def _begin_attempt(scope: IngestScope, training_id: int, ours: dict[str, Any]) -> dict[str, Any]:
     """A resumed run: void what the earlier attempt left and this one will send again."""
-    first_step = int(ours.get("first_step", 0))
+    first_step = int(ours.get("first_step", 1))
     connection = scope.connection
     kept = [str(name) for name in ours.get("kept_group_ids", ())]
     later = [Step.training_id == training_id, Step.step >= first_step]
@@ -129,7 +129,7 @@ def _begin_attempt(scope: IngestScope, training_id: int, ours: dict[str, Any]) -
     keys = set(connection.scalars(select(Step.id).where(*later, Step.id.in_(with_kept))))
     connection.execute(delete(Step).where(*later, Step.id.not_in(keys)))
     connection.execute(delete(Group).where(Group.step_id.in_(keys), Group.group_id.not_in(kept)))
-    unfinished = or_(Eval.step > first_step, Eval.status != "completed")
+    unfinished = or_(Eval.step >= first_step, Eval.status != "completed")
     connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
     done = select(func.count()).select_from(Step).where(Step.training_id == training_id, Step.status == "completed")
     return {

@@ -18,7 +18,7 @@ from tests.real.monitor.events import make_step_events
 
 
 def events() -> list[Event]:
-    return [start(), *make_step_events(0), *make_step_events(1), TrainingEnded(status="completed")]
+    return [start(), *make_step_events(1), *make_step_events(2), TrainingEnded(status="completed")]
 
 
 async def test_nothing_is_lost_or_doubled_while_the_monitor_is_away(server_url: str, url: str, tmp_path: Path) -> None:
