@@ -22,7 +22,6 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "rollout/num_turns/mean": _mean(num_turns),
         "rollout/num_turns/max": max(num_turns, default=0.0),
     }
-    judged = _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
     return (
         metrics
         | _reward_metrics(groups)
@@ -30,32 +29,8 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         | _duration_metrics(rollouts, turns)
         | _stop_metrics(rollouts)
         | _part_metrics(rollouts)
-        | judged
+        | _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
     )
-
-
-def _num_retries(group: RolloutGroup) -> int:
-    """Attempts beyond the first at each place of the group."""
-    attempts = [rollout.member_index for rollout in (*group.rollouts, *group.faulty)]
-    return len(attempts) - len(set(attempts))
-
-
-def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """How good the rollouts were, and how much groups and categories differ in that."""
-    rewards = [reward for group in groups for reward in group.rewards]
-    successes: defaultdict[str, list[float]] = defaultdict(list)
-    for group in groups:
-        successes[group.category] += [float(rollout.success) for rollout in group.rollouts]
-    judged = [[rollout.success for rollout in group.rollouts] for group in groups if group.rollouts]
-    return {
-        "reward/mean": _mean(rewards),
-        "reward/std": pstdev(rewards) if rewards else 0.0,
-        "reward/std_in_group": _mean([pstdev(group.rewards) for group in groups if group.rewards]),
-        "reward/success_rate": _mean([rate for rates in successes.values() for rate in rates]),
-        "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
-        "reward/all_failed_group_frac": _mean([float(not any(group)) for group in judged]),
-        "reward/all_solved_group_frac": _mean([float(all(group)) for group in judged]),
-    } | {f"reward/success_rate/{name}": _mean(rates) for name, rates in sorted(successes.items()) if name and rates}
 
 
 def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -85,6 +60,30 @@ def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     }
     metrics |= {"judge/cost_usd": sum(costs)} if costs else {}
     return metrics | ({"judge/validator_agreement": _mean(beside)} if beside else {})
+
+
+def _num_retries(group: RolloutGroup) -> int:
+    """Attempts beyond the first at each place of the group."""
+    attempts = [rollout.member_index for rollout in (*group.rollouts, *group.faulty)]
+    return len(attempts) - len(set(attempts))
+
+
+def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """How good the rollouts were, and how much groups and categories differ in that."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    successes: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        successes[group.category] += [float(rollout.success) for rollout in group.rollouts]
+    judged = [[rollout.success for rollout in group.rollouts] for group in groups if group.rollouts]
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/std": pstdev(rewards) if rewards else 0.0,
+        "reward/std_in_group": _mean([pstdev(group.rewards) for group in groups if group.rewards]),
+        "reward/success_rate": _mean([rate for rates in successes.values() for rate in rates]),
+        "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
+        "reward/all_failed_group_frac": _mean([float(not any(group)) for group in judged]),
+        "reward/all_solved_group_frac": _mean([float(all(group)) for group in judged]),
+    } | {f"reward/success_rate/{name}": _mean(rates) for name, rates in sorted(successes.items()) if name and rates}
 
 
 def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -1,7 +1,6 @@
 """A monitor on a port, over a real Postgres with a recorded run, and Chromium in front of it."""
 
 import random
-import shutil
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest_asyncio
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.devices.browser.chromium import find_chromium
+from cua_rl.errors import ConfigError
 from cua_rl.events import EvaluationEnded, Source, StepTrained, TrainingEnded, TrainingStarted
 from cua_rl.renderers.renderer import make_renderer
 from scripts import seed_monitor
@@ -22,7 +23,6 @@ from tests.real.monitor.conftest import serving
 playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright, as scripts/setup.sh does")
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 NUM_STEPS = 4
 
 
@@ -114,9 +114,10 @@ async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def chromium() -> AsyncGenerator[Any]:
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("expected Chromium, found none; scripts/install_system_packages.sh installs it")
+    try:
+        program = find_chromium()
+    except ConfigError as error:
+        pytest.skip(str(error))
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
