@@ -41,6 +41,15 @@ export const SECTIONS: readonly ChartSection[] = [
     ],
   },
   {
+    title: "Judge",
+    charts: [
+      { title: "Verdicts", metrics: ["judge/success_rate", "judge/agreement", "judge/validator_agreement", "judge/malformed_frac"], percent: true },
+      { title: "Rollouts judged", metrics: ["judge/num_verdicts", "judge/num_without_verdict"] },
+      { title: "Wait for the judge", metrics: ["judge/latency_s/mean", "judge/latency_s/max"], seconds: true },
+      { title: "Cost of the judge", metrics: ["judge/cost_usd"] },
+    ],
+  },
+  {
     title: "Speed",
     charts: [
       { title: "Time per phase", metrics: ["time/rollouts_s", "time/train_s", "time/publish_s", "time/save_s", "time/wait_s"], seconds: true },
