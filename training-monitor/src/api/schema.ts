@@ -1684,7 +1684,7 @@ export interface components {
          * @description Why a rollout ended.
          * @enum {string}
          */
-        StopReason: "finished" | "max_turns" | "context_overflow" | "time_limit" | "device_error" | "sampling_error" | "task_error";
+        StopReason: "finished" | "max_turns" | "max_time" | "context_overflow" | "time_limit" | "device_error" | "sampling_error" | "task_error";
         /**
          * SuccessPoint
          * @description Success of one step's rollouts, or of one evaluation.
