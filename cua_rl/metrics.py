@@ -23,7 +23,7 @@ METRICS: Mapping[str, str] = {
     "reward/success_rate": "share of rollouts whose task's validator said success",
     "reward/num_groups": "groups that the step's batch is made of",
     "reward/num_trained_groups": "groups with a spread of rewards, which are the ones that teach",
-    "reward/constant_group_frac": "share of groups whose rewards are all equal: no signal",
+    "reward/constant_group_frac": "share of constant groups: all rewards equal, so they teach nothing",
     "reward/all_failed_group_frac": "share of groups without any success",
     "reward/all_solved_group_frac": "share of groups in which every rollout succeeded",
     "curriculum/num_sampled_groups": "groups that the step ran, those in place of constant ones included",

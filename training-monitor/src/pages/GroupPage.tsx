@@ -4,6 +4,7 @@ import { groupPath, rolloutPage, runPage, sourceName, sourcePage, taskPage } fro
 import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
+import { shownSuccess } from "../rollout/verdict";
 import { Screenshot } from "../rollout/Screenshot";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
@@ -69,11 +70,11 @@ function GroupView({ detail }: { detail: GroupDetail }) {
           { label: sourceName(detail.phase, detail.step), to: sourcePage(detail.run_id, detail.phase, detail.step) },
           { label: `Group ${group.group_index + 1}` },
         ]}
-        title={<>{group.instruction ?? group.task_id} {group.is_constant && <span className="badge">constant: teaches nothing</span>}</>}
+        title={<>{group.instruction ?? group.task_id} {detail.phase === "step" && group.is_constant && <span className="badge">constant: teaches nothing</span>}</>}
         note={<><Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
       />
       <dl className="stats">
-        <Stat label="Successes">{group.num_successes ?? "–"}<small>of {group.num_rollouts ?? detail.rollouts.length}</small></Stat>
+        <Successes detail={detail} />
         <Stat label="Reward">{formatNumber(group.reward_mean, 3)}<small>± {formatNumber(group.reward_std, 2)}</small></Stat>
         <Stat label="Faults">{group.num_faulty ?? 0}</Stat>
         <Stat label="Replayed">{group.replays.length}</Stat>
@@ -113,6 +114,20 @@ function GroupView({ detail }: { detail: GroupDetail }) {
         )}
       </Panel>
     </>
+  );
+}
+
+/** As the badges below have them, verdicts of people included; what the validator said stands beside it. */
+function Successes({ detail }: { detail: GroupDetail }) {
+  const { group, rollouts } = detail;
+  const judged = rollouts.filter((rollout) => shownSuccess(rollout) !== null && rollout.status !== "failed");
+  const isOverridden = rollouts.some((rollout) => rollout.override_success !== null);
+  const byValidator = isOverridden ? `, ${group.num_successes ?? "–"} by the validator` : "";
+  return (
+    <Stat label="Successes">
+      {judged.length ? judged.filter(shownSuccess).length : "–"}
+      <small>of {group.num_rollouts ?? rollouts.length}{byValidator}</small>
+    </Stat>
   );
 }
 
@@ -162,11 +177,11 @@ function Member({ rollout, runId, time }: { rollout: ClockRollout; runId: string
       </Link>
       <div className="row between">
         <b className="num">#{rollout.member_index + 1}</b>
-        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={rollout.override_success ?? rollout.success} fault={rollout.status === "failed"} />}
+        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />}
       </div>
       <div className="member-facts num">
         <span>turn {moment.turn + 1}/{rollout.turns.length}</span>
-        <span title="reward, advantage">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
+        <span title="reward and advantage, as they were trained on">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
       </div>
       <div className="faint truncate">{moment.acting ? (describeAction(turn?.action)?.line ?? words(turn?.failure_kind ?? "no action")) : words(rollout.stop_reason ?? "")}</div>
     </article>
