@@ -2,7 +2,7 @@
 
     trainings ── steps ──┐
         │    └── evals ──┴── groups ── rollouts ── turns ── screenshots
-        └── checkpoints              ├── validations, replays
+        └── checkpoints              ├── validations, judgements, replays
     tasks ── groups, rollouts        └── environments
     status_history: every change of status of a training, step, eval, group or rollout
 

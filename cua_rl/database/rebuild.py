@@ -1,17 +1,29 @@
 """Groups as they were recorded, rebuilt from the database alone: equal in every token, pixel and float."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.conversation import ImageFormat, ParseFailure
 from cua_rl.database.encoding import decode_action, decode_more_actions, decode_prompt
-from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TurnRow, ValidationRow
+from cua_rl.database.judge_models import JudgementRow, JudgePrompt
+from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Phase
-from cua_rl.types import ModelTurn, Observation, Reward, Rollout, RolloutGroup, StopReason, Turn, Validation
+from cua_rl.types import (
+    Judgement,
+    JudgeVote,
+    ModelTurn,
+    Observation,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    StopReason,
+    Turn,
+    Validation,
+)
 
 
 async def load_groups(
@@ -26,7 +38,10 @@ async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group])
     group_pks = [row.id for row in group_rows]
     rollouts = await _load_group_rollouts(session, group_pks)
     replayed = await _load_replayed(session, group_pks)
-    return [_build_group(row, rollouts[row.id], replayed[row.id]) for row in group_rows]
+    categories = await _load_categories(session, {row.task_pk for row in group_rows})
+    return [
+        _build_group(row, rollouts[row.id], replayed[row.id], categories.get(row.task_pk, "")) for row in group_rows
+    ]
 
 
 async def load_rollouts(session: AsyncSession, training_id: int, rollout_ids: Sequence[str]) -> list[Rollout]:
@@ -74,6 +89,11 @@ async def _load_group_rows(session: AsyncSession, training_id: int, step: int, p
     return (await session.scalars(query)).all()
 
 
+async def _load_categories(session: AsyncSession, task_pks: Set[int | None]) -> Mapping[int | None, str]:
+    query = select(TaskRow.id, TaskRow.category).where(TaskRow.id.in_(task_pks))
+    return {row.id: row.category for row in await session.execute(query)}
+
+
 async def _load_group_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
     """Rollouts by group, in the order of their group."""
     query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position)
@@ -107,8 +127,16 @@ async def _load_rollouts(session: AsyncSession, query: Select[RolloutRow]) -> li
         row.rollout_pk: _build_validation(row)
         for row in await session.scalars(select(ValidationRow).where(ValidationRow.rollout_pk.in_(keys)))
     }
+    judgements = {
+        row.rollout_pk: _build_judgement(row, prompt)
+        for row, prompt in await session.execute(
+            select(JudgementRow, JudgePrompt.text)
+            .join(JudgePrompt, JudgementRow.prompt_sha256 == JudgePrompt.sha256)
+            .where(JudgementRow.rollout_pk.in_(keys))
+        )
+    }
     turns = await _load_turns(session, keys)
-    return [(_build_rollout(row, turns[row.id], validations.get(row.id)), row) for row in rows]
+    return [(_build_rollout(row, turns[row.id], validations.get(row.id), judgements.get(row.id)), row) for row in rows]
 
 
 async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, list[Turn]]:
@@ -128,7 +156,7 @@ async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> 
     return {row.sha256: row for row in rows}
 
 
-def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout]) -> RolloutGroup:
+def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout], category: str) -> RolloutGroup:
     return RolloutGroup(
         group_id=row.group_id,
         index=row.group_index,
@@ -137,10 +165,13 @@ def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rol
         rollouts=tuple(rollout for rollout in rollouts if rollout.reward is not None),
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
         replayed=tuple(replayed),
+        category=category,
     )
 
 
-def _build_rollout(row: RolloutRow, turns: Sequence[Turn], validation: Validation | None) -> Rollout:
+def _build_rollout(
+    row: RolloutRow, turns: Sequence[Turn], validation: Validation | None, judgement: Judgement | None
+) -> Rollout:
     if row.started_unix_s is None or row.duration_s is None or row.stop_reason is None:
         raise DatabaseError(f"expected an ended rollout {row.rollout_id!r}, got one without its end")
     parts = {name: float(value) for name, value in (row.reward_parts or {}).items()}
@@ -159,6 +190,7 @@ def _build_rollout(row: RolloutRow, turns: Sequence[Turn], validation: Validatio
         error=row.error,
         started_at=row.started_unix_s,
         duration_s=row.duration_s,
+        judgement=judgement,
     )
 
 
@@ -215,4 +247,17 @@ def _build_observation(shot: Screenshot) -> Observation:
 def _build_validation(row: ValidationRow) -> Validation:
     return Validation(
         query=row.query, expected=row.expected, actual=row.actual, success=row.success, duration_s=row.duration_s
+    )
+
+
+def _build_judgement(row: JudgementRow, prompt: str) -> Judgement:
+    return Judgement(
+        model=row.model,
+        prompt=prompt,
+        prompt_sha256=row.prompt_sha256,
+        screenshots=row.screenshots,
+        votes=tuple(JudgeVote(**vote) for vote in row.votes),
+        decides=row.decides,
+        duration_s=row.duration_s,
+        cost_usd=row.cost_usd,
     )

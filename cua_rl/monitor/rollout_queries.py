@@ -9,6 +9,7 @@ from sqlalchemy import func, literal_column, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
 
+from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import (
     Environment,
     Eval,
@@ -184,6 +185,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         reward_parts=None if row.reward_parts is None else finite_values(row.reward_parts),
         ended_at=row.ended_at,
         validation=None if validation is None else _validation(validation),
+        judgement=await _judgement(run, row.id),
         device=None if device is None else _device(device),
         overrides=verdicts,
         history=await _history(run, row.id),
@@ -200,6 +202,30 @@ def _validation(row: ValidationRow) -> schemas.ValidationShown:
         actual=row.actual,
         success=row.success,
         duration_s=finite(row.duration_s) or 0.0,
+    )
+
+
+async def _judgement(run: RunAccess, rollout_pk: int) -> schemas.JudgementShown | None:
+    query = select(JudgementRow, JudgePrompt.text).join(JudgePrompt, JudgementRow.prompt_sha256 == JudgePrompt.sha256)
+    found = (await run.session.execute(query.where(JudgementRow.rollout_pk == rollout_pk))).one_or_none()
+    if found is None:
+        return None
+    row, prompt = found
+    return schemas.JudgementShown(
+        model=row.model,
+        prompt=prompt,
+        prompt_sha256=row.prompt_sha256,
+        screenshots=row.screenshots,
+        decides=row.decides,
+        success=row.success,
+        score=finite(row.score),
+        reason=row.reason,
+        agreement=finite(row.agreement),
+        votes=[schemas.JudgeVoteShown(**vote) for vote in row.votes],
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_answer_tokens=row.num_answer_tokens,
+        cost_usd=finite(row.cost_usd),
+        duration_s=finite(row.duration_s),
     )
 
 

@@ -211,6 +211,39 @@ class ValidationShown(Shown):
     duration_s: float
 
 
+class JudgeVoteShown(Shown):
+    """One answer of a judge."""
+
+    success: bool | None = Field(description="null if the endpoint failed or the answer was no verdict")
+    reason: str
+    score: float | None
+    error: str | None
+    is_malformed: bool
+    text: str = Field(description="the answer as it came")
+    duration_s: float | None
+    num_prompt_tokens: int
+    num_answer_tokens: int
+
+
+class JudgementShown(Shown):
+    """What a judge said about the rollout."""
+
+    model: str
+    prompt: str
+    prompt_sha256: str
+    screenshots: str
+    decides: bool = Field(description="false beside a validator, which decides")
+    success: bool | None = Field(description="null if no majority of the votes agrees")
+    score: float | None
+    reason: str
+    agreement: float | None = Field(description="share of the votes that say what the verdict says")
+    votes: list[JudgeVoteShown]
+    num_prompt_tokens: int
+    num_answer_tokens: int
+    cost_usd: float | None = Field(description="null if no prices were set")
+    duration_s: float | None
+
+
 class DeviceShown(Shown):
     """The device that the rollout used."""
 
@@ -248,6 +281,7 @@ class Rollout(RolloutItem):
     reward_parts: dict[str, float | None] | None
     ended_at: datetime | None
     validation: ValidationShown | None
+    judgement: JudgementShown | None = Field(description="null if no judge was asked")
     device: DeviceShown | None
     overrides: list[Override]
     history: list[StatusChange]

@@ -1,4 +1,5 @@
-"""From the command line to a chz configuration: `key=value`, `--key value`, `--key=value`, `--flag`, and `--help`.
+"""From the command line to a chz configuration: `key=value`, `--key value`, `--key=value`, `--flag`, `--config FILE`
+and `--help`.
 
 Nested settings have dots (`lora.rank=16`). Lists and dictionaries are JSON (`tasks='{"source_type": "ids"}'`); a list
 of words may be `a,b`; entries of a dictionary may be set one by one (`tasks.source_type=ids`). Later arguments win.
@@ -8,15 +9,25 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import chz
 from chz.blueprint._entrypoint import EntrypointException  # exported nowhere else
 
 from cua_rl.errors import ConfigError
+from cua_rl.recipes.config_file import as_argument, read_config_file
 from cua_rl.recipes.setting_values import UnfitValueError, holds, is_mapping, parse_value, type_name
 
 Config = TypeVar("Config")
+
+CONFIG_FILE = "config"
+"""The argument that names a file of settings; no recipe has a setting of this name."""
+
+ShownPresets = Mapping[str, Mapping[str, object]]
+"""Under which condition (a line of text) which settings have other values than their defaults."""
+NO_PRESETS: ShownPresets = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +56,27 @@ REQUIRED = _Required()
 
 
 def parse_command_line(
-    config_class: type[Config], argv: Sequence[str], presets: Mapping[str, object] | None = None
+    config_class: type[Config], argv: Sequence[str], shown_presets: ShownPresets = NO_PRESETS
 ) -> Config:
-    """Build the configuration; `presets` (dotted names) replace the class's defaults, under what `argv` says.
+    """Build the configuration.
 
-    Prints the settings and exits with status 0 for `--help`.
+    Prints the settings and exits with status 0 for `--help`, below them `shown_presets`: what the class itself may set.
 
     Raises:
         ConfigError: a name is unknown, a value has the wrong type or is missing, or a rule between settings is broken.
     """
-    presets = presets or {}
     settings = {setting.name: setting for setting in list_settings(config_class)}
     if any(argument in ("--help", "-h", "help") for argument in argv):
-        print(format_help(config_class, presets))
+        print(format_help(config_class, shown_presets))
         raise SystemExit(0)
-    values: dict[str, object] = dict(presets)
+    values: dict[str, object] = {}
     given: set[str] = set()
-    for name, text in _split_arguments(argv, settings):
-        _set_value(values, given, name, text, settings)
+    arguments = list(_split_arguments(argv, settings))
+    for path in [text for name, text in arguments if name == CONFIG_FILE]:
+        apply_file(values, given, Path(path), settings)
+    for name, text in arguments:
+        if name != CONFIG_FILE:
+            _set_value(values, given, name, text, settings)
     missing = [name for name, setting in settings.items() if setting.default is REQUIRED and "." not in name]
     missing = [name for name in missing if not any(key == name or key.startswith(f"{name}.") for key in values)]
     if missing:
@@ -70,9 +84,32 @@ def parse_command_line(
     return _construct(config_class, values)
 
 
-def given_names(argv: Sequence[str]) -> set[str]:
-    """The setting names that the arguments mention, such as {"model_name"}; a recipe may choose its presets by them."""
-    return {_key(argument) for argument in argv if argument.startswith("--") or "=" in argument}
+def load_config(config_class: type[Config], path: Path | str, **given: object) -> Config:
+    """The configuration that a YAML file describes; what is `given` here wins over it.
+
+    Raises:
+        ConfigError: as for a command line.
+    """
+    settings = {setting.name: setting for setting in list_settings(config_class)}
+    values: dict[str, object] = {}
+    apply_file(values, set(), Path(path), settings)
+    for name in given:
+        _check_name(name, settings)
+    return _construct(config_class, values | given)
+
+
+def apply_file(values: dict[str, object], given: set[str], path: Path, settings: Mapping[str, Setting]) -> None:
+    """Set the values of a file; their names go into `given`."""
+    for name, text in read_config_file(path).items():
+        is_nested = name in settings and settings[name].parts is not None and text.startswith("{")
+        entries = cast("dict[str, object]", json.loads(text)) if is_nested else {}
+        parts = {f"{name}.{key}": as_argument(value) for key, value in entries.items()} if is_nested else {name: text}
+        for part, part_text in parts.items():
+            try:
+                _check_name(part, settings)
+                _set_value(values, given, part, part_text, settings)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from None
 
 
 def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
@@ -93,16 +130,21 @@ def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
     return settings
 
 
-def format_help(config_class: type[Any], presets: Mapping[str, object] | None = None) -> str:
-    """The settings with meaning, type and default, as `--help` prints them."""
-    presets = presets or {}
-    lines = ["Settings, as key=value, --key value or --key=value; later ones win.", ""]
+def format_help(config_class: type[Any], shown_presets: ShownPresets = NO_PRESETS) -> str:
+    """The settings with meaning, type and default, then what presets them under which condition: as `--help` prints."""
+    lines = [
+        "Settings, as key=value, --key value or --key=value; later ones win.",
+        "--config FILE.yaml reads settings from a file; the command line wins over it.",
+        "",
+    ]
     for setting in list_settings(config_class):
         if setting.parts is not None:
             continue
-        default = _show(presets.get(setting.name, setting.default))
-        lines.append(f"  {setting.name}={default}")
+        lines.append(f"  {setting.name}={show_value(setting.default)}")
         lines.append(f"      {setting.doc or 'no description'} [{type_name(setting.kind)}]")
+    for condition, presets in shown_presets.items():
+        lines += ["", f"{condition}:"]
+        lines += [f"  {name}={show_value(value)}" for name, value in presets.items()]
     return "\n".join(lines)
 
 
@@ -144,7 +186,7 @@ def _dictionary_of(name: str, settings: Mapping[str, Setting]) -> Setting | None
 
 
 def _check_name(name: str, settings: Mapping[str, Setting]) -> None:
-    if name in settings or _dictionary_of(name, settings) is not None:
+    if name in settings or name == CONFIG_FILE or _dictionary_of(name, settings) is not None:
         return
     near = difflib.get_close_matches(name, settings, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}?" if near else "see --help"
@@ -171,7 +213,7 @@ def _set_value(
     except UnfitValueError as error:
         meaning = f" ({settings[name].doc})" if settings[name].doc else ""
         default = settings[name].default
-        advice = "see --help" if default is REQUIRED else f"for example {name}={_show(default)}"
+        advice = "see --help" if default is REQUIRED else f"for example {name}={show_value(default)}"
         raise ConfigError(f"expected {name} to be {error}{meaning}, got {text!r}; {advice}") from None
     given.add(name)
 
@@ -184,7 +226,8 @@ def _entry(text: str) -> object:
         return text
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
+    """A value as one would write it on the command line."""
     match value:
         case None | bool():
             return str(value).lower()

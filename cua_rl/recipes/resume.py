@@ -1,6 +1,6 @@
 """Where a resumed run goes on: what its checkpoint, its folder and its database say together."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cua_rl.recipes.log_directory import LogDirectory
@@ -8,7 +8,7 @@ from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.sync_loop import WantedEvaluation
-from cua_rl.types import AdapterRef, Rollout
+from cua_rl.types import AdapterRef, Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from cua_rl.database.progress import Progress
@@ -46,6 +46,17 @@ async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, n
     return Resumed(start=plan_start(config, progress, num_done), owed_evaluations=owed)
 
 
+async def follow_move(folder: LogDirectory, run_name: str, url: str) -> None:
+    """Give the one run of a folder's own database the name and place that the folder has now, if it was moved."""
+    from cua_rl.database.queries import find_training, latest_trainings, rename_training
+    from cua_rl.database.session import open_sessions
+
+    async with open_sessions(url) as sessions, sessions.begin() as session:
+        if await find_training(session, run_name, str(folder.path)) is None:
+            for training in await latest_trainings(session, limit=1):
+                await rename_training(session, training.training_id, run_name, str(folder.path))
+
+
 def plan_start(config: CLIConfig, progress: "Progress", num_done: int) -> AsyncStart:
     """What asynchronous training keeps. Indices that repeat are of synchronous steps, which leave nothing behind."""
     done = frozenset(progress.done_indices)
@@ -53,12 +64,17 @@ def plan_start(config: CLIConfig, progress: "Progress", num_done: int) -> AsyncS
         in_order = frozenset(range(num_done * config.groups_per_batch))
         return AsyncStart(done_ordinals=in_order | done, newest_steps=progress.newest_steps)
     candidates = [
-        WaitingGroup(group=untrained.group, last_step=min(untrained.last_step, config.max_steps))
+        WaitingGroup(group=_as_counted(config, untrained.group), last_step=min(untrained.last_step, config.max_steps))
         for untrained in progress.untrained
         if _is_fresh_enough(config, progress, untrained.group.compared, untrained.last_step)
     ]
     kept = fitting(candidates, num_done + 1, config.groups_per_batch)
     return AsyncStart(done_ordinals=done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
+
+
+def _as_counted(config: CLIConfig, group: RolloutGroup) -> RolloutGroup:
+    """The group as it ended: whether too few members survived faults is not in the database, but follows from it."""
+    return replace(group, is_incomplete=len(group.rollouts) < config.min_group_size)
 
 
 def _is_fresh_enough(config: CLIConfig, progress: "Progress", rollouts: tuple[Rollout, ...], last_step: int) -> bool:

@@ -10,16 +10,31 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
-from cua_rl.recipes.gym_devices import name_gym
+from cua_rl.recipes.gym_devices import split_gyms
+from cua_rl.recipes.judge_config import check_judge, plan_judge, require_precision
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.log_directory import run_folder
-from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions, num_attention_heads
-from cua_rl.recipes.run_devices import make_run_backend
-from cua_rl.recipes.run_monitor import find_monitor
+from cua_rl.recipes.model_folder import (
+    find_model,
+    make_image_renderer,
+    max_positions,
+    num_attention_heads,
+    require_trainable,
+)
+from cua_rl.recipes.preflight import (
+    plan_max_images,
+    require_model_server,
+    require_monitor,
+    require_room,
+    require_wandb,
+)
+from cua_rl.recipes.run_devices import make_run_backend, require_own_model, smallest_screen
+from cua_rl.recipes.run_monitor import find_monitor, spool_folder
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
@@ -45,7 +60,11 @@ class RunPlan:
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
+    judge: JudgeConfig | None
+    """None if no task needs one, and none is asked for beside validators."""
     history: History
+    max_images: int
+    """Most images of one prompt."""
     max_lora_rank: int
     gpus: GpuPlan
     checkpoint_path: Path | None
@@ -63,7 +82,9 @@ class RunPlan:
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
+            "max_images": self.max_images,
             "sampler": self.config.base_url or "started by the run",
+            "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
             **self.gpus.effective(),
         }
 
@@ -73,20 +94,34 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     _warn_of_idle_keys(config)
     check_agent(config)
     check_learning(config)
+    require_wandb(config.wandb_project)
+    require_own_model(config, config.model_name)
+    devices = make_run_backend(config, log_path(config))
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
+    require_trainable(model_path)
     _require_room(config, model_path)
-    devices = make_run_backend(config, log_path(config))
-    train_tasks = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="train", device=devices.abilities)
-    eval_tasks: tuple[Task, ...] = ()
-    if config.eval_tasks is not None:
-        held_out = load_tasks(
-            name_gym(config.eval_tasks, config), seed=config.seed, split="eval", device=devices.abilities
+    train_tasks, held_out = _load_task_sets(config, devices)
+    eval_tasks = () if held_out is None else tuple(held_out.held_out(config.num_eval_rollouts))
+    judge = plan_judge(config, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
+    await check_judge(judge)
+    if judge is not None and train_tasks.is_judged:
+        require_precision(
+            judge,
+            least=config.judge_min_precision,
+            record=config.judge_calibration,
+            log_dir=config.log_dir,
+            is_forced=config.judge_force,
         )
-        require_disjoint(train_tasks, held_out)
-        eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
     for name in ("server_port", "gateway_port", "monitor_port"):
         _require_free_port(name, getattr(config, name))
+    num_turns = min(config.max_turns, max(task.max_turns for task in (*_one_of_each(train_tasks), *eval_tasks)))
+    screen = smallest_screen(config)
+    if screen is not None:
+        require_room(config, renderer, screen, num_turns=num_turns, max_model_len=config.max_model_len)
+    max_images = plan_max_images(config, num_turns)
+    if config.base_url is not None:
+        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=max_images)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -97,15 +132,41 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
+        judge=judge,
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
+        max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
         gpus=_gpu_plan(config, model_path, environ),
         checkpoint_path=find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
         ),
         database_url=await _reachable_database(environ),
-        monitor=find_monitor(config, environ),
+        monitor=await _reachable_monitor(config, environ),
     )
+
+
+def _load_task_sets(config: CLIConfig, devices: DeviceBackend) -> tuple[TaskSet, TaskSet | None]:
+    """Training tasks, and held-out ones if any are asked for, with nothing in common."""
+    has_judge, device = config.judge_model is not None, devices.abilities
+    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config)
+    train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
+    if eval_sources is None:
+        return train_tasks, None
+    held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
+    require_disjoint(train_tasks, held_out)
+    return train_tasks, held_out
+
+
+def _one_of_each(tasks: TaskSet) -> list[Task]:
+    return tasks.batch(0, len(tasks.templates))
+
+
+async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
+    """Where the run is sent; a run that goes on may begin while the monitor is away, and sends later."""
+    address = find_monitor(config, environ)
+    if address is not None and not spool_folder(log_path(config)).exists():
+        await require_monitor(address)
+    return address
 
 
 def run_name(config: CLIConfig) -> str:

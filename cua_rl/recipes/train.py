@@ -22,22 +22,25 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
+from cua_rl.judge.judge import Judge
 from cua_rl.recipes.agents import make_agent, open_gateway
-from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
+from cua_rl.recipes.judge_config import open_judge
 from cua_rl.recipes.learning import train_step_settings
-from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.recipes.model_folder import fetch_weights
 from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.resume import Resumed, load_resumed
+from cua_rl.recipes.resume import Resumed, follow_move, load_resumed
+from cua_rl.recipes.rollout_config import PAID_DEVICES
 from cua_rl.recipes.run_devices import OpenDevices, open_devices
 from cua_rl.recipes.run_loop import run_loop
 from cua_rl.recipes.run_monitor import send_events, show_run
 from cua_rl.recipes.run_plan import RunPlan, plan_run
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
-from cua_rl.recipes.site_presets import site_presets
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
+from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts
@@ -62,8 +65,10 @@ async def cli_main(config: CLIConfig) -> None:
     started = time.monotonic()
     plan = await plan_run(config)
     if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(plain_config(config) | plan.effective(), indent=2))
         return
+    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
     with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
@@ -81,8 +86,12 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         url = await _open_database(stack, plan, folder)
+        if folder.decision is Decision.RESUME and plan.database_url is None:
+            await follow_move(folder, plan.run_name, url)
         own = await _open_recorder(stack, plan, url)
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
+        if plan.config.trace:
+            recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))
         report = open_report(stack, plan, folder, first_step)
         shown_at = await show_run(stack, plan.config, url, folder.path)
         if shown_at is not None:
@@ -146,11 +155,12 @@ def _training_ended(error: BaseException) -> TrainingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Trainer, sampler and the gateway in front of it, running."""
+    """Trainer, sampler and the gateway in front of it, running, and the judge, if there is one."""
 
     trainer: TrainingClient
     sampler: SamplingClient
     gateway: Gateway
+    judge: Judge | None
 
 
 async def _start_engine(
@@ -177,7 +187,8 @@ async def _start_engine(
     gateway = await stack.enter_async_context(
         open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config))
     )
-    return Engine(trainer=trainer, sampler=sampler, gateway=gateway)
+    judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
+    return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
 
 
 def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:
@@ -190,11 +201,13 @@ def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalSe
             max_lora_rank=plan.max_lora_rank,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=plan.max_images,
             gpu_memory_utilization=plan.gpus.gpu_memory_utilization,
             gpus=plan.gpus.server_gpus,
             tensor_parallel=plan.gpus.tensor_parallel,
             data_parallel=plan.gpus.data_parallel,
             kv_cache_gib=config.kv_cache_gib,
+            start_timeout_s=config.server_start_timeout_s,
             port=config.server_port,
         ),
         folder.path / "logs" / "vllm.log",
@@ -231,6 +244,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         save_every=config.save_every,
         image_token_id=plan.renderer.image_token_id,
         num_groups_to_log=config.num_groups_to_log,
+        has_baseline=not config.skip_baseline,
         min_group_size=config.min_group_size,
         max_refill_factor=config.max_refill_factor if config.refill_groups else 1,
     )
@@ -293,6 +307,8 @@ def _make_runner(
         agent=make_agent(config, insider, engine.gateway, plan.log_path / "logs" / "agents"),
         reward=plan.reward,
         watch_goal=config.watch_goal,
+        judge=engine.judge,
+        judge_all=config.judge == "compare",
         recorder=recorder,
         max_turns=config.max_turns,
         time_limits=devices.time_limits,
@@ -316,11 +332,17 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
     )
 
 
+SHOWN_PRESETS = {
+    "Without model_name, the embedded demo presets": EMBEDDED_DEMO,
+    "With boxes of GBox, or a gym": PAID_DEVICES,
+    "With box_type=linux": {"device": "gbox"},
+}
+"""What replaces defaults, for --help and docs/settings.md."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe from the command line; the embedded demo if no model is named."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    presets = dict(EMBEDDED_DEMO) if "model_name" not in given_names(arguments) else {}
-    return run_recipe(CLIConfig, cli_main, arguments, presets | site_presets(arguments, presets))
+    return run_recipe(CLIConfig, cli_main, argv, SHOWN_PRESETS)
 
 
 if __name__ == "__main__":

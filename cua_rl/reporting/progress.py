@@ -1,14 +1,14 @@
 """What a person sees of a run: a live bar in a terminal, one line per step everywhere."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from cua_rl.reporting.step_line import format_duration, format_evaluation_line, format_step_line
+from cua_rl.reporting.step_line import format_duration, format_evaluation_line, format_group_line, format_step_line
 
 
 class ProgressDisplay:
@@ -54,6 +54,10 @@ class ProgressDisplay:
             doing = "" if success is None else f"success {success:.3f}"
             left = "" if eta_s is None else f"{format_duration(eta_s)} left"
             self._progress.update(self._bar, completed=step, doing=doing, left=left)
+
+    def group(self, index: int, rewards: Sequence[float]) -> None:
+        """A group of the running step has ended."""
+        self.note(format_group_line(index, rewards))
 
     def evaluation(self, label: str, suite: str, metrics: Mapping[str, float]) -> None:
         """An evaluation is done; `metrics` has `eval/<suite>/...`."""

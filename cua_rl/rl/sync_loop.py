@@ -8,9 +8,10 @@ which are off by default.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -76,6 +77,8 @@ class StepLog(Protocol):
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def log_group(self, index: int, rewards: Sequence[float]) -> None: ...
+
     def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
 
 
@@ -121,6 +124,8 @@ class LoopSettings:
     eval_every: int
     save_every: int
     image_token_id: int
+    has_baseline: bool = True
+    """Whether the untrained policy is evaluated."""
     num_groups_to_log: int = 0
     min_group_size: int = 1
     """A group of which faults left fewer members is not trained on."""
@@ -210,7 +215,9 @@ async def record_group_end(
 ) -> None:
     """Record a group of a training step with its advantages."""
     advantages = advantages_of(group, settings.advantages)
-    if group.index % settings.groups_per_batch < settings.num_groups_to_log:
+    place = group.index % settings.groups_per_batch
+    if place < settings.num_groups_to_log:
+        parts.log.log_group(place, group.rewards)
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, group.rewards)
     await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages, replaced_by=replaced_by))
 
@@ -227,7 +234,7 @@ class TrainedStep:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the weights changed: a step whose groups are all constant leaves them as they were."""
+        """Whether the weights changed: a step without KL whose groups are all constant leaves them as they were."""
         return bool(self.batch.datums)
 
 
@@ -246,7 +253,9 @@ async def train_groups(
     With `parity_version`, the parity gate looks only at turns of that version.
     """
     with clock.time("datums"):
-        batch = await asyncio.to_thread(build_batch, groups, settings.advantages, settings.image_token_id)
+        keeps = settings.train.has_kl_term
+        build = partial(build_batch, groups, settings.advantages, settings.image_token_id, keeps_constant=keeps)
+        batch = await asyncio.to_thread(build)
     metrics = rollout_metrics(groups) | curriculum_metrics(groups, settings.groups_per_batch) | batch.metrics
     metrics |= replay_metrics(groups, policy_version)
     logprobs: tuple[tuple[float, ...], ...] = ()
@@ -259,6 +268,7 @@ async def train_groups(
                 settings.train,
                 step=step,
                 learning_rate=rate,
+                num_rollouts=batch.num_rollouts,
                 replayed_ids=batch.replayed_ids,
                 policy_version=parity_version,
                 begun=begun,
@@ -273,9 +283,19 @@ async def finish_step(
     """Remember, record and report a step; `policy_version` is what it made."""
     metrics = trained.metrics | await parts.memory.remember(trained.step, trained.groups)
     metrics |= parts.device_metrics()
-    metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
+    metrics |= clock.metrics() | _speeds(metrics, clock.seconds) | {"progress/policy_version": float(policy_version)}
     await parts.recorder.record(await asyncio.to_thread(_step_trained, trained, policy_version, metrics))
     parts.log.log_step(trained.step, metrics)
+
+
+def _speeds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """What the step got done per unit of time; a step that trained nothing has no speed of training."""
+    step_s, train_s = max(1e-9, seconds["step"]), seconds.get("train")
+    speeds = {
+        "time/tokens_per_s": metrics["rollout/sampled_tokens"] / step_s,
+        "time/rollouts_per_hour": 3600 * metrics["rollout/num_rollouts"] / step_s,
+    }
+    return speeds | ({"time/trained_tokens_per_s": metrics["rollout/datum_tokens"] / train_s} if train_s else {})
 
 
 def _step_trained(trained: TrainedStep, policy_version: int, metrics: Mapping[str, float]) -> StepTrained:
@@ -303,6 +323,8 @@ def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
 def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[WantedEvaluation]:
     """What is evaluated before the first step: the untrained policy, or what a killed attempt did not finish."""
     if settings.first_step == 1:
+        if not settings.has_baseline:
+            return []
         return [WantedEvaluation(phase="baseline", step=0, adapter=adapter)]
     return list(settings.owed_evaluations)
 

@@ -142,7 +142,7 @@ class ExpertExamples:
         max_turns = min(task.max_turns, self.max_turns)
         expert = self.experts.make(task, device, error_rate=self.error_rate, random=random)
         lesson = await demonstrate(await instruct(task, device), device, expert, max_turns=max_turns)
-        if self.error_rate == 0:
+        if self.error_rate == 0 and task.validate is not None:
             validation = await task.validate(device, lesson.answer)
             if not validation.success:
                 raise TaskError(

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from typing import Literal, cast, get_args
 
 from cua_rl.errors import ConfigError
@@ -32,9 +33,10 @@ class TaskSourceConfig:
     task_ids: tuple[str, ...] = ()
     """For "ids"."""
     file_path: str | None = None
-    """For "file": one task id per line (# begins a comment), or .json and .jsonl with ids or custom tasks."""
+    """For "file": an id per line (# begins a comment) or, where there is a judge, a description; or .json and .jsonl
+    with ids or custom tasks."""
     custom_tasks: tuple[object, ...] = ()
-    """For "custom": dictionaries as `cua_rl.tasks.custom` reads them."""
+    """For "custom": dictionaries as `cua_rl.tasks.custom` reads them; where there is a judge, also descriptions."""
     pages: tuple[object, ...] = ()
     """For "page": dictionaries as `cua_rl.tasks.page_tasks` reads them."""
     allowed_urls: tuple[str, ...] = ()
@@ -86,6 +88,12 @@ _REQUIRED = {
 }
 
 
+def is_training_task(task_id: str, seed: int, train_ratio: float) -> bool:
+    """The side of the split, from id and seed alone: adding a task never moves another one."""
+    digest = sha256(f"{seed}/{task_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < train_ratio * 2**64
+
+
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     """Check the shape of what the user wrote: keys, types, names."""
     raw = _parse_json(sources) if isinstance(sources, str) else sources
@@ -132,11 +140,12 @@ def _parse_source(item: object) -> TaskSourceConfig:
         )
     _require_consistent(given, source_type)
     share = given.share("train_ratio")
+    described = given.raw.get("custom_tasks")  # a comma in a description separates nothing
     return TaskSourceConfig(
         source_type=source_type,
         task_ids=given.texts("task_ids"),
         file_path=given.text("file_path"),
-        custom_tasks=given.items("custom_tasks"),
+        custom_tasks=(described,) if isinstance(described, str) else given.items("custom_tasks"),
         pages=given.items("pages"),
         allowed_urls=given.texts("allowed_urls"),
         tasks_dir=given.text("tasks_dir"),

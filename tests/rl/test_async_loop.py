@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -97,6 +98,38 @@ async def test_constant_groups_are_replaced_as_often_as_the_refill_factor_allows
     assert sum(metrics["curriculum/num_dropped_groups"] for _, metrics in world.log.steps) > 6
     for _, metrics in world.log.steps:
         assert 4 <= metrics["curriculum/num_sampled_groups"] <= 8
+
+
+async def test_asynchronous_steps_are_divided_by_all_judged_rollouts_replaced_ones_too() -> None:
+    class Easy(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 1.0 if plan.group_index % 2 else super().reward(plan)
+
+    for max_refill_factor in (1, 2):
+        world = Easy()
+
+        await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=max_refill_factor)
+
+        trained = [groups for groups in world.batches if not all(group.is_constant for group in groups)]
+        for groups, call in zip(trained, world.trainer.beside, strict=True):
+            num_rollouts = sum(len(group.rollouts) for group in groups)
+            assert set(call["token_weights"] or ()) == {1 / 1000 / num_rollouts}
+
+
+async def test_with_a_kl_term_constant_groups_are_trained_within_the_lag_bound() -> None:
+    class Easy(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 1.0 if plan.group_index % 2 else super().reward(plan)
+
+    world = Easy()
+    kl = replace(settings().train, kl_penalty_coef=0.1)
+
+    await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=2, train=kl)
+
+    for groups, (_, metrics) in zip(world.batches, world.log.steps, strict=True):
+        turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
+        assert metrics["rollout/num_datums"] == len(turns)  # their prompts do not extend each other
+        assert metrics["rollout/policy_lag/max"] <= 1
 
 
 async def test_steps_that_teach_nothing_keep_the_policy_and_its_turns_do_not_grow_old() -> None:

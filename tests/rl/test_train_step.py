@@ -91,6 +91,17 @@ async def test_substeps_are_normalised_each_by_its_own_rollouts_and_counted() ->
     assert trainer.policy_version == 2
 
 
+async def test_rollouts_without_datums_count_in_the_means_of_every_substep() -> None:
+    for num_substeps, weight in ((1, 1 / (16 * 2)), (2, 1 / (8 * 2))):
+        trainer = FakeTrainer()
+
+        settings = make_settings(normalisation="sequence_mean", num_substeps=num_substeps)
+        await train_step(trainer, DATUMS, settings, step=0, learning_rate=0.02, num_rollouts=16)
+
+        # 16 rollouts were judged, the 4 with datums have two tokens each
+        assert {given for call in trainer.beside for given in call["token_weights"] or ()} == {weight}
+
+
 async def test_log_probabilities_come_back_in_the_order_of_the_datums() -> None:
     datums = [datum(rollout_id=str(value), logprobs=(0.0, -value, -value)) for value in (1.0, 2.0, 3.0, 4.0)]
 

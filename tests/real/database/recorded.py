@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from hashlib import sha256
 
 from cua_rl.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
 from cua_rl.conversation import ParseFailure
@@ -22,6 +23,8 @@ from cua_rl.types import (
     Chunk,
     EncodedTextChunk,
     ImageChunk,
+    Judgement,
+    JudgeVote,
     ModelInput,
     ModelTurn,
     Observation,
@@ -103,6 +106,31 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[Observation]) -> Tu
     )
 
 
+def make_judgement(*, is_reached: bool) -> Judgement:
+    """Two votes of three beside a validator, or none that could decide."""
+    said = JudgeVote(
+        success=is_reached or None,
+        reason="nul \x00, \ud83d",
+        score=0.5 if is_reached else None,
+        text='{"success": true}',
+        duration_s=0.1 + 0.2,
+        num_prompt_tokens=1000,
+        num_answer_tokens=40,
+    )
+    lost = JudgeVote(success=None, error="503", duration_s=1.5)
+    prompt = "Decide.\x00"
+    return Judgement(
+        model="judge-1",
+        prompt=prompt,
+        prompt_sha256=sha256(prompt.encode()).hexdigest(),
+        screenshots="final",
+        votes=(said, said, lost),
+        decides=not is_reached,
+        duration_s=1.5,
+        cost_usd=0.1 + 0.2 if is_reached else None,
+    )
+
+
 def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | None = None) -> Rollout:
     seen = [make_observation(rng)]
     turns: list[Turn] = []
@@ -126,6 +154,7 @@ def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | N
         error="the device is gone" if fault else None,
         started_at=1.7e9 + rng.random(),
         duration_s=rng.random() * 10,
+        judgement=make_judgement(is_reached=not fault) if member_index else None,
     )
 
 
@@ -134,7 +163,13 @@ def make_group(seed: int = 0, group_id: str = "group", num_rollouts: int = 3) ->
     members = [make_rollout(rng, member) for member in range(num_rollouts)]
     lost = make_rollout(rng, 1, fault=StopReason.DEVICE_ERROR)
     return RolloutGroup(
-        group_id=group_id, index=0, task_id="open_settings", seed=7, rollouts=tuple(members), faulty=(lost,)
+        group_id=group_id,
+        index=0,
+        task_id="open_settings",
+        seed=7,
+        rollouts=tuple(members),
+        faulty=(lost,),
+        category="system",
     )
 
 

@@ -289,3 +289,15 @@ async def test_a_value_that_is_no_json_is_refused_by_name(url: str) -> None:
         await recorder.flush()
     with pytest.raises(DatabaseError, match="TrainingStarted"):
         await recorder.__aexit__(None, None, None)
+
+
+async def test_every_verdict_is_kept_with_its_votes_and_its_prompt_once(url: str) -> None:
+    await record(url, start(), *source_events(make_group(1)))
+
+    rows = run_sql(
+        url, "SELECT success, agreement, decides, num_prompt_tokens, cost_usd, reason FROM judgements ORDER BY id"
+    )
+    # members 1 and 2 with two votes of three; the fault without a verdict, and with what it cost
+    reached = (True, 2 / 3, False, 2000, 0.1 + 0.2, "nul \x1a0;, \x1ad83d;")
+    assert rows == [reached, reached, (None, 0.0, True, 2000, None, "503")]
+    assert run_sql(url, "SELECT count(*), min(text) FROM judge_prompts") == [(1, "Decide.\x1a0;")]

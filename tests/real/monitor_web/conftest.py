@@ -1,7 +1,6 @@
 """A monitor on a port, over a real Postgres with a recorded run, and Chromium in front of it."""
 
 import random
-import shutil
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest_asyncio
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.devices.browser.chromium import find_chromium
+from cua_rl.errors import ConfigError
 from cua_rl.events import EvaluationEnded, Source, StepTrained, TrainingEnded, TrainingStarted
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.types import RolloutGroup
@@ -23,7 +24,6 @@ from tests.real.monitor.conftest import serving
 playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright, as scripts/setup.sh does")
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 NUM_STEPS = 4
 
 
@@ -124,9 +124,10 @@ async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def chromium() -> AsyncGenerator[Any]:
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("expected Chromium, found none; scripts/install_system_packages.sh installs it")
+    try:
+        program = find_chromium()
+    except ConfigError as error:
+        pytest.skip(str(error))
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
@@ -151,7 +152,7 @@ async def window(chromium: Any, site: Site) -> AsyncGenerator[Window]:
     """A fresh browser profile; whatever a test does, no page may complain or ask another server."""
     context = await chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
     page = await context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
     page.on("console", lambda message: message.type == "error" and complaints.append(f"console: {message.text}"))

@@ -874,6 +874,82 @@ export interface components {
             kind: string;
         };
         /**
+         * JudgeVoteShown
+         * @description One answer of a judge.
+         */
+        JudgeVoteShown: {
+            /** Duration S */
+            duration_s: number | null;
+            /** Error */
+            error: string | null;
+            /** Is Malformed */
+            is_malformed: boolean;
+            /** Num Answer Tokens */
+            num_answer_tokens: number;
+            /** Num Prompt Tokens */
+            num_prompt_tokens: number;
+            /** Reason */
+            reason: string;
+            /** Score */
+            score: number | null;
+            /**
+             * Success
+             * @description null if the endpoint failed or the answer was no verdict
+             */
+            success: boolean | null;
+            /**
+             * Text
+             * @description the answer as it came
+             */
+            text: string;
+        };
+        /**
+         * JudgementShown
+         * @description What a judge said about the rollout.
+         */
+        JudgementShown: {
+            /**
+             * Agreement
+             * @description share of the votes that say what the verdict says
+             */
+            agreement: number | null;
+            /**
+             * Cost Usd
+             * @description null if no prices were set
+             */
+            cost_usd: number | null;
+            /**
+             * Decides
+             * @description false beside a validator, which decides
+             */
+            decides: boolean;
+            /** Duration S */
+            duration_s: number | null;
+            /** Model */
+            model: string;
+            /** Num Answer Tokens */
+            num_answer_tokens: number;
+            /** Num Prompt Tokens */
+            num_prompt_tokens: number;
+            /** Prompt */
+            prompt: string;
+            /** Prompt Sha256 */
+            prompt_sha256: string;
+            /** Reason */
+            reason: string;
+            /** Score */
+            score: number | null;
+            /** Screenshots */
+            screenshots: string;
+            /**
+             * Success
+             * @description null if no majority of the votes agrees
+             */
+            success: boolean | null;
+            /** Votes */
+            votes: components["schemas"]["JudgeVoteShown"][];
+        };
+        /**
          * LiveEvent
          * @description Something changed; fields that do not apply are left out.
          */
@@ -1082,6 +1158,8 @@ export interface components {
             history: components["schemas"]["StatusChange"][];
             /** Instruction */
             instruction: string | null;
+            /** @description null if no judge was asked */
+            judgement: components["schemas"]["JudgementShown"] | null;
             /**
              * Last Action
              * @description done on that screenshot, null if it shows the outcome

@@ -26,6 +26,7 @@ export type TaskDetail = Schemas["TaskDetail"];
 export type LiveEvent = Schemas["LiveEvent"];
 export type Evaluation = Schemas["Evaluation"];
 export type Rate = Schemas["Rate"];
+export type Judgement = Schemas["JudgementShown"];
 export type Override = Schemas["Override"];
 export type Session = Schemas["Session"];
 export type Phase = TimelineItem["phase"];
