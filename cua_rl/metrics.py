@@ -19,7 +19,7 @@ METRICS: Mapping[str, str] = {
     "reward/std": "population standard deviation of the step's rewards",
     "reward/std_in_group": "mean over groups of the standard deviation of rewards inside the group",
     "reward/success_rate": "share of rollouts whose task's validator said success",
-    "reward/constant_group_frac": "share of groups whose rewards are all equal: no signal",
+    "reward/constant_group_frac": "share of constant groups: all rewards equal, so they teach nothing",
     "reward/all_failed_group_frac": "share of groups without any success",
     "reward/all_solved_group_frac": "share of groups in which every rollout succeeded",
     "curriculum/num_sampled_groups": "groups that the step ran, those in place of constant ones included",

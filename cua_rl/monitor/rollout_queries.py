@@ -170,7 +170,8 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     session = run.session
     found = await find_rollout(run, rollout_id)
     row, group_id, phase, step = (await session.execute(_rollouts_of(run).where(RolloutRow.id == found.id))).one()
-    overrides = await load_overrides(session, [row.id])
+    verdicts = await list_overrides(run, row.id)  # read once: one that comes in meanwhile shows wholly or not at all
+    overrides = {row.id: (verdicts[-1].success, verdicts[-1].reward)} if verdicts else {}
     task = None if row.task_pk is None else await session.get(TaskRow, row.task_pk)
     validation = await session.scalar(select(ValidationRow).where(ValidationRow.rollout_pk == row.id))
     device = await session.scalar(select(Environment).where(Environment.rollout_pk == row.id))
@@ -189,7 +190,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         validation=None if validation is None else _validation(validation),
         judgement=await _judgement(run, row.id),
         device=None if device is None else _device(device),
-        overrides=await list_overrides(run, row.id),
+        overrides=verdicts,
         history=await _history(run, row.id),
         replayed_at_steps=await _replayed_at(run, row.id),
         siblings=await _siblings(run, row.group_pk),

@@ -60,6 +60,13 @@ class GroupSummary(Shown):
     replays: list[Replay]
 
 
+class SourceRef(Shown):
+    """A step, an evaluation or the baseline of the same run."""
+
+    phase: Phase
+    step: int
+
+
 class SourceDetail(Shown):
     """A step or an evaluation with its groups x rollouts grid."""
 
@@ -81,8 +88,8 @@ class SourceDetail(Shown):
     started_at: datetime
     rollouts_ended_at: datetime | None
     ended_at: datetime | None
-    previous_step: int | None
-    next_step: int | None
+    previous: SourceRef | None = Field(description="the step before, or the evaluation before, the baseline included")
+    next: SourceRef | None
     groups: list[GroupSummary]
 
 
@@ -333,8 +340,14 @@ class TaskDetail(Shown):
     difficulty: str | None
     tags: list[str]
     max_turns: int | None
-    success: Rate
+    training: Rate = Field(description="in all training steps")
+    baseline: Rate | None = Field(description="before training, null if the task is not evaluated")
+    last_eval: Rate | None = Field(description="latest finished evaluation with the task, null if there is none")
+    last_eval_step: int | None
     history: list[TaskPoint] = Field(description="training steps, then evaluations, each in order")
+    examined: SourceRef | None = Field(
+        description="the evaluation that instances and failures are of; null: all training steps"
+    )
     instances: list[TaskInstance] = Field(description="hardest first, at most 100")
     stop_reasons: list[Count] = Field(description="of rollouts that failed")
     failed_checks: list[Count] = Field(description="query, expected and actual of failed validations, most frequent")

@@ -19,7 +19,7 @@ export const SECTIONS: readonly ChartSection[] = [
     charts: [
       { title: "Reward", metrics: ["reward/mean"] },
       { title: "Success by category", metrics: [], prefix: "reward/success_rate/", percent: true },
-      { title: "Groups without signal", metrics: ["reward/constant_group_frac", "reward/all_failed_group_frac", "reward/all_solved_group_frac"], percent: true },
+      { title: "Constant groups", metrics: ["reward/constant_group_frac", "reward/all_failed_group_frac", "reward/all_solved_group_frac"], percent: true },
       { title: "Turns per rollout", metrics: ["rollout/num_turns/mean", "rollout/num_turns/max"] },
       { title: "Parts of the reward", metrics: [], prefix: "reward/parts/" },
       { title: "Curriculum", metrics: ["curriculum/effective_group_frac", "curriculum/batch_fill_frac"], percent: true },
