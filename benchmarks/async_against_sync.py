@@ -93,8 +93,8 @@ class SlowDevices:
 class NumberedSeeds(Seeds):
     """Every place of the run has its own seed."""
 
-    def batch(self, step: int, num_tasks: int) -> list[Any]:
-        return [make_task(seed=step * num_tasks + index) for index in range(num_tasks)]
+    def batch(self, number: int, num_tasks: int) -> list[Any]:
+        return [make_task(seed=number * num_tasks + index) for index in range(num_tasks)]
 
 
 def lognormal(random: Random, mean: float, sigma: float) -> float:

@@ -167,7 +167,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
             recorder = CountingRecorder(database)
             await recorder.record(
                 TrainingStarted(
-                    run_name="load", log_path=str(folder), config={}, first_step=0, total_steps=options.steps
+                    run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
                 )
             )
 

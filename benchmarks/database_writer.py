@@ -42,7 +42,7 @@ from tests.fakes import make_task
 
 PNG_BYTES, IMAGE_TOKENS, TEXT_TOKENS, SAMPLED_TOKENS = 20_000, 60, 120, 32
 IMAGE_TOKEN_ID = 9
-SOURCE = Source(phase="step", step=0)
+SOURCE = Source(phase="step", step=1)
 
 
 def make_rollout(rng: random.Random, number: int, num_turns: int) -> Rollout:
@@ -153,7 +153,7 @@ async def main(options: argparse.Namespace) -> None:
             bare_s = await asyncio.to_thread(insert_bare, postgres.url, bare)
             async with DatabaseRecorder(postgres.url, image_token_id=IMAGE_TOKEN_ID) as recorder:
                 await recorder.record(
-                    TrainingStarted(run_name="b", log_path=name, config={}, first_step=0, total_steps=1)
+                    TrainingStarted(run_name="b", log_path=name, config={}, first_step=1, total_steps=1)
                 )
                 await recorder.flush()
                 clock, cpu = time.perf_counter(), time.process_time()

@@ -1,6 +1,6 @@
 """What chance alone achieves: every demo task untouched, by its expert, and by an agent that acts at random.
 
-    python -m benchmarks.random_agent [episodes per task, default 20]
+    python -m benchmarks.random_agent [20]     # attempts at each task
 
 The random agent is the strong kind: it taps elements, not pixels. Prints one line per task, then JSON lines; a task
 that chance solves would reward luck. Questions are answered with a random word.

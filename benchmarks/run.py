@@ -1,6 +1,6 @@
 """Run the quick benchmarks, keep their figures, and write them into docs/performance.md: `make bench`.
 
-    .venv/bin/python -m benchmarks.run [NAME ...]     # trainer_memory, publish_latency, ...; all quick ones without
+    .venv/bin/python -m benchmarks.run [trainer_memory publish_latency]    # all quick ones without names
 
 `results.jsonl` has one line per figure with the command and the machine it comes from; a new run replaces the lines of
 the commands that it runs and leaves the others. Benchmarks that take long are run by hand with `--keep` FILE, which
@@ -96,7 +96,7 @@ def _written(value: Any) -> str:
 def main() -> None:
     """Run what was asked for and write both files."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", choices=[*QUICK, []], help="which ones; all without")
+    parser.add_argument("names", nargs="*", choices=[*QUICK, []], metavar="NAME", help="which ones; all without")
     parser.add_argument("--keep", nargs=2, metavar=("FILE", "COMMAND"), help="take these lines of a run by hand")
     parser.add_argument("--page-only", action="store_true", help="write the page from the results that are there")
     arguments = parser.parse_args()

@@ -10,6 +10,7 @@
       SamplingError     the model server did not answer: an infrastructure fault, never a reward
       TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
         AgentError      an agent outside this process failed before it asked the model: the same
+        JudgeError      the judge of a task without a validator gave no verdict: the same
       TrainingError     an optimizer step cannot be trusted; stops the run
         ParityError     sampler and trainer disagree about log-probabilities
         AdapterError    a published adapter did not prove itself
@@ -76,6 +77,10 @@ class TaskError(CuaError):
 
 class AgentError(TaskError):
     """An agent outside this process failed before it asked the model; dropped or retried, never rewarded."""
+
+
+class JudgeError(TaskError):
+    """The judge could not be reached, or gave no verdict; the rollout is dropped or retried, never rewarded."""
 
 
 class TrainingError(CuaError):

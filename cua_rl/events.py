@@ -12,7 +12,7 @@ Phase = Literal["baseline", "step", "eval"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What rollouts belong to: the baseline, a training step, or an evaluation after `step` optimizer steps."""
+    """What rollouts belong to: the baseline (step 0), a training step (from 1), or an evaluation after that step."""
 
     phase: Phase
     step: int
@@ -20,7 +20,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStarted:
-    """The run begins, or goes on at `first_step`: records of later steps left by a crashed attempt are void."""
+    """The run begins, or goes on, with `first_step`: what a crashed attempt recorded of it and later steps is void."""
 
     run_name: str
     log_path: str

@@ -11,7 +11,7 @@ from functools import cache
 from math import fsum
 
 METRICS: Mapping[str, str] = {
-    "progress/step": "optimizer steps completed, this one included",
+    "progress/step": "number of this training step; the first one is 1",
     "progress/done_frac": "share of the run's steps that are done, 0 to 1",
     "progress/epoch": "0-based pass over the training tasks",
     "progress/policy_version": "optimizer steps behind the adapter that is served after this step",
@@ -59,6 +59,17 @@ METRICS: Mapping[str, str] = {
     "rollout/duration_s/mean": "one rollout, from its device lease to its reward",
     "rollout/policy_lag/mean": "optimizer steps between sampling and training, mean over turns",
     "rollout/policy_lag/max": "optimizer steps between sampling and training, largest",
+    "judge/num_verdicts": "rollouts, retried ones included, on which the judge came to a verdict",
+    "judge/num_without_verdict": "rollouts on which it came to none: endpoint away, answers malformed, votes divided",
+    "judge/success_rate": "share of the judge's verdicts that say success",
+    "judge/agreement": "share of the votes that say what the verdict says, mean over verdicts",
+    "judge/malformed_frac": "share of the judge's votes that were no verdict, though the endpoint answered",
+    "judge/validator_agreement": "judge=compare: share of verdicts that say what the validator says",
+    "judge/latency_s/mean": "from asking the judge about a rollout until all votes are there, mean",
+    "judge/latency_s/max": "from asking the judge about a rollout until all votes are there, longest",
+    "judge/prompt_tokens": "tokens of all requests to the judge, images included, as the endpoint counts them",
+    "judge/answer_tokens": "tokens of all answers of the judge, as the endpoint counts them",
+    "judge/cost_usd": "what the step's votes cost at judge_input_price and judge_output_price, US dollars",
     "async/num_running_groups": "asynchronous training: groups whose rollouts run while the step is trained",
     "async/num_waiting_groups": "asynchronous training: finished groups that wait for a later step",
     "async/num_running_rollouts": "rollouts that run while the step is trained",

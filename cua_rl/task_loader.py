@@ -11,7 +11,7 @@ from typing import Protocol, cast
 
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError
-from cua_rl.tasks.custom import CustomTask, parse_custom_task
+from cua_rl.tasks.custom import CustomTask, JudgedTask, parse_custom_task
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
@@ -19,7 +19,7 @@ from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
 from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
-from cua_rl.tasks.lasting_devices import LastingDeviceTask
+from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of
@@ -37,7 +37,7 @@ SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_00
 
 
 class Template(Protocol):
-    """A task for every seed: `TaskTemplate`, `LastingDeviceTask`, `CustomTask` or `FolderTask`."""
+    """A task for every seed: `TaskTemplate`, `LastingDeviceTask`, `CustomTask`, `JudgedTask` or `FolderTask`."""
 
     @property
     def task_id(self) -> str: ...
@@ -64,9 +64,14 @@ class TaskSet:
     def task_ids(self) -> tuple[str, ...]:
         return tuple(template.task_id for template in self.templates)
 
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        """The tasks of a step: every template comes round equally often, on a new phone each time."""
-        first = step * num_tasks
+    @property
+    def is_judged(self) -> bool:
+        """True if one of the tasks has no validator, so that only a judge can decide it."""
+        return any(isinstance(template, JudgedTask) for template in self.templates)
+
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
+        first = number * num_tasks
         return [self._instance(position, "batch") for position in range(first, first + num_tasks)]
 
     def held_out(self, num_tasks: int) -> list[Task]:
@@ -83,13 +88,15 @@ class TaskSet:
         return order[place].make_task(Random(f"{purpose}-{self.split}-{self.seed}-{position}").choice(seeds))
 
 
-def load_tasks(sources: TaskSources, *, seed: int, split: Split, device: DeviceAbilities = SIMULATOR) -> TaskSet:
+def load_tasks(
+    sources: TaskSources, *, seed: int, split: Split, device: DeviceAbilities = SIMULATOR, has_judge: bool = False
+) -> TaskSet:
     """The templates of all sources, each once, in order; raises `ConfigError` for whatever cannot be meant, or cannot
-    run on such a device.
+    run on such a device. Descriptions without a check are tasks only where there is a judge.
     """
     templates: dict[str, Template] = {}
     for config in parse_sources(sources):
-        for template in _select(config, seed, device):
+        for template in _select(config, seed, device, has_judge):
             if templates.setdefault(template.task_id, template) != template:
                 raise ConfigError(
                     f"expected one task per id, got two different ones called {template.task_id!r}; rename one"
@@ -101,9 +108,9 @@ def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
     """Raise `ConfigError` if something would be both trained and evaluated on.
 
     Where the seed makes the device, the splits' seeds keep them apart; folder tasks, and all tasks on devices that are
-    the same for every seed, must not occur on both sides.
+    the same for every seed, must not occur on both sides, nor two tasks of the same instruction.
     """
-    shared = _fixed_ids(train) & _fixed_ids(held_out)
+    shared = _fixed(train) & _fixed(held_out)
     if shared:
         raise ConfigError(
             f"expected different tasks for training and evaluation, got {len(shared)} in both, such as "
@@ -117,16 +124,28 @@ def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
         )
 
 
-def _fixed_ids(tasks: TaskSet) -> set[str]:
-    """What never differs between instances: where a folder lies, or a task id."""
-    fixed = (template for template in tasks.templates if not tasks.is_seeded or isinstance(template, FolderTask))
-    return {str(template.folder) if isinstance(template, FolderTask) else template.task_id for template in fixed}
+def _fixed(tasks: TaskSet) -> set[str]:
+    """What the seeds do not tell apart: where a folder lies, or a task's id and instructions in lower case."""
+    fixed: set[str] = set()
+    for template in tasks.templates:
+        match template:
+            case FolderTask():
+                fixed.add(str(template.folder))
+            case LastingDeviceTask() if not tasks.is_seeded:
+                fixed |= {template.task_id, *map(str.lower, template.instructions())}
+            case CustomTask() if not tasks.is_seeded:
+                fixed |= {template.task_id, template.instruction.lower()}
+            case _ if not tasks.is_seeded:
+                fixed.add(template.task_id)
+            case _:
+                pass
+    return fixed
 
 
-def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities) -> Sequence[Template]:
+def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities, has_judge: bool) -> Sequence[Template]:
     seed = run_seed if config.seed is None else config.seed
     _require_site(config, device)
-    candidates = _fit(_candidates(config, seed, device), config, device)
+    candidates = _fit(_candidates(config, seed, device, has_judge), config, device)
     _require_known_names(config, candidates)
     found = [template for template in candidates if _passes(template, config)]
     if not found:
@@ -140,21 +159,21 @@ def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities) ->
     return found
 
 
-def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities) -> Sequence[Template]:
+def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, has_judge: bool) -> Sequence[Template]:
     match config.source_type:
         case "demo_training":
             return DEMO_TRAINING
         case "demo_eval":
-            return DEMO_EVAL
+            return DEMO_EVAL if device.is_seeded else held_out_templates()
         case "demo_all":
             return list(TEMPLATES.values())
         case "ids":
             return [_find(task_id, "task_ids") for task_id in config.task_ids]
         case "file":
-            return _read_file(Path(config.file_path or "").expanduser(), device)
+            return _read_file(Path(config.file_path or "").expanduser(), device, has_judge)
         case "custom":
             described = enumerate(config.custom_tasks, start=1)
-            return [_describe(task, f"custom task {i}", device) for i, task in described]
+            return [_describe(task, f"custom task {i}", device, has_judge) for i, task in described]
         case "task_adapter":
             return _read_folders(config, seed, device)
         case "miniwob" | "django_admin" | "page" | "desktop":
@@ -222,26 +241,27 @@ def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) 
     return [task for task in tasks if wanted in (None, is_training_task(task.task_id, seed, config.train_ratio))]
 
 
-def _read_file(path: Path, device: DeviceAbilities) -> list[Template]:
-    """Ids as lines of text, or ids and descriptions as JSON."""
+def _read_file(path: Path, device: DeviceAbilities, has_judge: bool) -> list[Template]:
+    """Ids and descriptions, as lines of text or as JSON. A text without spaces is an id."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a file with tasks at {str(path)!r}, got {error}; check file_path") from error
     entries = _json_entries(path, text) if path.suffix in (".json", ".jsonl") else _text_entries(path, text)
-    return [_find(task, where) if isinstance(task, str) else _describe(task, where, device) for where, task in entries]
+    return [
+        _find(task, where)
+        if isinstance(task, str) and not re.search(r"\s", task.strip())
+        else _describe(task, where, device, has_judge)
+        for where, task in entries
+    ]
 
 
 def _text_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
+    """One entry a line. # begins a comment after an id and at the start of a line; descriptions may hold it."""
     for i, line in enumerate(text.splitlines(), start=1):
-        task_id = line.partition("#")[0].strip()
-        if " " in task_id:
-            raise ConfigError(
-                f"expected a task id in line {i} of {path}, got {task_id!r}: a description alone cannot be validated; "
-                "describe tasks with their checks in a .jsonl file"
-            )
-        if task_id:
-            yield f"line {i} of {path}", task_id
+        before_comment = line.partition("#")[0].strip()
+        if before_comment:
+            yield f"line {i} of {path}", line.strip() if " " in before_comment else before_comment
 
 
 def _json_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
@@ -264,8 +284,8 @@ def _parse_json(text: str, where: str) -> object:
         raise ConfigError(f"expected JSON in {where}, got {text[:80]!r} ({error}); repair it") from None
 
 
-def _describe(task: object, where: str, device: DeviceAbilities) -> CustomTask:
-    custom = parse_custom_task(task, where, device)
+def _describe(task: object, where: str, device: DeviceAbilities, has_judge: bool) -> CustomTask | JudgedTask:
+    custom = parse_custom_task(task, where, device, has_judge=has_judge)
     if custom.task_id in TEMPLATES:
         raise ConfigError(f"expected a task_id of its own in {where}, got {custom.task_id!r}, a demo task; rename it")
     return custom

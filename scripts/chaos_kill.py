@@ -199,8 +199,8 @@ async def find_faults(session: AsyncSession, chaos: Chaos) -> list[str]:
         )
     ).all()
     faults = [f"step {step.step} is {step.status}" for step in steps if step.status != "completed"]
-    if [step.step for step in steps] != list(range(chaos.config.steps)):
-        faults.append(f"expected steps 0 to {chaos.config.steps - 1}, got {[step.step for step in steps]}")
+    if [step.step for step in steps] != list(range(1, chaos.config.steps + 1)):
+        faults.append(f"expected steps 1 to {chaos.config.steps}, got {[step.step for step in steps]}")
     faults += [f"group {row.group_id} is {row.status}" for row in rows if row.status != "completed"]
     wrong_sizes = [row for row in rows if row.num_rollouts != chaos.config.group_size]
     faults += [f"group {row.group_id} has {row.num_rollouts}" for row in wrong_sizes]
@@ -243,7 +243,7 @@ async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> lis
             select(Step.step, Step.trained_policy_version).where(Step.training_id == training_id).order_by(Step.step)
         )
     ).all()
-    newest: Mapping[int, int] = {0: 0} | {row.trained_policy_version: row.step + 1 for row in steps}
+    newest: Mapping[int, int] = {0: 0} | {row.trained_policy_version: row.step for row in steps}
     turns = (
         await session.execute(
             select(Step.step, TurnRow.policy_version)
@@ -254,7 +254,7 @@ async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> lis
             .distinct()
         )
     ).all()
-    lags = [max(0, row.step - newest[row.policy_version]) for row in turns]
+    lags = [max(0, row.step - 1 - newest[row.policy_version]) for row in turns]
     print(f"largest lag {max(lags)} steps")
     return [f"a turn was {max(lags)} steps old"] if max(lags) > max_lag else []
 

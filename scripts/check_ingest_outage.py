@@ -79,7 +79,7 @@ async def _send(given: argparse.Namespace) -> int:
         )
         recorder = await stack.enter_async_context(sender)
         await recorder.record(begin("outage", given.steps))
-        for step in range(given.steps):
+        for step in range(1, given.steps + 1):
             groups = await run_source(recorder, policy, Source(phase="step", step=step), num_groups=4, turns=5)
             await train(recorder, policy, step, groups)
         await recorder.record(TrainingEnded(status="completed"))

@@ -58,7 +58,7 @@ def step_metrics(step: int, num_steps: int, rng: random.Random) -> dict[str, flo
     success = 0.15 + 0.75 / (1 + exp(-8 * (done - 0.4))) + rng.gauss(0, 0.03)
     success = min(1.0, max(0.0, success))
     return {
-        "progress/step": step + 1,
+        "progress/step": step,
         "reward/mean": success,
         "reward/success_rate": success,
         "reward/constant_group_frac": abs(2 * success - 1) * 0.8,
@@ -131,11 +131,11 @@ async def train(recorder: Recorder, policy: RandomTaps, step: int, groups: Seque
         for rollout in group.rollouts
         if not group.is_constant
     }
-    policy.policy_version = step + 1
+    policy.policy_version = step
     await recorder.record(
         StepTrained(
             step=step,
-            policy_version=step + 1,
+            policy_version=step,
             datums_sha256=f"{step:064x}",
             num_datums=len(logprobs),
             training_logprobs=logprobs,
@@ -151,7 +151,7 @@ def begin(name: str, num_steps: int) -> TrainingStarted:
         run_name=name,
         log_path=f"seeded/{name}",
         config=config | {"learning_rate": 2e-3},
-        first_step=0,
+        first_step=1,
         total_steps=num_steps,
     )
 
@@ -160,7 +160,7 @@ async def record_templates(recorder: Recorder, policy: RandomTaps, turns: int) -
     """Record the rollouts of which copies are made."""
     for phase, step in (
         ("baseline", 0),
-        *(("step", index) for index in range(TEMPLATE_STEPS)),
+        *(("step", step) for step in range(1, TEMPLATE_STEPS + 1)),
         ("eval", TEMPLATE_STEPS),
     ):
         source = Source(phase=cast("Any", phase), step=step)
@@ -186,7 +186,7 @@ _COPIES = (
     """INSERT INTO steps (training_id, step, attempt_id, status, policy_version, trained_policy_version, group_size,
         num_groups, num_ended_groups, task_pks, datums_sha256, num_datums, metrics, started_at, rollouts_ended_at,
         ended_at)
-       SELECT s.training_id, %(step)s, s.attempt_id, 'completed', %(step)s, %(step)s + 1, s.group_size, s.num_groups,
+       SELECT s.training_id, %(step)s, s.attempt_id, 'completed', %(step)s - 1, %(step)s, s.group_size, s.num_groups,
         s.num_ended_groups, s.task_pks, md5(%(step)s::text), s.num_datums, %(metrics)s, s.started_at + %(later)s,
         s.rollouts_ended_at + %(later)s, s.ended_at + %(later)s
        FROM steps s WHERE s.training_id = %(run)s AND s.step = %(template)s""",
@@ -212,7 +212,7 @@ _COPIES = (
         prompt_matches_renderer, request, cached_tokens, started_at, started_unix_s, duration_s, durations_s, action,
         action_error, before_sha256, after_sha256)
        SELECT copy.id, t.turn_index, 'resp_' || md5(t.response_id || %(step)s), t.prompt_token_ids, t.prompt_chunks,
-        t.sampled_tokens, t.sampling_logprobs, t.sampling_logprobs, %(step)s, t.stop, t.text, t.failure_kind,
+        t.sampled_tokens, t.sampling_logprobs, t.sampling_logprobs, %(step)s - 1, t.stop, t.text, t.failure_kind,
         t.failure_message, t.prompt_matches_renderer, t.request, t.cached_tokens, t.started_at + %(later)s,
         t.started_unix_s + %(later_s)s, t.duration_s, t.durations_s, t.action, t.action_error, t.before_sha256,
         t.after_sha256
@@ -238,13 +238,14 @@ def copy_steps(url: str, training_id: int, num_steps: int) -> None:
     rng = random.Random(training_id)
     plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(plain) as connection:
-        for step in range(TEMPLATE_STEPS, num_steps):
+        for step in range(TEMPLATE_STEPS + 1, num_steps + 1):
+            template = 1 + (step - 1) % TEMPLATE_STEPS
             metrics = step_metrics(step, num_steps, rng)
-            later_s = 12.0 * (step - step % TEMPLATE_STEPS)
+            later_s = 12.0 * (step - template)
             values = {
                 "run": training_id,
                 "step": step,
-                "template": step % TEMPLATE_STEPS,
+                "template": template,
                 "metrics": Jsonb(metrics),
                 "later": timedelta(seconds=later_s),
                 "later_s": later_s,
@@ -290,7 +291,7 @@ async def _seed(given: argparse.Namespace, num_steps: int) -> None:
         if given.live:
             print("copied, going on", flush=True)
             policy.turn_s = given.turn_s
-            await go_on(recorder, policy, first_step=num_steps, turns=given.turns, live_s=given.live)
+            await go_on(recorder, policy, first_step=num_steps + 1, turns=given.turns, live_s=given.live)
         else:
             await recorder.record(TrainingEnded(status="completed"))
         await recorder.flush()

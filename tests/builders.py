@@ -6,6 +6,8 @@ from cua_rl.types import (
     Datum,
     EncodedTextChunk,
     ImageChunk,
+    Judgement,
+    JudgeVote,
     ModelInput,
     ModelTurn,
     Observation,
@@ -90,6 +92,19 @@ def rollout(
     )
 
 
+def judgement(*votes: JudgeVote, decides: bool = True, cost_usd: float | None = None) -> Judgement:
+    return Judgement(
+        model="judge-1",
+        prompt="Decide.",
+        prompt_sha256="0" * 64,
+        screenshots="final",
+        votes=votes,
+        decides=decides,
+        duration_s=0.5,
+        cost_usd=cost_usd,
+    )
+
+
 def group(*rollouts: Rollout, faulty: Sequence[Rollout] = ()) -> RolloutGroup:
     return RolloutGroup(group_id="g", index=0, task_id="task", seed=1, rollouts=tuple(rollouts), faulty=tuple(faulty))
 
@@ -101,6 +116,7 @@ def datum(
     model_input: ModelInput | None = None,
     rollout_id: str = "r",
     turn_indices: Sequence[int] = (0,),
+    group_id: str = "g",
 ) -> Datum:
     return Datum(
         rollout_id=rollout_id,
@@ -110,4 +126,5 @@ def datum(
         sampling_logprobs=tuple(logprobs if logprobs is not None else [-1.0 * flag for flag in mask]),
         policy_versions=(0,),
         turn_indices=tuple(turn_indices),
+        group_id=group_id,
     )

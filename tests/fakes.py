@@ -12,11 +12,12 @@ from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import CuaError
 from cua_rl.events import Event
+from cua_rl.judge.request import Case
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import AdapterRef, Datum, ModelTurn, Observation, StopReason, Validation
-from tests.builders import model_turn, prompt, text
+from cua_rl.types import AdapterRef, Datum, Judgement, JudgeVote, ModelTurn, Observation, StopReason, Validation
+from tests.builders import judgement, model_turn, prompt, text
 
 
 @dataclass
@@ -42,7 +43,7 @@ class FakeDevice:
         self.is_closed = True
 
 
-def make_task(task_id: str = "task", seed: int = 1, max_turns: int = 3) -> Task:
+def make_task(task_id: str = "task", seed: int = 1, max_turns: int = 3, *, is_validated: bool = True) -> Task:
     async def validate(device: Any, answer: str | None) -> Validation:
         actual = await device.query("state")
         return Validation(query="state", expected="1", actual=actual, success=actual == "1")
@@ -54,8 +55,24 @@ def make_task(task_id: str = "task", seed: int = 1, max_turns: int = 3) -> Task:
         category="app",
         difficulty="easy",
         max_turns=max_turns,
-        validate=validate,
+        validate=validate if is_validated else None,
     )
+
+
+class FakeJudge:
+    """Gives one vote after the other; None is a vote without a verdict, an exception is raised."""
+
+    def __init__(self, *votes: bool | CuaError | None) -> None:
+        self._votes = list(votes)
+        self.cases: list[Case] = []
+
+    async def judge(self, case: Case, *, decides: bool) -> Judgement:
+        vote = self._votes[len(self.cases) % len(self._votes)]
+        self.cases.append(case)
+        if isinstance(vote, CuaError):
+            raise vote
+        said = JudgeVote(success=vote, reason="so it is", error="503" if vote is None else None, duration_s=0.5)
+        return judgement(said, decides=decides)
 
 
 class FakeGateway:

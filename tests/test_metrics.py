@@ -9,7 +9,7 @@ from cua_rl import metrics
 from cua_rl.metrics import FAMILIES, METRICS, Mean, check_names, mean_of, meaning
 
 TRAINING_AREAS = {"curriculum", "reward", "replay", "rollout", "loss", "policy", "optim"}
-AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval", "async", "trainer"}
+AREAS = TRAINING_AREAS | {"progress", "time", "device", "stop", "eval", "async", "trainer", "judge"}
 OPEN_FAMILIES = {
     "time/x_s",
     "eval/x",

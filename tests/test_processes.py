@@ -20,7 +20,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_dead(pid: int, timeout_s: float = 10.0) -> bool:
+def wait_until_dead(pid: int, timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -9,7 +9,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from cua_rl.agent.external import OpenGateway
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
@@ -20,6 +20,7 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.errors import AgentError
+from cua_rl.renderers.images import image_size
 from cua_rl.types import ImageChunk, ModelTurn, Observation, StopReason
 
 logger = logging.getLogger(__name__)
@@ -237,10 +238,11 @@ def _screen(turn: ModelTurn, last: Observation | None) -> Observation:
 
 
 def _as_observation(chunk: ImageChunk) -> Observation:
+    if chunk.format == "png":
+        width_px, height_px = image_size(chunk.data)
+        return Observation(png=chunk.data, width_px=width_px, height_px=height_px)
     with Image.open(io.BytesIO(chunk.data)) as image:
-        if chunk.format == "png":
-            return Observation(png=chunk.data, width_px=image.width, height_px=image.height)
-        return _encoded(image)
+        return _encoded(ImageOps.exif_transpose(image))
 
 
 def _blank() -> Observation:

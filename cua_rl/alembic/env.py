@@ -8,6 +8,7 @@ from alembic.autogenerate.api import AutogenContext
 from alembic.util import CommandError
 from sqlalchemy import text
 
+import cua_rl.database.judge_models  # pyright: ignore[reportUnusedImport] # noqa: F401 - for its tables
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
 from cua_rl.database.monitor_models import Base  # with its tables and those of models
 from cua_rl.database.session import command_line_environ, database_url, make_writer_engine

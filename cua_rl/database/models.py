@@ -2,7 +2,7 @@
 
     trainings ── steps ──┐
         │    └── evals ──┴── groups ── rollouts ── turns ── screenshots
-        └── checkpoints              ├── validations, replays
+        └── checkpoints              ├── validations, judgements, replays
     tasks ── groups, rollouts        └── environments
     status_history: every change of status of a training, step, eval, group or rollout
 
@@ -107,7 +107,7 @@ class Training(Base):
     status: Mapped[str]
     error: Mapped[str | None]
     first_step: Mapped[int]
-    """Where the latest attempt began."""
+    """Where the latest attempt began, 1 for a run's first one; 0 if another system sent the run."""
     num_completed_steps: Mapped[int] = mapped_column(default=0)
     total_steps: Mapped[int]
     started_at: Mapped[datetime]
@@ -118,7 +118,7 @@ class Training(Base):
 
 
 class Step(Base):
-    """One training step: its rollouts, then one optimizer step."""
+    """One training step, counted from 1: its rollouts, then one optimizer step."""
 
     __tablename__ = "steps"
     __table_args__ = (UniqueConstraint("training_id", "step"), _one_of("status", STEP_STATUSES))
@@ -147,7 +147,7 @@ class Step(Base):
 
 
 class Eval(Base):
-    """One evaluation after `step` optimizer steps; the baseline is the evaluation of the untrained model."""
+    """One evaluation after training step `step`; the baseline, at step 0, is the one of the untrained model."""
 
     __tablename__ = "evals"
     __table_args__ = (
@@ -382,7 +382,7 @@ class Checkpoint(Base):
 
 
 class StatusChange(Base):
-    """One change of status of exactly one thing."""
+    """One change of status of exactly one thing; a killed training is `interrupted` once it is resumed."""
 
     __tablename__ = "status_history"
     __table_args__ = (

@@ -37,15 +37,15 @@ async def load_progress(session: AsyncSession, training_id: int, num_steps: int)
     steps = (
         await session.execute(
             select(Step.step, Step.trained_policy_version)
-            .where(Step.training_id == training_id, Step.step < num_steps, Step.status == "completed")
+            .where(Step.training_id == training_id, Step.step <= num_steps, Step.status == "completed")
             .order_by(Step.step)
         )
     ).all()
-    newest_steps = {0: 0} | {row.trained_policy_version: row.step + 1 for row in steps}
+    newest_steps = {0: 0} | {row.trained_policy_version: row.step for row in steps}
     done = await session.scalars(
         select(Group.group_index)
         .join(Step, Group.step_id == Step.id)
-        .where(Step.training_id == training_id, Step.step < num_steps)
+        .where(Step.training_id == training_id, Step.step <= num_steps)
     )
     evaluated = await session.scalars(
         select(Eval.step).where(Eval.training_id == training_id, Eval.phase == "eval", Eval.status == "completed")
@@ -70,7 +70,7 @@ async def _load_untrained(
     query = (
         select(Group, Step.step)
         .join(Step, Group.step_id == Step.id)
-        .where(Step.training_id == training_id, Step.step >= num_steps, Group.status == "completed")
+        .where(Step.training_id == training_id, Step.step > num_steps, Group.status == "completed")
         .where(~unknown_turn, ~exists().where(Replay.group_pk == Group.id))
         .order_by(Group.ended_at, Group.group_index)
     )

@@ -1,10 +1,10 @@
-"""The read side: small questions, each one function that returns plain data."""
+"""The read side: small questions, each one function that returns plain data; and what a moved run is called."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.models import Eval, RolloutRow, Step, Training, TurnRow
@@ -58,6 +58,13 @@ async def find_training(session: AsyncSession, run_name: str, log_path: str | No
         query = query.where(Training.log_path == log_path)
     row = await session.scalar(query.order_by(Training.started_at.desc(), Training.id.desc()).limit(1))
     return None if row is None else _summarise(row)
+
+
+async def rename_training(session: AsyncSession, training_id: int, run_name: str, log_path: str) -> None:
+    """Put down that a run has another name and folder now."""
+    await session.execute(
+        update(Training).where(Training.id == training_id).values(run_name=run_name, log_path=log_path)
+    )
 
 
 async def load_steps(session: AsyncSession, training_id: int) -> list[StepSummary]:

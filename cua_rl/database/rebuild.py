@@ -8,10 +8,22 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.conversation import ImageFormat, ParseFailure
 from cua_rl.database.encoding import decode_action, decode_more_actions, decode_prompt
+from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Phase
-from cua_rl.types import ModelTurn, Observation, Reward, Rollout, RolloutGroup, StopReason, Turn, Validation
+from cua_rl.types import (
+    Judgement,
+    JudgeVote,
+    ModelTurn,
+    Observation,
+    Reward,
+    Rollout,
+    RolloutGroup,
+    StopReason,
+    Turn,
+    Validation,
+)
 
 
 async def load_groups(
@@ -107,8 +119,16 @@ async def _load_rollouts(session: AsyncSession, query: Select[RolloutRow]) -> li
         row.rollout_pk: _build_validation(row)
         for row in await session.scalars(select(ValidationRow).where(ValidationRow.rollout_pk.in_(keys)))
     }
+    judgements = {
+        row.rollout_pk: _build_judgement(row, prompt)
+        for row, prompt in await session.execute(
+            select(JudgementRow, JudgePrompt.text)
+            .join(JudgePrompt, JudgementRow.prompt_sha256 == JudgePrompt.sha256)
+            .where(JudgementRow.rollout_pk.in_(keys))
+        )
+    }
     turns = await _load_turns(session, keys)
-    return [(_build_rollout(row, turns[row.id], validations.get(row.id)), row) for row in rows]
+    return [(_build_rollout(row, turns[row.id], validations.get(row.id), judgements.get(row.id)), row) for row in rows]
 
 
 async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, list[Turn]]:
@@ -140,7 +160,9 @@ def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rol
     )
 
 
-def _build_rollout(row: RolloutRow, turns: Sequence[Turn], validation: Validation | None) -> Rollout:
+def _build_rollout(
+    row: RolloutRow, turns: Sequence[Turn], validation: Validation | None, judgement: Judgement | None
+) -> Rollout:
     if row.started_unix_s is None or row.duration_s is None or row.stop_reason is None:
         raise DatabaseError(f"expected an ended rollout {row.rollout_id!r}, got one without its end")
     parts = {name: float(value) for name, value in (row.reward_parts or {}).items()}
@@ -159,6 +181,7 @@ def _build_rollout(row: RolloutRow, turns: Sequence[Turn], validation: Validatio
         error=row.error,
         started_at=row.started_unix_s,
         duration_s=row.duration_s,
+        judgement=judgement,
     )
 
 
@@ -215,4 +238,17 @@ def _build_observation(shot: Screenshot) -> Observation:
 def _build_validation(row: ValidationRow) -> Validation:
     return Validation(
         query=row.query, expected=row.expected, actual=row.actual, success=row.success, duration_s=row.duration_s
+    )
+
+
+def _build_judgement(row: JudgementRow, prompt: str) -> Judgement:
+    return Judgement(
+        model=row.model,
+        prompt=prompt,
+        prompt_sha256=row.prompt_sha256,
+        screenshots=row.screenshots,
+        votes=tuple(JudgeVote(**vote) for vote in row.votes),
+        decides=row.decides,
+        duration_s=row.duration_s,
+        cost_usd=row.cost_usd,
     )

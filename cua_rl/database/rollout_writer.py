@@ -3,22 +3,25 @@ rollouts, because most of a statement's cost does not depend on how much it says
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects.postgresql import insert
 
+from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Environment, RolloutRow, StatusChange, TurnRow, ValidationRow
 from cua_rl.database.rows import Scope, advance_statuses
 from cua_rl.database.turn_writer import insert_turns
 from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutStarted
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types import Judgement, Rollout, StopReason
 
 _INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")
+_INSERT_PROMPT = insert(JudgePrompt).on_conflict_do_nothing()
+_INSERT_JUDGEMENT = insert(JudgementRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _INSERT_VALIDATION = insert(ValidationRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
 
 
@@ -76,6 +79,7 @@ def complete_rollouts(
     validations = [_validation_values(key, member.rollout) for key, member in members.items()]
     if any(validations):
         connection.execute(_INSERT_VALIDATION, [values for values in validations if values])
+    _insert_judgements(connection, members)
     advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
     connection.execute(_RELEASE_DEVICE, [_release_values(key, member.rollout, at) for key, member in members.items()])
 
@@ -184,6 +188,38 @@ def _validation_values(rollout_pk: int, rollout: Rollout) -> dict[str, object] |
         "actual": validation.actual,
         "success": validation.success,
         "duration_s": validation.duration_s,
+    }
+
+
+def _insert_judgements(connection: Connection, members: Mapping[int, EndedRollout]) -> None:
+    """What a judge said, beside or instead of a validator, each prompt once."""
+    given = {key: member.rollout.judgement for key, member in members.items()}
+    judgements = {key: judgement for key, judgement in given.items() if judgement is not None}
+    if not judgements:
+        return
+    prompts = {judgement.prompt_sha256: judgement.prompt for judgement in judgements.values()}
+    connection.execute(_INSERT_PROMPT, [{"sha256": digest, "text": prompts[digest]} for digest in sorted(prompts)])
+    connection.execute(
+        _INSERT_JUDGEMENT, [judgement_values(judgement) | {"rollout_pk": key} for key, judgement in judgements.items()]
+    )
+
+
+def judgement_values(judgement: Judgement) -> dict[str, object]:
+    """The columns of a judgement, its rollout left out."""
+    return {
+        "prompt_sha256": judgement.prompt_sha256,
+        "model": judgement.model,
+        "screenshots": judgement.screenshots,
+        "decides": judgement.decides,
+        "success": judgement.success,
+        "score": judgement.score,
+        "reason": judgement.reason,
+        "agreement": judgement.agreement,
+        "votes": [asdict(vote) for vote in judgement.votes],
+        "num_prompt_tokens": sum(vote.num_prompt_tokens for vote in judgement.votes),
+        "num_answer_tokens": sum(vote.num_answer_tokens for vote in judgement.votes),
+        "cost_usd": judgement.cost_usd,
+        "duration_s": judgement.duration_s,
     }
 
 

@@ -164,9 +164,9 @@ def _void(connection: Connection, scope: Scope, training_id: int, event: Trainin
     connection.execute(delete(Group).where(Group.step_id.in_(kept_steps), Group.group_id.not_in(event.kept_group_ids)))
     for step_id in sorted(kept_steps):
         begin_again(connection, scope, step_id)
-    unfinished = or_(Eval.step > first_step, Eval.status != "completed")
+    unfinished = or_(Eval.step >= first_step, Eval.status != "completed")
     connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
-    connection.execute(delete(Checkpoint).where(Checkpoint.training_id == training_id, Checkpoint.step > first_step))
+    connection.execute(delete(Checkpoint).where(Checkpoint.training_id == training_id, Checkpoint.step >= first_step))
 
 
 def _count_completed(training_id: int) -> ScalarSelect[int]:

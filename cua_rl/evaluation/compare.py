@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from cua_rl.evaluation.attempts import Attempt, outcomes_by_position
 from cua_rl.evaluation.evaluate import TaskOutcomes, summarise
-from cua_rl.evaluation.statistics import bootstrap_difference, mcnemar_exact
+from cua_rl.evaluation.statistics import paired_interval, sign_flip_test
 from cua_rl.reporting.comparison import Comparison, ModelRow, PairRow
 
 
@@ -44,25 +45,26 @@ def _model_row(model: _Outcomes) -> ModelRow:
 
 
 def _pair_row(first: _Outcomes, second: _Outcomes) -> PairRow:
-    """McNemar's exact test if every task was attempted once, else a bootstrap over tasks."""
+    """A permutation test over tasks, which is McNemar's if every task was attempted once."""
     pairs = [
         (first.tasks[position].successes, outcomes.successes)
         for position, outcomes in second.tasks.items()
         if outcomes.successes and position in first.tasks and first.tasks[position].successes
     ]
-    differences = [sum(theirs) / len(theirs) - sum(ours) / len(ours) for ours, theirs in pairs]
+    differences = [Fraction(sum(theirs), len(theirs)) - Fraction(sum(ours), len(ours)) for ours, theirs in pairs]
     num_worse, num_better = sum(value < 0 for value in differences), sum(value > 0 for value in differences)
-    low, high, p_value = bootstrap_difference(differences)
+    fewest = min((len(attempts) for pair in pairs for attempts in pair), default=1)
+    low, high = paired_interval(differences, fewest)
     is_single = all(len(ours) == len(theirs) == 1 for ours, theirs in pairs)
     return PairRow(
         first=first.name,
         second=second.name,
         num_tasks=len(pairs),
-        difference=sum(differences) / max(1, len(differences)),
+        difference=float(sum(differences)) / max(1, len(differences)),
         low=low,
         high=high,
-        p_value=mcnemar_exact(num_worse, num_better) if is_single else p_value,
-        test="McNemar's test, exact" if is_single else "paired bootstrap over tasks",
+        p_value=sign_flip_test(differences),
+        test="McNemar's test, exact" if is_single else "sign-flip permutation test over tasks",
         num_only_first=num_worse,
         num_only_second=num_better,
     )

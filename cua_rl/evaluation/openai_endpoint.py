@@ -7,10 +7,8 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import httpx
@@ -18,6 +16,7 @@ import httpx
 from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
+from cua_rl.judge.judge import is_loopback
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.client import RequestRejected
@@ -163,15 +162,6 @@ class EndpointAccess:
     ) -> None:
         if self._client is not None:
             await self._client.close()
-
-
-def is_loopback(url: str) -> bool:
-    """True for addresses of this machine, which no proxy can reach."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_overflow(error: Any) -> bool:

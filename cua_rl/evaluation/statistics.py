@@ -1,11 +1,14 @@
 """Figures with their uncertainty: intervals of rates, pass@k, and tests of two models on the same tasks."""
 
 from collections.abc import Sequence
-from math import comb, fsum, sqrt
+from fractions import Fraction
+from math import comb, fsum, lcm, sqrt
 from random import Random
 
 Z_95 = 1.96
-BOOTSTRAP_SAMPLES = 5000
+SIGN_DRAWS = 10_000
+MOST_COUNTED = 5_000_000  # additions that an exact test may cost, a second or two
+_STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
 def wilson_interval(num_successes: float, num_trials: float, z: float = Z_95) -> tuple[float, float]:
@@ -23,15 +26,17 @@ def success_interval(attempts: Sequence[Sequence[bool]]) -> tuple[float, float]:
     """95 % interval of the success rate over tasks with several attempts each.
 
     Attempts at one task are alike, so they count for less than as many tasks: Wilson's interval is taken at the
-    number of independent trials with the same variance as the means of the tasks (L. Kish, 1965). With one attempt a
-    task it is Wilson's own.
+    number of independent trials with the same variance as the means of the tasks (L. Kish, 1965), with Student's
+    quantile, since that variance is estimated from as many tasks as there are. With one attempt a task it is Wilson's
+    own.
     """
     attempts = [task for task in attempts if task]
     num_successes, num_trials = sum(map(sum, attempts)), sum(map(len, attempts))
     if not num_trials:
         return 0.0, 1.0
     rate, num_independent = num_successes / num_trials, _independent_trials(attempts)
-    return wilson_interval(rate * num_independent, num_independent)
+    z = Z_95 if len(attempts) in (1, num_trials) else student_quantile(len(attempts) - 1)
+    return wilson_interval(rate * num_independent, num_independent, z)
 
 
 def _independent_trials(attempts: Sequence[Sequence[bool]]) -> float:
@@ -55,26 +60,55 @@ def pass_at_k(num_attempts: int, num_successes: int, k: int) -> float:
     return 1.0 - comb(num_attempts - num_successes, k) / comb(num_attempts, k)
 
 
-def mcnemar_exact(num_only_first: int, num_only_second: int) -> float:
-    """Two-sided p value that two models solve equally many of the same tasks (McNemar's test, exact).
+def sign_flip_test(differences: Sequence[Fraction], seed: int = 0) -> float:
+    """Two-sided p value that two models are equally good, from their difference in success rate at each task.
 
-    Counts the tasks that only one of them solved; given their number, each is a fair coin if the models are equal:
-    5 against 0 -> 2 * 0.5^5 = 0.0625.
+    If they are, each difference might as well have had the other sign: p is the share of all assignments of signs whose
+    sum is at least as far from 0 as the observed one (R. A. Fisher, 1935). With one attempt a task that is McNemar's
+    exact test: 5 against 0 -> 2 * 0.5^5 = 0.0625. The smallest p that n tasks can give is 2 / 2^n.
+
+    All assignments are counted, unless the sums take too many values (attempts of many different numbers a task); then
+    10,000 are drawn, with a fixed seed.
     """
-    num_pairs = num_only_first + num_only_second
-    tail = sum(comb(num_pairs, wins) for wins in range(min(num_only_first, num_only_second) + 1))
-    return min(1.0, 2 * tail / 2**num_pairs)
+    scale = lcm(*(difference.denominator for difference in differences))
+    signed = [int(difference * scale) for difference in differences if difference]
+    sizes, observed = [abs(value) for value in signed], abs(sum(signed))
+    if len(sizes) * sum(sizes) > MOST_COUNTED:
+        random = Random(seed)
+        draws = (abs(sum(random.choice((-size, size)) for size in sizes)) for _ in range(SIGN_DRAWS))
+        return (sum(drawn >= observed for drawn in draws) + 1) / (SIGN_DRAWS + 1)
+    # chances[i]: that the sizes with a plus add up to i; the signed sum is then 2 i - sum(sizes)
+    chances = [1.0]
+    for size in sizes:
+        without, having = [*chances, *[0.0] * size], [*[0.0] * size, *chances]
+        chances = [(one + other) / 2 for one, other in zip(without, having, strict=True)]
+    return min(1.0, fsum(chance for i, chance in enumerate(chances) if abs(2 * i - sum(sizes)) >= observed))
 
 
-def bootstrap_difference(differences: Sequence[float], seed: int = 0) -> tuple[float, float, float]:
-    """95 % interval of the mean difference per task, and a two-sided p value that it is 0.
+def paired_interval(differences: Sequence[Fraction], num_attempts: int) -> tuple[float, float]:
+    """95 % interval of the mean difference over tasks of which each model made `num_attempts` attempts.
 
-    Tasks are drawn anew with replacement, 5000 times, with a fixed seed: (low, high, p). The smallest p is 2 / 5001.
+    Student's interval over tasks, after two were added in which one model and then the other is better by chance alone,
+    by 1 / sqrt(attempts). With one attempt a task it is the interval of D. G. Bonett and R. M. Price (2012) with
+    Student's quantile. So it has a width where all differences are equal, and it holds what it should for few tasks.
     """
-    if not differences:
-        return -1.0, 1.0, 1.0
-    random, num_tasks = Random(seed), len(differences)
-    means = sorted(fsum(random.choices(differences, k=num_tasks)) / num_tasks for _ in range(BOOTSTRAP_SAMPLES))
-    num_low, num_high = sum(mean <= 0 for mean in means), sum(mean >= 0 for mean in means)
-    p_value = min(1.0, 2 * (min(num_low, num_high) + 1) / (BOOTSTRAP_SAMPLES + 1))
-    return means[int(0.025 * BOOTSTRAP_SAMPLES)], means[int(0.975 * BOOTSTRAP_SAMPLES)], p_value
+    if len(differences) < 2:
+        return -1.0, 1.0
+    num, chance = len(differences) + 2, 1 / sqrt(num_attempts)
+    mean = float(sum(differences)) / num
+    variance = (fsum(float(value) ** 2 for value in differences) + 2 * chance**2) / num - mean**2
+    spread = student_quantile(len(differences) - 1) * sqrt(variance / num)
+    return max(-1.0, mean - spread), min(1.0, mean + spread)
+
+
+def student_quantile(degrees: int) -> float:
+    """The 97.5 % quantile of Student's distribution: 12.71 with 1 degree of freedom, 1.96 with many."""
+    if degrees <= len(_STUDENT):
+        return _STUDENT[degrees - 1]
+    z = Z_95  # Fisher's expansion, right to 1e-4 from here on
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))

@@ -107,7 +107,7 @@ def _find_run(scope: IngestScope, item: sent.SentTraining) -> int:
         image_token_id=int(item.cua_rl.get("image_token_id", 0)),
         attempt_id=_attempt_of(item.cua_rl) or uuid4(),
         status="running",
-        first_step=int(item.cua_rl.get("first_step", 0)),
+        first_step=int(item.cua_rl.get("first_step", 1)),
         total_steps=0,
         started_at=started,
         heartbeat_at=now(),
@@ -132,7 +132,7 @@ def _begin_attempt(scope: IngestScope, training_id: int, row: Any, ours: dict[st
     attempt_id = _attempt_of(ours)
     if attempt_id is None or attempt_id == row.attempt_id:
         return {}
-    first_step = int(ours.get("first_step", 0))
+    first_step = int(ours.get("first_step", 1))
     connection = scope.connection
     if row.status == "running":
         note_restart(connection, training_id, row.status, row.heartbeat_at, now())
@@ -142,7 +142,7 @@ def _begin_attempt(scope: IngestScope, training_id: int, row: Any, ours: dict[st
     keys = set(connection.scalars(select(Step.id).where(*later, Step.id.in_(with_kept))))
     connection.execute(delete(Step).where(*later, Step.id.not_in(keys)))
     connection.execute(delete(Group).where(Group.step_id.in_(keys), Group.group_id.not_in(kept)))
-    unfinished = or_(Eval.step > first_step, Eval.status != "completed")
+    unfinished = or_(Eval.step >= first_step, Eval.status != "completed")
     connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
     done = select(func.count()).select_from(Step).where(Step.training_id == training_id, Step.status == "completed")
     return {

@@ -94,8 +94,8 @@ class ItemMaker:
                 taken = {"cua_rl": {"group_ids": list(event.group_ids)}}
                 return self._source_item(Source(phase="step", step=event.step), taken)
             case CheckpointSaved():
-                last_step = Source(phase="step", step=max(0, event.step - 1))
-                return self._source_item(last_step, {"checkpoint_path": event.state_path})
+                step = Source(phase="step", step=event.step)
+                return self._source_item(step, {"checkpoint_path": event.state_path})
 
     def _training_item(self, payload: Mapping[str, Any]) -> SentItem:
         return SentItem(kind="training", client_id="training", payload={**self._run, **payload})
@@ -107,7 +107,7 @@ class ItemMaker:
                 "status": "running",
                 "current_phase": "rollout",
                 "config_json": dict(event.config),
-                "current_step": event.first_step,
+                "current_step": event.first_step - 1,
                 "total_steps": event.total_steps,
                 "start_time": _iso(at),
                 "cua_rl": {

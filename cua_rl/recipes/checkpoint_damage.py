@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cua_rl.errors import ConfigError
+from cua_rl.reporting.json_lines import read_records
 
 MANIFEST_NAME = "checkpoint.json"
 
@@ -31,6 +32,7 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
     if path is None:
         return None
     folder = Path(path).expanduser().absolute()
+    _refuse_run(folder, path)
     damage = find_damage(folder)
     if damage is not None:
         raise ConfigError(
@@ -46,6 +48,20 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
             f"lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
         )
     return folder
+
+
+def _refuse_run(folder: Path, path: str) -> None:
+    """Whoever names a run's folder either wants to go on with that run, or to begin another from its weights."""
+    if not (folder / "checkpoints.jsonl").is_file():
+        return
+    states = [str(record["state_path"]) for record in read_records(folder / "checkpoints.jsonl")]
+    newest = next((state for state in reversed(states) if find_damage(folder / state) is None), None)
+    fresh = "" if newest is None else f"; to begin another run from its weights, load_checkpoint_path={folder / newest}"
+    raise ConfigError(
+        f"load_checkpoint_path: expected a folder weights/<step>, got {path!r}, the folder of a run with {len(states)} "
+        f"checkpoints; to go on with that run, drop it and set log_path={folder} "
+        f"behavior_if_log_dir_exists=resume{fresh}"
+    )
 
 
 def _compare_with_manifest(folder: Path) -> str | None:

@@ -8,6 +8,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import chz
@@ -17,6 +18,10 @@ from cua_rl.errors import ConfigError
 from cua_rl.recipes.setting_values import UnfitValueError, holds, is_mapping, parse_value, type_name
 
 Config = TypeVar("Config")
+
+ShownPresets = Mapping[str, Mapping[str, object]]
+"""Under which condition (a line of text) which settings have other values than their defaults."""
+NO_PRESETS: ShownPresets = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +50,20 @@ REQUIRED = _Required()
 
 
 def parse_command_line(
-    config_class: type[Config], argv: Sequence[str], presets: Mapping[str, object] | None = None
+    config_class: type[Config], argv: Sequence[str], shown_presets: ShownPresets = NO_PRESETS
 ) -> Config:
-    """Build the configuration; `presets` (dotted names) replace the class's defaults, under what `argv` says.
+    """Build the configuration.
 
-    Prints the settings and exits with status 0 for `--help`.
+    Prints the settings and exits with status 0 for `--help`, below them `shown_presets`: what the class itself may set.
 
     Raises:
         ConfigError: a name is unknown, a value has the wrong type or is missing, or a rule between settings is broken.
     """
-    presets = presets or {}
     settings = {setting.name: setting for setting in list_settings(config_class)}
     if any(argument in ("--help", "-h", "help") for argument in argv):
-        print(format_help(config_class, presets))
+        print(format_help(config_class, shown_presets))
         raise SystemExit(0)
-    values: dict[str, object] = dict(presets)
+    values: dict[str, object] = {}
     given: set[str] = set()
     for name, text in _split_arguments(argv, settings):
         _set_value(values, given, name, text, settings)
@@ -68,11 +72,6 @@ def parse_command_line(
     if missing:
         raise ConfigError(f"expected a value for {', '.join(missing)}, got none; add {missing[0]}=...")
     return _construct(config_class, values)
-
-
-def given_names(argv: Sequence[str]) -> set[str]:
-    """The setting names that the arguments mention, such as {"model_name"}; a recipe may choose its presets by them."""
-    return {_key(argument) for argument in argv if argument.startswith("--") or "=" in argument}
 
 
 def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
@@ -93,16 +92,17 @@ def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
     return settings
 
 
-def format_help(config_class: type[Any], presets: Mapping[str, object] | None = None) -> str:
-    """The settings with meaning, type and default, as `--help` prints them."""
-    presets = presets or {}
+def format_help(config_class: type[Any], shown_presets: ShownPresets = NO_PRESETS) -> str:
+    """The settings with meaning, type and default, then what presets them under which condition: as `--help` prints."""
     lines = ["Settings, as key=value, --key value or --key=value; later ones win.", ""]
     for setting in list_settings(config_class):
         if setting.parts is not None:
             continue
-        default = _show(presets.get(setting.name, setting.default))
-        lines.append(f"  {setting.name}={default}")
+        lines.append(f"  {setting.name}={show_value(setting.default)}")
         lines.append(f"      {setting.doc or 'no description'} [{type_name(setting.kind)}]")
+    for condition, presets in shown_presets.items():
+        lines += ["", f"{condition}:"]
+        lines += [f"  {name}={show_value(value)}" for name, value in presets.items()]
     return "\n".join(lines)
 
 
@@ -171,7 +171,7 @@ def _set_value(
     except UnfitValueError as error:
         meaning = f" ({settings[name].doc})" if settings[name].doc else ""
         default = settings[name].default
-        advice = "see --help" if default is REQUIRED else f"for example {name}={_show(default)}"
+        advice = "see --help" if default is REQUIRED else f"for example {name}={show_value(default)}"
         raise ConfigError(f"expected {name} to be {error}{meaning}, got {text!r}; {advice}") from None
     given.add(name)
 
@@ -184,7 +184,8 @@ def _entry(text: str) -> object:
         return text
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
+    """A value as one would write it on the command line."""
     match value:
         case None | bool():
             return str(value).lower()

@@ -17,9 +17,9 @@ OUTCOMES_NAME = "outcomes.jsonl"
 
 
 async def load_memory(
-    config: CLIConfig, folder: LogDirectory, first_step: int, recorder: "DatabaseRecorder", url: str
+    config: CLIConfig, folder: LogDirectory, num_done: int, recorder: "DatabaseRecorder", url: str
 ) -> Memory:
-    """The memory after `first_step` steps: rates from the folder's outcomes, stored successes from the database.
+    """The memory after `num_done` steps: rates from the folder's outcomes, stored successes from the database.
 
     Raises:
         DatabaseError: a success that an earlier attempt stored is not in this database.
@@ -29,7 +29,7 @@ async def load_memory(
         replay=ReplayBuffer(capacity_per_task=config.replay_capacity if config.replay_successes else 0),
         outcomes_path=folder.path / OUTCOMES_NAME,
     )
-    outcomes = load_outcomes(folder.path / OUTCOMES_NAME, first_step)
+    outcomes = load_outcomes(folder.path / OUTCOMES_NAME, num_done)
     if memory.rates is not None:
         memory.rates.observe(outcomes)
     await _load_successes(memory.replay, outcomes, recorder, url)

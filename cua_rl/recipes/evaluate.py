@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import ServerConfig
@@ -29,11 +28,12 @@ from cua_rl.evaluation.attempts import (
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.recipes.agents import make_agent, open_gateway
-from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
 from cua_rl.recipes.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
-from cua_rl.recipes.log_directory import Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.recipes.model_folder import fetch_weights
+from cua_rl.recipes.rollout_config import PAID_DEVICES
 from cua_rl.recipes.run_devices import OpenDevices, open_devices
 from cua_rl.recipes.run_plan import max_lora_rank
 from cua_rl.recipes.run_recipe import run_recipe
@@ -53,10 +53,14 @@ __all__ = ["EvaluateConfig", "cli_main"]
 
 async def cli_main(config: EvaluateConfig) -> None:
     """Check the configuration, make the attempts that are missing, and write the results."""
-    plan = plan_evaluation(config)
+    plan = await plan_evaluation(config)
     if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(plan.settings(), indent=2))
         return
+    for model in plan.models:
+        if isinstance(model, LocalModel):
+            await asyncio.to_thread(fetch_weights, model.model_name, model.model_path)
     with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier evaluation")
@@ -202,6 +206,7 @@ def _make_server(
             tensor_parallel=engine.gpus.tensor_parallel,
             data_parallel=engine.gpus.data_parallel,
             kv_cache_gib=config.kv_cache_gib,
+            start_timeout_s=config.server_start_timeout_s,
         ),
         folder.path / "logs" / "vllm.log",
     )
@@ -235,14 +240,17 @@ def _title(plan: EvaluationPlan) -> str:
     return f"{len(plan.tasks)} tasks, {attempts}, temperature {config.temperature:g}"
 
 
+SHOWN_PRESETS = {
+    "Where only the tiny model is evaluated, preset": EMBEDDED_DEMO,
+    "With boxes of GBox, or a gym": PAID_DEVICES,
+    "With box_type=linux": {"device": "gbox"},
+}
+"""What the settings above replace, for --help."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the recipe from the command line; with the demo's settings if no model but the tiny one is named."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    names_model = "model_name" in given_names(arguments) or any(
-        f'"{key}"' in argument for argument in arguments for key in ("model_name", "base_url")
-    )
-    presets: dict[str, Any] | None = None if names_model else EMBEDDED_DEMO
-    return run_recipe(EvaluateConfig, cli_main, arguments, presets)
+    """Run the recipe from the command line."""
+    return run_recipe(EvaluateConfig, cli_main, argv, SHOWN_PRESETS)
 
 
 if __name__ == "__main__":

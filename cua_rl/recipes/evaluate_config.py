@@ -1,15 +1,27 @@
 """What an evaluation can be told. The embedded demo presets some of it."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import chz
 
 from cua_rl.recipes.number_checks import check_numbers
-from cua_rl.recipes.rollout_config import RolloutConfig, Tasks
+from cua_rl.recipes.presets import Given, with_presets
+from cua_rl.recipes.rollout_config import RolloutConfig, Tasks, device_presets
 
 Models = list[dict[str, object]]
 
+EMBEDDED_DEMO: dict[str, object] = {"temperature": 0.5, "max_tokens": 48, "max_model_len": 2048}
+"""Settings for the tiny model, used where no other one is named."""
 
+
+def evaluate_presets(given: Given) -> Given:
+    """The demo's settings if neither the configuration nor one of its models names another model."""
+    models = cast("Models", given.get("models") or [])
+    names_model = given.get("model_name") is not None or any({"model_name", "base_url"} & set(item) for item in models)
+    return {**({} if names_model else EMBEDDED_DEMO), **device_presets(given)}
+
+
+@with_presets(evaluate_presets)
 @chz.chz
 class EvaluateConfig(RolloutConfig):
     """Measure one or several models on the same task instances."""
@@ -40,7 +52,7 @@ class EvaluateConfig(RolloutConfig):
         doc="the mean reward to report: binary, score, completion, efficiency, shaped, comprehensive, or "
         "module:function",
     )
-    max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time")
+    max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time; 8 with GBox and gyms")
 
     # Engine
     base_url: str | None = chz.field(
@@ -74,6 +86,3 @@ _SMALLEST = {
     "max_concurrent_rollouts": 1,
     "max_model_len": 64,
 }
-
-EMBEDDED_DEMO: dict[str, object] = {"temperature": 0.5, "max_tokens": 48, "max_model_len": 2048}
-"""Settings for the tiny model, used where no other one is named."""

@@ -20,6 +20,8 @@ class LocalModel:
     """A model folder that vLLM serves, as it is or under an adapter."""
 
     name: str
+    model_name: str | None
+    """As it was written; None is the tiny model."""
     model_path: Path
     adapter: AdapterFolder | None
 
@@ -85,9 +87,11 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
     if is_remote:
         return _remote_model(name, fields)
     adapter = _text(fields, "adapter")
-    model_path = find_model(_text(fields, "model_name") or default_model_name)
+    model_name = _text(fields, "model_name") or default_model_name
+    model_path = find_model(model_name)
     return LocalModel(
         name=name,
+        model_name=model_name,
         model_path=model_path,
         adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
     )

@@ -17,7 +17,8 @@ from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.model_folder import make_image_renderer, max_positions, num_attention_heads
 from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.run_devices import make_run_backend
+from cua_rl.recipes.preflight import most_screenshots, require_model_server, require_room
+from cua_rl.recipes.run_devices import make_run_backend, require_own_model, smallest_screen
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
@@ -69,7 +70,7 @@ class EvaluationPlan:
         }
 
 
-def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
+async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
     models = parse_models(config.models, config.model_name)
     paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
@@ -81,19 +82,35 @@ def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         )
     log_path = _log_path(config, models)
     _check_agent(config, models)
+    if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
+        require_own_model(config, None)
     devices = make_run_backend(config, log_path)
     held_out = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="eval", device=devices.abilities)
+    tasks = tuple(held_out.held_out(config.num_tasks))
+    await _require_room(config, engines, tasks)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
         models=models,
         engines=engines,
         devices=devices,
-        tasks=tuple(held_out.held_out(config.num_tasks)),
+        tasks=tasks,
         reward=load_reward(config.reward),
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
+
+
+async def _require_room(config: EvaluateConfig, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]) -> None:
+    """Raise `ConfigError` if a model's context cannot hold the longest task, or its server is not there for it."""
+    num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
+    screen = smallest_screen(config)
+    for engine in engines.values():
+        if screen is not None:
+            require_room(config, engine.renderer, screen, num_turns=num_turns, max_model_len=engine.max_model_len)
+        if config.base_url is not None:
+            num_images = most_screenshots(config, num_turns)
+            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=num_images)
 
 
 def _check_agent(config: EvaluateConfig, models: Sequence[Model]) -> None:

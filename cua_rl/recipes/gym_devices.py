@@ -1,7 +1,7 @@
 """From what the user asked for to the executions of a gym server, and to whoever operates their devices."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from importlib.util import find_spec
 from typing import Literal, Protocol
@@ -11,6 +11,8 @@ from cua_rl.devices.gym.device import AttachDevice
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.rollout_config import Tasks
 from cua_rl.tasks.gym_executions import GymExecutions
+from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID
+from cua_rl.tasks.source_config import Split
 
 
 class GymSettings(Protocol):
@@ -61,6 +63,38 @@ def make_gym_executions(settings: GymSettings, environ: Mapping[str, str] = os.e
         return open_held_boxes(make_gbox(settings.gbox_api_key), settings.box_type)
 
     return GymExecutions(open_attach=open_attach, limits=limits)
+
+
+def split_gyms(tasks: Tasks, eval_tasks: Tasks | None, settings: GymSettings) -> tuple[Tasks, Tasks | None]:
+    """Sources of training and evaluation, named as `name_gym` does; a gym that both use is split between them.
+
+    Where a source says itself which side it wants (`split_type`), it stays as it is.
+    """
+    tasks = name_gym(tasks, settings)
+    if eval_tasks is None:
+        return tasks, None
+    eval_tasks = name_gym(eval_tasks, settings)
+    shared = {_gym_of(source) for source in _listed(tasks)} & {_gym_of(source) for source in _listed(eval_tasks)}
+    return _take_side(tasks, "train", shared), _take_side(eval_tasks, "eval", shared)
+
+
+def _listed(tasks: Tasks) -> list[dict[str, object]]:
+    return tasks if isinstance(tasks, list) else [tasks]
+
+
+def _gym_of(source: Mapping[str, object]) -> tuple[object, object] | None:
+    """Server and name of a source's gym; None for other sources."""
+    if source.get("source_type") != "gym":
+        return None
+    return source.get("gym_base_url", DEFAULT_BASE_URL), source.get("gym_id", DEFAULT_GYM_ID)
+
+
+def _take_side(tasks: Tasks, side: Split, shared: Collection[tuple[object, object] | None]) -> Tasks:
+    def sided(source: dict[str, object]) -> dict[str, object]:
+        gym = _gym_of(source)
+        return {"split_type": side} | source if gym is not None and gym in shared else source
+
+    return [sided(source) for source in tasks] if isinstance(tasks, list) else sided(tasks)
 
 
 def name_gym(tasks: Tasks, settings: GymSettings) -> Tasks:

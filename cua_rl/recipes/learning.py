@@ -62,12 +62,20 @@ def check_learning(config: CLIConfig) -> None:
         raise ConfigError(
             f"warmup_steps: expected less than max_steps={config.max_steps}, got {config.warmup_steps}; lower it"
         )
-    if config.max_steps_off_policy and not loss_config(config).bounds_ratio and not config.force_untruncated:
-        raise ConfigError(
-            f"loss: expected one that bounds the ratio where max_steps_off_policy={config.max_steps_off_policy}, got "
-            f"{config.loss} without tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, "
-            "or force_untruncated=true"
-        )
+    _check_old_tokens(config)
+
+
+def _check_old_tokens(config: CLIConfig) -> None:
+    """Tokens of older policies want a loss in which none of them outweighs all others."""
+    if loss_config(config).bounds_ratio or config.force_untruncated:
+        return
+    has_old = {"max_steps_off_policy": config.max_steps_off_policy, "replay_successes": config.replay_successes}
+    for name, value in has_old.items():
+        if value:
+            raise ConfigError(
+                f"loss: expected one that bounds the ratio where {name}={value}, got {config.loss} without tis_cap or "
+                "icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or force_untruncated=true"
+            )
 
 
 def _check_early(config: CLIConfig) -> None:

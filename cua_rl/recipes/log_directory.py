@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 Behavior = Literal["ask", "overwrite", "skip", "resume"]
 LOCK_NAME = ".cua_rl.lock"
+_RESULT_FILES = ("metrics.jsonl", "attempts.jsonl", "checkpoints.jsonl", "outcomes.jsonl")
 
 
 class Decision(StrEnum):
@@ -182,16 +183,16 @@ class LogDirectory:
 def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str], str] | None = None) -> LogDirectory:
     """Lock the run's folder and decide what to do with what is in it; a context manager that releases it.
 
-    `ask` puts a question to a person and returns the answer; by default the terminal, if there is one. "overwrite"
-    deletes only folders that hold a run of ours.
+    `ask` puts a question to a person and returns the answer; by default the terminal, if there is one. A run that
+    failed before it had any result is not asked about. "overwrite" deletes only folders that hold a run of ours.
 
     Raises:
         ConfigError: the folder holds something else, another run is using it, or nobody can be asked.
     """
     path = path.expanduser().absolute()
-    is_used = path.exists() and not _is_empty(path)
-    if is_used:
-        _refuse_foreign(path)
+    is_used = _is_used(path)
+    if not is_used:
+        _require_makeable(path)
     with boundary(ConfigError, f"log_path {str(path)!r} cannot be used"):
         path.mkdir(parents=True, exist_ok=True)
         lock = _lock(path)
@@ -204,6 +205,44 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
         os.close(lock)
         raise
     return LogDirectory(path=path, decision=decision, _lock=lock)
+
+
+def check_log_directory(path: Path, behavior: Behavior) -> None:
+    """Raise `ConfigError` where `prepare_log_directory` would, without a person to ask; changes nothing."""
+    path = path.expanduser().absolute()
+    if not _is_used(path):
+        _require_makeable(path)
+    elif behavior == "ask" and not sys.stdin.isatty() and _has_results(path):
+        raise ConfigError(_nobody_to_ask(path))
+
+
+def _is_used(path: Path) -> bool:
+    """Whether the folder holds an earlier run; raises `ConfigError` if it holds something else."""
+    if not path.exists() or _is_empty(path):
+        return False
+    _refuse_foreign(path)
+    return True
+
+
+def _require_makeable(path: Path) -> None:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise ConfigError(
+            f"log_path: expected a folder that can be made, got {str(path)!r} below {str(existing)!r}, which is no "
+            "folder to write into; choose another log_path"
+        )
+
+
+def _has_results(path: Path) -> bool:
+    """Whether something came out of the earlier run: one that failed before its first figure is in nobody's way."""
+    return any(file.is_file() and file.stat().st_size > 0 for file in (path / name for name in _RESULT_FILES))
+
+
+def _nobody_to_ask(path: Path) -> str:
+    return (
+        f"expected log_path to be new, got {str(path)!r}, which holds an earlier run, and no terminal to ask on; set "
+        "behavior_if_log_dir_exists to overwrite, skip or resume"
+    )
 
 
 def _step(record: Mapping[str, object]) -> int:
@@ -245,14 +284,13 @@ def _lock(path: Path) -> int:
 
 
 def _decide(path: Path, behavior: Behavior, ask: Callable[[str], str] | None) -> Decision:
+    if behavior in ("ask", "skip") and not _has_results(path):
+        return Decision.FRESH
     choice: str = behavior
     if behavior == "ask":
         ask = ask or (input if sys.stdin is not None and sys.stdin.isatty() else None)
         if ask is None:
-            raise ConfigError(
-                f"expected log_path to be new, got {str(path)!r}, which holds an earlier run, and no terminal to ask "
-                "on; set behavior_if_log_dir_exists to overwrite, skip or resume"
-            )
+            raise ConfigError(_nobody_to_ask(path))
         choice = ask(f"{path} holds an earlier run. overwrite, skip or resume? ").strip().lower()
     match choice:
         case "overwrite":

@@ -9,10 +9,12 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 
 HUB_TIMEOUT_S = 3.0
+TRAINABLE_TYPE = "qwen3_vl"
+_SETTINGS_FILES = ("*.json", "*.jinja", "*.txt")
 
 
 def find_model(name: str | None) -> Path:
-    """The folder of the model called `name`; None is the tiny model. Downloads from the hub what is not there yet.
+    """The folder of the model called `name`; None is the tiny model. Of a model on the hub the weights may be missing.
 
     Raises `ConfigError` if there is no such model, before anything is loaded.
     """
@@ -22,6 +24,29 @@ def find_model(name: str | None) -> Path:
     if folder.exists():
         return _require_model(folder.absolute(), name)
     return _find_on_hub(name)
+
+
+def fetch_weights(name: str | None, model_path: Path) -> None:
+    """Download the weights of a model that `find_model` found on the hub, if they are not there yet."""
+    if name is None or _has_weights(model_path):
+        return
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+
+    with boundary(
+        ConfigError, f"model_name: expected the weights of {name!r} on the hub; download them, then try again"
+    ):
+        snapshot_download(name)
+
+
+def require_trainable(model_path: Path) -> None:
+    """Raise `ConfigError` for a model that the trainer does not know, such as a mixture of experts."""
+    kind = json.loads((model_path / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind != TRAINABLE_TYPE:
+        experts = " (a mixture of experts)" if str(kind).endswith("_moe") else ""
+        raise ConfigError(
+            f"model_name: expected a model of type {TRAINABLE_TYPE!r} to train, got {kind!r}{experts} in "
+            f"{str(model_path)!r}; choose a dense Qwen3-VL model, such as Qwen/Qwen3-VL-4B-Instruct"
+        )
 
 
 def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer:
@@ -57,7 +82,21 @@ def _require_model(folder: Path, name: str) -> Path:
             f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
             f"{' and '.join(missing)}; name the folder of a Qwen3-VL checkpoint"
         )
+    if not _has_weights(folder):
+        raise ConfigError(
+            f"model_name: expected a model folder with all its weights (.safetensors), got {name!r} without; download "
+            "the whole model"
+        )
     return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether the weights are there, all of them if an index lists several files."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return all((folder / name).is_file() for name in names)
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin"))
 
 
 def _find_on_hub(name: str) -> Path:
@@ -71,7 +110,8 @@ def _find_on_hub(name: str) -> Path:
     )
     with boundary(ConfigError, problem):
         try:
-            return Path(snapshot_download(name, local_files_only=True))
+            folder = Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
             HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-            return Path(snapshot_download(name))
+            folder = Path(snapshot_download(name, allow_patterns=list(_SETTINGS_FILES)))
+    return folder

@@ -7,15 +7,18 @@ before the penalty changed their advantages. Replayed successes are rebuilt from
 import json
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import chz
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, load_steps
+from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.session import database_url, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError
@@ -30,7 +33,7 @@ class RebuildConfig:
     """Rebuild training data from the database and compare it with what was trained."""
 
     log_path: Path = chz.field(doc="folder of the run")
-    step: int | None = chz.field(default=None, doc="0-based training step; None rebuilds all of them")
+    step: int | None = chz.field(default=None, doc="training step, from 1; None rebuilds all of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +58,24 @@ class Comparison:
         return f"step {self.step}: {self.num_datums} datums{replayed}, sha256 {self.rebuilt[:16]} {verdict}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What decides, beside the advantages, which groups give datums."""
+
+    keeps_constant: bool = False
+    """A KL term was on."""
+    min_group_size: int = 1
+
+
 async def rebuild_step(
-    session: AsyncSession, training: TrainingSummary, step: StepSummary, image_token_id: int
+    session: AsyncSession, training: TrainingSummary, step: StepSummary, image_token_id: int, rules: Rules | None = None
 ) -> Comparison:
     """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained."""
-    groups = await load_groups(session, training.training_id, step.step)
+    rules = rules or Rules()
+    recorded = await load_groups(session, training.training_id, step.step)
+    groups = [replace(group, is_incomplete=len(group.rollouts) < rules.min_group_size) for group in recorded]
     advantages = await load_advantages(session, training.training_id, step.step)
-    datums, _ = build_datums_of_groups(groups, advantages, image_token_id)
+    datums, _ = build_datums_of_groups(groups, advantages, image_token_id, keeps_constant=rules.keeps_constant)
     return Comparison(
         step=step.step,
         trained=step.datums_sha256,
@@ -73,16 +87,22 @@ async def rebuild_step(
 
 async def cli_main(config: RebuildConfig) -> None:
     """Compare and print a line per step; raises `DatabaseError` if any step differs."""
-    image_token_id = make_renderer(_model_path(config.log_path)).image_token_id
+    settings = _settings(config.log_path)
+    image_token_id = make_renderer(Path(settings["model_path"])).image_token_id
+    rules = Rules(
+        keeps_constant=bool(settings.get("kl_penalty_coef") or settings.get("kl_loss_coef")),
+        min_group_size=settings.get("min_group_size", 1),
+    )
     async with AsyncExitStack() as stack:
         url = database_url(os.environ)
         if url is None:
             data_dir = config.log_path / "postgres"
             server = EmbeddedPostgres(data_dir, config.log_path / "logs" / "postgres.log")
             url = (await stack.enter_async_context(server)).url
+            await migrate(url)  # the run may have been recorded by an older version
         sessions = await stack.enter_async_context(open_sessions(url))
         session = await stack.enter_async_context(sessions())
-        training = await find_training(session, config.log_path.absolute().name, str(config.log_path.absolute()))
+        training = await _find_training(session, config.log_path, is_own=database_url(os.environ) is None)
         if training is None:
             raise DatabaseError(f"expected a run in {config.log_path} in the database, got none; check log_path")
         steps = [step for step in await load_steps(session, training.training_id) if step.datums_sha256]
@@ -91,18 +111,33 @@ async def cli_main(config: RebuildConfig) -> None:
             raise DatabaseError(
                 f"expected trained steps to rebuild, got none for step={config.step}; there are {len(steps)}"
             )
-        comparisons = [await rebuild_step(session, training, step, image_token_id) for step in wanted]
+        comparisons = [await rebuild_step(session, training, step, image_token_id, rules) for step in wanted]
     for comparison in comparisons:
         print(comparison.line())
     if not all(comparison.is_equal for comparison in comparisons):
         raise DatabaseError("expected the rebuilt datums to equal the trained ones, got a difference (see above)")
 
 
-def _model_path(log_path: Path) -> Path:
+async def _find_training(session: AsyncSession, log_path: Path, *, is_own: bool) -> TrainingSummary | None:
+    """The run under the names that it had when it was recorded: its folder may have been moved since.
+
+    A database of its own holds no other run.
+    """
+    settings = _settings(log_path)
+    found = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
+    if found is None and is_own:
+        return next(iter(await latest_trainings(session, limit=1)), None)
+    return found
+
+
+def _settings(log_path: Path) -> Mapping[str, Any]:
     config_path = log_path / "config.json"
     if not config_path.is_file():
-        raise ConfigError(f"log_path: expected the folder of a run, got {str(log_path)!r} without config.json")
-    return Path(json.loads(config_path.read_text(encoding="utf-8"))["model_path"])
+        raise ConfigError(
+            f"log_path: expected the folder of a run, got {str(log_path)!r} without config.json; name the folder that "
+            "the run printed"
+        )
+    return json.loads(config_path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,39 @@
 """What every recipe that runs rollouts can be told about agents, devices and the model server."""
 
-from typing import Literal
+from typing import Literal, cast
 
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
+from cua_rl.errors import ConfigError
 from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.presets import Given
+from cua_rl.tasks.source_config import TaskSources, find_site
 
 Tasks = dict[str, object] | list[dict[str, object]]
+
+PAID_DEVICES: Given = {"max_concurrent_rollouts": 8}
+"""Boxes cost money while they run, and gym servers have few."""
+
+
+def device_presets(given: Given) -> Given:
+    """What the choice of devices presets: Linux boxes are those of GBox, and few boxes run at a time."""
+    site = given_site(given.get("tasks"))
+    presets: dict[str, object] = {}
+    if site is None and given.get("box_type") == "linux":
+        presets["device"] = "gbox"
+    is_gbox = site is None and given.get("device", presets.get("device")) == "gbox"
+    return {**presets, **PAID_DEVICES} if is_gbox or site == "gym" else presets
+
+
+def given_site(tasks: object) -> str | None:
+    """The site on which these task sources run; None for the configured device, and for what cannot be read."""
+    if tasks is None:
+        return None
+    try:
+        return find_site(cast("TaskSources", tasks))
+    except ConfigError:
+        return None  # whoever loads the tasks says what is wrong with them
 
 
 @chz.chz
@@ -54,7 +80,9 @@ class RolloutConfig:
         doc="what tasks run on: simulator (embedded phone), gbox (boxes in the cloud or self-hosted), adb (attached "
         "phones)",
     )
-    box_type: Literal["android", "linux"] = chz.field(default="android", doc="gbox: kind of box; others are android")
+    box_type: Literal["android", "linux"] = chz.field(
+        default="android", doc="gbox: kind of box; linux alone chooses device=gbox"
+    )
     screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
     browser_scale: float | None = chz.field(
         default=None, doc="web pages: screenshots have the page's size times this; None is the task set's choice"
@@ -106,6 +134,9 @@ class RolloutConfig:
         default=None,
         doc="share of the GPU's memory that vLLM may take; None is 0.85, and 0.45 on a GPU that the trainer uses too",
     )
+    server_start_timeout_s: float = chz.field(
+        default=300.0, doc="longest wait until the vLLM server that the run starts answers"
+    )
     kv_cache_gib: float = chz.field(default=1.0, doc="memory for vLLM's KV cache on CPU, GiB")
     gateway_port: int | None = chz.field(
         default=None, doc="port on which agents outside this process reach the gateway; None takes a free one"
@@ -146,5 +177,6 @@ _RANGES = {
     "browser_scale": (0.0, 4.0),
     "gpu_memory_utilization": (0.0, 1.0),
     "kv_cache_gib": (0.0, 4096.0),
+    "server_start_timeout_s": (0.0, 86400.0),
     "gateway_port": (0, 65535),
 }

@@ -15,9 +15,18 @@ from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.device_backends import DeviceSettings, make_backend
 from cua_rl.recipes.gym_devices import make_gym_executions
+from cua_rl.recipes.preflight import Screen, require_adb
 from cua_rl.rollout.run import TimeLimits
+from cua_rl.tasks.miniwob.pages import DEFAULT_SCALE as MINIWOB_SCALE
 from cua_rl.tasks.source_config import find_site
 
+_SMALLEST_SCREENS = {
+    "simulator": Screen(kind="android", width_px=192, height_px=320),
+    "android": Screen(kind="android", width_px=720, height_px=1280),
+    "linux": Screen(kind="linux", width_px=1024, height_px=768),
+    "page": Screen(kind="browser", width_px=1024, height_px=768),
+    "miniwob": Screen(kind="browser", width_px=160, height_px=210),
+}
 _SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits do not cover
 
 
@@ -69,11 +78,39 @@ def make_run_backend(
         case "gbox":
             return _make_boxes(settings, log_path)
         case "adb":
+            require_adb()
             from cua_rl.devices.android.phones import AdbPhones
 
             return AdbPhones(settings.adb_serials)
         case _:
             return make_backend(settings)
+
+
+def require_own_model(settings: RunDeviceSettings, model_name: str | None) -> None:
+    """Raise `ConfigError` if the tiny model of this package would meet another device than its own."""
+    place = find_site(settings.tasks) or settings.device
+    if model_name is None and place != "simulator":
+        raise ConfigError(
+            f"model_name: expected the name of a model for {place}, got none: the tiny model of this package knows the "
+            "simulated phone alone; set it, such as model_name=Qwen/Qwen3-VL-4B-Instruct"
+        )
+
+
+def smallest_screen(settings: RunDeviceSettings) -> Screen | None:
+    """The least that a screenshot of the configured devices has; None where another agent takes its own."""
+    if settings.agent != "gbox":
+        return None
+    match find_site(settings.tasks):
+        case "miniwob":
+            return _SMALLEST_SCREENS["miniwob"].scaled(settings.browser_scale or MINIWOB_SCALE)
+        case "django_admin" | "page":
+            return _SMALLEST_SCREENS["page"].scaled(settings.browser_scale or 1.0)
+        case None if settings.device == "simulator":
+            return _SMALLEST_SCREENS["simulator"].scaled(settings.screen_scale)
+        case "desktop":
+            return _SMALLEST_SCREENS["linux"]
+        case _:
+            return _SMALLEST_SCREENS[settings.box_type]
 
 
 def _pool_limits(settings: RunDeviceSettings, max_devices: int) -> PoolLimits:

@@ -71,6 +71,11 @@ def _require_no_project(settings: MonitorSettings) -> None:
             )
 
 
+def spool_folder(folder: Path) -> Path:
+    """Where a run keeps what its monitor has not got yet."""
+    return folder / "monitor_spool"
+
+
 async def send_events(
     stack: AsyncExitStack, recorder: Recorder, address: "MonitorAddress | None", folder: Path, image_token_id: int
 ) -> Recorder:
@@ -79,7 +84,7 @@ async def send_events(
         return recorder
     from cua_rl.monitor.sender import SendingRecorder
 
-    sender = SendingRecorder(recorder, address, folder / "monitor_spool", image_token_id=image_token_id)
+    sender = SendingRecorder(recorder, address, spool_folder(folder), image_token_id=image_token_id)
     return await stack.enter_async_context(sender)
 
 

@@ -14,12 +14,25 @@ from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
-from cua_rl.recipes.gym_devices import name_gym
+from cua_rl.recipes.gym_devices import split_gyms
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.log_directory import run_folder
-from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions, num_attention_heads
-from cua_rl.recipes.run_devices import make_run_backend
-from cua_rl.recipes.run_monitor import find_monitor
+from cua_rl.recipes.model_folder import (
+    find_model,
+    make_image_renderer,
+    max_positions,
+    num_attention_heads,
+    require_trainable,
+)
+from cua_rl.recipes.preflight import (
+    most_screenshots,
+    require_model_server,
+    require_monitor,
+    require_room,
+    require_wandb,
+)
+from cua_rl.recipes.run_devices import make_run_backend, require_own_model, smallest_screen
+from cua_rl.recipes.run_monitor import find_monitor, spool_folder
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
@@ -73,20 +86,29 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     _warn_of_idle_keys(config)
     check_agent(config)
     check_learning(config)
+    require_wandb(config.wandb_project)
+    require_own_model(config, config.model_name)
+    devices = make_run_backend(config, log_path(config))
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
+    require_trainable(model_path)
     _require_room(config, model_path)
-    devices = make_run_backend(config, log_path(config))
-    train_tasks = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="train", device=devices.abilities)
+    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config)
+    train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=devices.abilities)
     eval_tasks: tuple[Task, ...] = ()
-    if config.eval_tasks is not None:
-        held_out = load_tasks(
-            name_gym(config.eval_tasks, config), seed=config.seed, split="eval", device=devices.abilities
-        )
+    if eval_sources is not None:
+        held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=devices.abilities)
         require_disjoint(train_tasks, held_out)
         eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
     for name in ("server_port", "gateway_port", "monitor_port"):
         _require_free_port(name, getattr(config, name))
+    num_turns = min(config.max_turns, max(task.max_turns for task in (*_one_of_each(train_tasks), *eval_tasks)))
+    screen = smallest_screen(config)
+    if screen is not None:
+        require_room(config, renderer, screen, num_turns=num_turns, max_model_len=config.max_model_len)
+    if config.base_url is not None:
+        num_images = most_screenshots(config, num_turns)
+        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=num_images)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -104,8 +126,20 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
         ),
         database_url=await _reachable_database(environ),
-        monitor=find_monitor(config, environ),
+        monitor=await _reachable_monitor(config, environ),
     )
+
+
+def _one_of_each(tasks: TaskSet) -> list[Task]:
+    return tasks.batch(0, len(tasks.templates))
+
+
+async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
+    """Where the run is sent; a run that goes on may begin while the monitor is away, and sends later."""
+    address = find_monitor(config, environ)
+    if address is not None and not spool_folder(log_path(config)).exists():
+        await require_monitor(address)
+    return address
 
 
 def run_name(config: CLIConfig) -> str:

@@ -5,12 +5,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cua_rl.errors import ConfigError, CuaError
-from cua_rl.recipes.command_line import parse_command_line
+from cua_rl.recipes.command_line import NO_PRESETS, ShownPresets, parse_command_line
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)
@@ -24,16 +24,18 @@ def run_recipe(
     config_class: type[Config],
     main: Callable[[Config], Coroutine[Any, Any, object]],
     argv: Sequence[str] | None = None,
-    presets: Mapping[str, object] | None = None,
+    shown_presets: ShownPresets = NO_PRESETS,
 ) -> int:
     """Run `main` on the configuration that the command line asks for and return the exit status, for `sys.exit`.
+
+    `shown_presets` end `--help`.
 
     0 done; 1 a `CuaError`; 2 a `ConfigError`; 130 and 143 after SIGINT and SIGTERM, which cancel `main` so that every
     context it is in unwinds. A second signal ends the process at once. Any other exception is a bug, with traceback.
     """
     load_environment_file(Path(".env"))
     try:
-        config = parse_command_line(config_class, sys.argv[1:] if argv is None else argv, presets)
+        config = parse_command_line(config_class, sys.argv[1:] if argv is None else argv, shown_presets)
         return asyncio.run(_run_until_signal(main(config)))
     except CuaError as error:
         return _report(error)

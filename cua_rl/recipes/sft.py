@@ -4,6 +4,7 @@ It imitates scripted experts, the recorded successes of an earlier run, or conve
 assistant says is trained on. With no arguments, the tiny model imitates the experts of the phone simulator.
 """
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -11,9 +12,9 @@ from contextlib import AsyncExitStack
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.devices.pool import DeviceBackend
-from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.device_backends import make_backend
-from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.recipes.model_folder import fetch_weights
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import open_run_log
@@ -38,8 +39,10 @@ async def _plan_and_run(config: SftConfig, devices: DeviceBackend) -> None:
     plan = await plan_sft(config, devices)
     settings = plain_config(config) | plan.effective()
     if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(settings, indent=2))
         return
+    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
     with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
@@ -53,8 +56,8 @@ async def _plan_and_run(config: SftConfig, devices: DeviceBackend) -> None:
 
 async def _run(plan: SftPlan, folder: LogDirectory) -> None:
     checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
-    first_step = checkpoint.step if checkpoint else 0
-    folder.truncate_after(first_step if checkpoint else -1)
+    first_step = checkpoint.step + 1 if checkpoint else 1
+    folder.truncate_after(checkpoint.step if checkpoint else -1)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step))
@@ -136,10 +139,8 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the recipe from the command line; with the tiny model's settings if no model is named."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    is_tiny = "model_name" not in given_names(arguments)
-    return run_recipe(SftConfig, cli_main, arguments, TINY_MODEL if is_tiny else None)
+    """Run the recipe from the command line."""
+    return run_recipe(SftConfig, cli_main, argv, {"Without model_name, preset for the tiny model": TINY_MODEL})
 
 
 if __name__ == "__main__":

@@ -6,12 +6,23 @@ from typing import Literal
 import chz
 
 from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.presets import Given, with_presets
 from cua_rl.recipes.rollout_config import Tasks
 from cua_rl.supervised.learning_rate import RateSchedule
 
 MAX_LORA_RANK = 512  # what vLLM accepts
 
 
+TINY_MODEL: dict[str, object] = {"lora_rank": 16, "learning_rate": 2e-3}
+"""Settings for the tiny model, used where no model is named; its adapters fit those of the embedded demo."""
+
+
+def sft_presets(given: Given) -> Given:
+    """The tiny model's settings if no model is named."""
+    return TINY_MODEL if given.get("model_name") is None else {}
+
+
+@with_presets(sft_presets)
 @chz.chz
 class SftConfig:
     """Fine-tune a vision computer-use agent on conversations: the cold start before reinforcement learning."""
@@ -151,6 +162,3 @@ _ONLY_WITH: dict[str, dict[str, object]] = {
     },
     "rollouts": {"from_run": None, "run_steps": None, "max_per_task": None},
 }
-
-TINY_MODEL: dict[str, object] = {"lora_rank": 16, "learning_rate": 2e-3}
-"""Settings for the tiny model, used where no model is named; its adapters fit those of the embedded demo."""

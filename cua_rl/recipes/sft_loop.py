@@ -27,28 +27,28 @@ class SftLoop:
     display: ProgressDisplay
 
     async def run(self, first_step: int) -> None:
-        """Train from after `first_step` completed steps to the end; the next batch is drawn while this one trains."""
+        """Train from `first_step` (1 in a new run) to the end; the next batch is drawn while this one trains."""
         held_out = await self.plan.data.dataset.held_out()
-        if first_step == 0:
+        if first_step == 1:
             await self._evaluate(0, held_out)
         self.display.begin_steps()
         max_steps = self.plan.max_steps
         async with asyncio.TaskGroup() as tasks:
             drawing = tasks.create_task(self._draw(first_step))
-            for step in range(first_step, max_steps):
+            for step in range(first_step, max_steps + 1):
                 started = time.monotonic()
                 datums = await drawing
                 waited_s = time.monotonic() - started
-                if step + 1 < max_steps:
+                if step < max_steps:
                     drawing = tasks.create_task(self._draw(step + 1))
                 metrics = await self._train(step, datums) | {"time/wait_s": waited_s}
                 self._log_step(step, metrics | {"time/step_s": time.monotonic() - started})
-                await self._after_step(step + 1, held_out)
+                await self._after_step(step, held_out)
 
     async def _draw(self, step: int) -> list[Datum]:
-        return (
-            await self.plan.data.dataset.batch(step, self.plan.config.batch_size) if step < self.plan.max_steps else []
-        )
+        if step > self.plan.max_steps:
+            return []
+        return await self.plan.data.dataset.batch(step - 1, self.plan.config.batch_size)
 
     async def _train(self, step: int, datums: Sequence[Datum]) -> dict[str, float]:
         config = self.plan.config
@@ -72,23 +72,22 @@ class SftLoop:
         }
 
     def _log_step(self, step: int, metrics: dict[str, float]) -> None:
-        completed = step + 1
-        progress = {"progress/step": float(completed), "progress/done_frac": completed / self.plan.max_steps}
+        progress = {"progress/step": float(step), "progress/done_frac": step / self.plan.max_steps}
         num_examples = self.plan.data.dataset.num_examples
         if num_examples is not None:
-            progress["progress/epoch"] = float(step * self.plan.config.batch_size // num_examples)
-        self.log.log(completed, progress | metrics)
-        self.display.step(completed, metrics)
+            progress["progress/epoch"] = float((step - 1) * self.plan.config.batch_size // num_examples)
+        self.log.log(step, progress | metrics)
+        self.display.step(step, metrics)
 
-    async def _after_step(self, completed: int, held_out: Sequence[Datum]) -> None:
+    async def _after_step(self, step: int, held_out: Sequence[Datum]) -> None:
         """Evaluate before saving: what a checkpoint covers is never measured again by a run that resumes from it."""
-        config, is_last = self.plan.config, completed == self.plan.max_steps
-        if is_last or (config.eval_every and completed % config.eval_every == 0):
-            await self._evaluate(completed, held_out)
-        if is_last or (config.save_every and completed % config.save_every == 0):
-            await self._save(completed, is_final=is_last)
+        config, is_last = self.plan.config, step == self.plan.max_steps
+        if is_last or (config.eval_every and step % config.eval_every == 0):
+            await self._evaluate(step, held_out)
+        if is_last or (config.save_every and step % config.save_every == 0):
+            await self._save(step, is_final=is_last)
 
-    async def _evaluate(self, completed: int, held_out: Sequence[Datum]) -> None:
+    async def _evaluate(self, step: int, held_out: Sequence[Datum]) -> None:
         """The mean loss per token of held-out answers."""
         if not held_out:
             return
@@ -104,14 +103,14 @@ class SftLoop:
             ]
         loss = mean_of(losses).value
         metrics = {"eval/held_out/cross_entropy": loss, "eval/held_out/time_s": time.monotonic() - started}
-        self.log.log(completed, metrics)
-        label = "Baseline" if completed == 0 else "Eval"
+        self.log.log(step, metrics)
+        label = "Baseline" if step == 0 else "Eval"
         self.display.note(f"{label} held_out | Loss: {loss:.4f} ({len(held_out)} sequences, {len(losses)} tokens)")
 
-    async def _save(self, completed: int, *, is_final: bool) -> None:
+    async def _save(self, step: int, *, is_final: bool) -> None:
         """Write checkpoint and sampler weights, complete and recorded when this returns."""
-        state_path, sampler_path = self.folder.state_path(completed), self.folder.sampler_path(completed)
+        state_path, sampler_path = self.folder.state_path(step), self.folder.sampler_path(step)
         await self.trainer.save_weights_for_sampler(sampler_path)
         await self.trainer.save_state(state_path)
-        checkpoint = Checkpoint(step=completed, state_path=state_path, sampler_path=sampler_path, is_final=is_final)
+        checkpoint = Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_final=is_final)
         await asyncio.to_thread(self.folder.record_checkpoint, checkpoint)

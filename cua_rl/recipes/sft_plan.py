@@ -12,8 +12,9 @@ from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.log_directory import LogDirectory, run_folder
-from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions
+from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.recipes.plain_config import plain_config
+from cua_rl.recipes.preflight import require_wandb
 from cua_rl.recipes.sft_config import SftConfig
 from cua_rl.recipes.sft_data import OpenedData, open_data
 from cua_rl.renderers.renderer import Renderer
@@ -56,8 +57,10 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
 
     `devices` are where experts work; they stay open as long as the plan is used.
     """
+    require_wandb(config.wandb_project)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
+    require_trainable(model_path)
     checkpoint_path = find_checkpoint(
         config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
     )

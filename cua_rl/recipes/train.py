@@ -23,19 +23,19 @@ from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.recipes.agents import make_agent, open_gateway
-from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.learning import train_step_settings
-from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.recipes.model_folder import fetch_weights
 from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.resume import Resumed, load_resumed
+from cua_rl.recipes.resume import Resumed, follow_move, load_resumed
+from cua_rl.recipes.rollout_config import PAID_DEVICES
 from cua_rl.recipes.run_devices import OpenDevices, open_devices
 from cua_rl.recipes.run_loop import run_loop
 from cua_rl.recipes.run_monitor import send_events, show_run
 from cua_rl.recipes.run_plan import RunPlan, plan_run
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
-from cua_rl.recipes.site_presets import site_presets
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rl.memory import Memory
@@ -62,8 +62,10 @@ async def cli_main(config: CLIConfig) -> None:
     started = time.monotonic()
     plan = await plan_run(config)
     if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(plain_config(config) | plan.effective(), indent=2))
         return
+    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
     with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
         if folder.decision is Decision.SKIP:
             print(f"skipped: {folder.path} holds an earlier run")
@@ -75,25 +77,28 @@ async def cli_main(config: CLIConfig) -> None:
 async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
     """Start what the run needs, train, and record how it ended."""
     checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
-    first_step = checkpoint.step if checkpoint else 0
-    folder.truncate_after(first_step)
+    num_done = checkpoint.step if checkpoint else 0
+    first_step = num_done + 1
+    folder.truncate_after(num_done)
     async with AsyncExitStack() as stack:
         open_run_log(stack, folder)
         url = await _open_database(stack, plan, folder)
+        if folder.decision is Decision.RESUME and plan.database_url is None:
+            await follow_move(folder, plan.run_name, url)
         own = await _open_recorder(stack, plan, url)
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
         report = open_report(stack, plan, folder, first_step)
         shown_at = await show_run(stack, plan.config, url, folder.path)
         if shown_at is not None:
             report.display.note(f"monitor at {shown_at}")
-        resumed = await load_resumed(plan.config, folder, plan.run_name, first_step, url)
+        resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url)
         await recorder.record(_training_started(plan, folder, first_step, resumed))
         try:
             devices = await stack.enter_async_context(
                 open_devices(plan.config, plan.devices, max_devices=max(_max_rollouts(plan.config)))
             )
             report.display.status("starting model server and trainer")
-            memory = await load_memory(plan.config, folder, first_step, own, url)
+            memory = await load_memory(plan.config, folder, num_done, own, url)
             engine = await _start_engine(stack, plan, folder, checkpoint)
             ready = time.monotonic()
             report.display.begin_steps()
@@ -194,6 +199,7 @@ def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalSe
             tensor_parallel=plan.gpus.tensor_parallel,
             data_parallel=plan.gpus.data_parallel,
             kv_cache_gib=config.kv_cache_gib,
+            start_timeout_s=config.server_start_timeout_s,
             port=config.server_port,
         ),
         folder.path / "logs" / "vllm.log",
@@ -230,6 +236,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         save_every=config.save_every,
         image_token_id=plan.renderer.image_token_id,
         num_groups_to_log=config.num_groups_to_log,
+        has_baseline=not config.skip_baseline,
         min_group_size=config.min_group_size,
         max_refill_factor=config.max_refill_factor if config.refill_groups else 1,
     )
@@ -315,11 +322,17 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
     )
 
 
+SHOWN_PRESETS = {
+    "Without model_name, the embedded demo presets": EMBEDDED_DEMO,
+    "With boxes of GBox, or a gym": PAID_DEVICES,
+    "With box_type=linux": {"device": "gbox"},
+}
+"""What the settings above replace, for --help."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe from the command line; the embedded demo if no model is named."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    presets = dict(EMBEDDED_DEMO) if "model_name" not in given_names(arguments) else {}
-    return run_recipe(CLIConfig, cli_main, arguments, presets | site_presets(arguments, presets))
+    return run_recipe(CLIConfig, cli_main, argv, SHOWN_PRESETS)
 
 
 if __name__ == "__main__":

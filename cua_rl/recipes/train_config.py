@@ -6,11 +6,41 @@ import chz
 
 from cua_rl.config import KlKind, Normalisation
 from cua_rl.recipes.number_checks import check_numbers
-from cua_rl.recipes.rollout_config import RolloutConfig, Tasks
+from cua_rl.recipes.presets import Given, with_presets
+from cua_rl.recipes.rollout_config import RolloutConfig, Tasks, device_presets, given_site
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.rl.train_step import Schedule
 
+EMBEDDED_DEMO: dict[str, object] = {
+    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
+    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
+    "lora_rank": 16,
+    "group_size": 8,
+    "groups_per_batch": 16,
+    "learning_rate": 2e-3,
+    "learning_rate_schedule": "linear",
+    "advantages": "mean_std",
+    "normalisation": "token_mean",
+    "max_steps": 48,
+    "eval_temperature": 0.5,
+    "max_tokens": 48,
+    "max_model_len": 2048,
+    "eval_every": 0,
+    "parity_limit": 0.02,
+}
+"""Settings of the embedded demo, used where no model is named: the tiny model learns in minutes on two cores."""
 
+
+def train_presets(given: Given) -> Given:
+    """What the settings that are given preset: the demo without a model, held-out tasks of the same site."""
+    demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
+    tasks, site = given.get("tasks"), given_site(given.get("tasks"))
+    # pages of the user's own are the same for every seed: nothing of them is held out
+    held_out = {} if site is None else {"eval_tasks": None if site == "page" else tasks}
+    return {**demo, **held_out, **device_presets(given)}
+
+
+@with_presets(train_presets)
 @chz.chz
 class CLIConfig(RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
@@ -27,7 +57,7 @@ class CLIConfig(RolloutConfig):
     )
 
     # Rollouts
-    max_concurrent_rollouts: int = chz.field(default=128, doc="most devices in use at a time")
+    max_concurrent_rollouts: int = chz.field(default=128, doc="most devices in use at a time; 8 with GBox and gyms")
     tinker_api_key: str | None = chz.field(
         default=None, doc="key of a Tinker service; not used by this stack, never stored"
     )
@@ -42,6 +72,7 @@ class CLIConfig(RolloutConfig):
         doc="where held-out tasks come from; None for no evaluation",
     )
     num_eval_rollouts: int = chz.field(default=64, doc="held-out task instances per evaluation")
+    skip_baseline: bool = chz.field(default=False, doc="no evaluation before training")
     eval_attempts: int = chz.field(default=1, doc="rollouts of each held-out task instance, for pass@k")
     max_concurrent_eval_rollouts: int | None = chz.field(
         default=None, doc="most devices in use at a time in an evaluation; None is max_concurrent_rollouts"
@@ -67,7 +98,7 @@ class CLIConfig(RolloutConfig):
     )
     replay_successes: bool = chz.field(
         default=False,
-        doc="where a whole group fails, train on a stored success of its task too (off-policy: loss=ppo is safer)",
+        doc="where a whole group fails, train on a stored success of its task too (off-policy: wants loss=ppo, say)",
     )
     replay_capacity: int = chz.field(default=2, doc="replay_successes: most successes stored per task")
     learning_rate: float = chz.field(default=1e-5, doc="AdamW step size; 0 trains nothing and is useful as a control")
@@ -147,7 +178,7 @@ class CLIConfig(RolloutConfig):
         doc="None or 0: synchronous, on-policy training; k: rollouts go on while steps train, at most k steps old",
     )
     force_untruncated: bool = chz.field(
-        default=False, doc="max_steps_off_policy: allow a loss whose ratio nothing bounds"
+        default=False, doc="max_steps_off_policy, replay_successes: allow a loss whose ratio nothing bounds"
     )
     sampling_seed: int | None = chz.field(
         default=None, doc="seed of every sampled token, by step, group, rollout and turn; None draws afresh each time"
@@ -204,7 +235,7 @@ class CLIConfig(RolloutConfig):
     keep_every: int = chz.field(
         default=0, doc="checkpoints whose step is a multiple of this stay on disk too, 0 for none"
     )
-    num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are written to the log")
+    num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are shown and logged")
     compute_post_kl: bool = chz.field(
         default=False, doc="measure how far each step moved the policy (one more forward pass)"
     )
@@ -277,22 +308,3 @@ _RANGES = {
     "server_port": (0, 65535),
     "monitor_port": (0, 65535),
 }
-
-EMBEDDED_DEMO: dict[str, object] = {
-    "tasks": {"source_type": "demo_training", "tags": ["demo"]},
-    "eval_tasks": {"source_type": "demo_eval", "tags": ["demo"]},
-    "lora_rank": 16,
-    "group_size": 8,
-    "groups_per_batch": 16,
-    "learning_rate": 2e-3,
-    "learning_rate_schedule": "linear",
-    "advantages": "mean_std",
-    "normalisation": "token_mean",
-    "max_steps": 48,
-    "eval_temperature": 0.5,
-    "max_tokens": 48,
-    "max_model_len": 2048,
-    "eval_every": 0,
-    "parity_limit": 0.02,
-}
-"""Settings of the embedded demo, used where no model is named: the tiny model learns in minutes on two cores."""

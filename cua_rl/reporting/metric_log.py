@@ -23,9 +23,9 @@ class _Sink(Protocol):
 
 
 class MetricLog:
-    """Writes metrics under the number of completed optimizer steps; a context manager that closes the files.
+    """Writes metrics under their step, 0 being the baseline; a context manager that closes the files.
 
-    A resumed run starts after `first_step` completed steps: TensorBoard drops what an earlier attempt wrote later.
+    A resumed run goes on with `first_step`: TensorBoard drops what an earlier attempt wrote of it and later steps.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class MetricLog:
         log_path: Path,
         *,
         config: Mapping[str, object],
-        first_step: int = 0,
+        first_step: int = 1,
         wandb_project: str | None = None,
         wandb_name: str | None = None,
     ) -> None:

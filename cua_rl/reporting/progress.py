@@ -1,24 +1,24 @@
 """What a person sees of a run: a live bar in a terminal, one line per step everywhere."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from cua_rl.reporting.step_line import format_duration, format_evaluation_line, format_step_line
+from cua_rl.reporting.step_line import format_duration, format_evaluation_line, format_group_line, format_step_line
 
 
 class ProgressDisplay:
-    """Shows set-up phases, steps and evaluations; a context manager. Steps are counted as completed optimizer steps."""
+    """Shows set-up phases, steps and evaluations; a context manager. `first_step` is the first one of this attempt."""
 
     def __init__(
         self,
         total_steps: int,
         *,
-        first_step: int = 0,
+        first_step: int = 1,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,7 +46,7 @@ class ProgressDisplay:
         self._began_at = self._clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """`step` steps are complete."""
+        """A step is complete."""
         eta_s = self._eta_s(step, metrics)
         self.note(format_step_line(step, self._total_steps, metrics, eta_s))
         if self._progress is not None and self._bar is not None:
@@ -55,6 +55,10 @@ class ProgressDisplay:
             left = "" if eta_s is None else f"{format_duration(eta_s)} left"
             self._progress.update(self._bar, completed=step, doing=doing, left=left)
 
+    def group(self, index: int, rewards: Sequence[float]) -> None:
+        """A group of the running step has ended."""
+        self.note(format_group_line(index, rewards))
+
     def evaluation(self, label: str, suite: str, metrics: Mapping[str, float]) -> None:
         """An evaluation is done; `metrics` has `eval/<suite>/...`."""
         self.note(format_evaluation_line(label, suite, metrics))
@@ -62,8 +66,8 @@ class ProgressDisplay:
     def _eta_s(self, step: int, metrics: Mapping[str, float]) -> float | None:
         """Seconds left at the pace so far, evaluations included; the last step's own pace before anything is known."""
         num_left = self._total_steps - step
-        if self._began_at is not None and step > self._first_step:
-            return (self._clock() - self._began_at) / (step - self._first_step) * num_left
+        if self._began_at is not None:
+            return (self._clock() - self._began_at) / (step - self._first_step + 1) * num_left
         pace_s = metrics.get("time/step_s")
         return None if pace_s is None else pace_s * num_left
 
@@ -80,7 +84,7 @@ class ProgressDisplay:
                 transient=True,
             )
             self._bar = self._progress.add_task(
-                "", total=self._total_steps, completed=self._first_step, doing="", left=""
+                "", total=self._total_steps, completed=self._first_step - 1, doing="", left=""
             )
             self._progress.start()
         return self

@@ -1,6 +1,6 @@
 """Everything a run tells the world while it runs: the loop reports here, once per step and once per evaluation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -32,14 +32,17 @@ class RunReport:
     suite: str = "held_out"
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The 0-based `step` is trained; it is reported as `step + 1` completed steps."""
-        completed = step + 1
-        progress = {"progress/step": float(completed), "progress/done_frac": completed / self.total_steps}
-        self.metric_log.log(completed, progress | dict(metrics))
-        self.display.step(completed, metrics)
+        """A step is trained."""
+        progress = {"progress/step": float(step), "progress/done_frac": step / self.total_steps}
+        self.metric_log.log(step, progress | dict(metrics))
+        self.display.step(step, metrics)
+
+    def log_group(self, index: int, rewards: Sequence[float]) -> None:
+        """A group of a training step has ended; only the first few of a step are told of."""
+        self.display.group(index, rewards)
 
     def log_evaluation(self, phase: Phase, step: int, result: Result) -> None:
-        """An evaluation after `step` completed steps is done; the baseline is the one after none."""
+        """An evaluation after `step` is done; the baseline is the one after step 0."""
         metrics = result.metrics(self.suite)
         self.metric_log.log(step, metrics)
         self.display.evaluation(_LABELS[phase], self.suite, metrics)

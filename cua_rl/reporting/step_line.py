@@ -1,6 +1,7 @@
 """One line of text per training step, the same in log files, pipes and terminals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
 
 # metric, label, format; a metric that the step does not have is left out
 _FIELDS = (
@@ -8,7 +9,9 @@ _FIELDS = (
     ("reward/mean", "Reward", "{:.3f}"),
     ("loss/policy", "Loss", "{:.4f}"),
     ("loss/cross_entropy", "Loss", "{:.4f}"),
-    ("policy/kl_sampling_training/mean", "KL", "{:.4f}"),
+    ("policy/kl_base", "KL", "{:.4f}"),  # from the reference: measured with kl_penalty_coef
+    ("loss/kl_base", "KL", "{:.4f}"),  # or with kl_loss_coef
+    ("policy/kl_sampling_training/mean", "Sampler gap", "{:.4f}"),
     ("optim/learning_rate", "LR", "{:.2e}"),
     ("time/tokens_per_s", "tok/s", "{:.0f}"),
 )
@@ -23,6 +26,14 @@ def format_step_line(step: int, total_steps: int, metrics: Mapping[str, float], 
     if eta_s is not None:
         parts.append(f"ETA: {format_duration(eta_s)}")
     return " | ".join(parts)
+
+
+def format_group_line(index: int, rewards: Sequence[float]) -> str:
+    """[GRPO Group 0] Rewards: ['0.000', '1.000'] | Mean: 0.500 | Std: 0.500 (population)."""
+    if not rewards:
+        return f"[GRPO Group {index}] Rewards: [] (every rollout met a fault)"
+    shown = [f"{reward:.3f}" for reward in rewards]
+    return f"[GRPO Group {index}] Rewards: {shown} | Mean: {fmean(rewards):.3f} | Std: {pstdev(rewards):.3f}"
 
 
 def format_evaluation_line(label: str, suite: str, metrics: Mapping[str, float]) -> str:

@@ -51,7 +51,7 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     """The table's rows as text."""
-    parity = "not measured" if summary.parity_mean_abs is None else f"{summary.parity_mean_abs:.5f} nats"
+    parity = "not measured" if summary.parity_mean_abs is None else f"{summary.parity_mean_abs:.1e} nats"
     rows = [
         ("held-out success before training", _rate(summary.baseline_success_rate)),
         ("held-out success after training", _rate(summary.final_success_rate)),

@@ -19,9 +19,9 @@ class TensorBoardFiles:
         self._event: Any = Event
         self._summary: Any = Summary
         self._writer: Any = EventFileWriter(str(folder))
-        if first_step:
+        if first_step > 1:
             # a restart mark makes TensorBoard forget events at its step and later
-            self._writer.add_event(Event(step=first_step + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._writer.add_event(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add one point to each metric's curve."""

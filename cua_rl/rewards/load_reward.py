@@ -3,6 +3,7 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from math import fsum, isclose, isfinite
 
@@ -11,6 +12,7 @@ from cua_rl.rewards.comprehensive import comprehensive_reward
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.reward import (
     RewardFunction,
+    as_reward,
     binary_reward,
     completion_reward,
     efficiency_reward,
@@ -53,8 +55,14 @@ def load_reward(name: str) -> RewardFunction:
 
 def _import_function(name: str) -> Callable[..., object]:
     module_name, _, function_name = name.partition(":")
-    with boundary(ConfigError, f"reward: cannot import the module of {name!r} (is its folder on PYTHONPATH?)"):
-        members = vars(import_module(module_name))
+    with boundary(ConfigError, f"reward: importing the module of {name!r}"):
+        try:
+            members = vars(import_module(module_name))
+        except ImportError as error:
+            raise ConfigError(
+                f"reward: expected a module that can be imported for {name!r}, got {type(error).__name__}: {error}; "
+                "put its folder on PYTHONPATH"
+            ) from error
     function: object = members.get(function_name)
     if not callable(function):
         near = difflib.get_close_matches(function_name, [key for key in members if callable(members[key])], n=1)
@@ -89,7 +97,7 @@ def _checked(name: str, function: Callable[..., object]) -> RewardFunction:
                 f"reward: expected {name!r} to return a finite total that is the sum of its parts, got {result!r}; "
                 "use cua_rl.rewards.reward.sum_parts"
             )
-        return result
+        return replace(result, total=as_reward(result.total))
 
     return reward
 

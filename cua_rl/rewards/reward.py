@@ -5,6 +5,7 @@ what a gym server says it is).
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import fsum
 
 from cua_rl.rewards.evidence import Evidence
@@ -16,16 +17,25 @@ RewardFunction = Callable[[Evidence], Reward]
 ATTEMPTED = 0.1  # for an unsolved task on which at least something was done
 
 
+def as_reward(value: float) -> float:
+    """The value to ten digits, at most nine of them after the point.
+
+    A group teaches if its rewards differ, and dividing by their deviation makes the smallest difference count in full.
+    So what is equal on paper must be equal here: 0.1 + 0.2 + 0.08 is not quite 0.38 in floats.
+    """
+    return round(float(f"{value:.10g}"), 9) + 0.0  # no -0.0 in what people read
+
+
 def sum_parts(parts: Mapping[str, float]) -> Reward:
-    """The reward whose total is the sum of its parts."""
-    parts = {name: value + 0.0 for name, value in parts.items()}  # no -0.0 in what people read
-    return Reward(total=fsum(parts.values()), parts=parts)
+    """The reward whose total is the sum of its parts, to the digits of `as_reward`."""
+    return Reward(total=as_reward(fsum(parts.values())), parts={name: value + 0.0 for name, value in parts.items()})
 
 
 def bound_parts(parts: Mapping[str, float], *, low: float, high: float) -> Reward:
     """The sum of the parts inside [low, high]; what had to be added or taken away for that is the part "bound"."""
     total = fsum(parts.values())
-    return sum_parts({**parts, "bound": min(max(total, low), high) - total})
+    bounded = min(max(as_reward(total), low), high)
+    return replace(sum_parts({**parts, "bound": min(max(total, low), high) - total}), total=bounded)
 
 
 def binary_reward(evidence: Evidence) -> Reward:

@@ -24,8 +24,9 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[flo
     n / (n - 1) times the centred reward: [1, 0, 0, 0] -> [1, -1/3, ...]. "batch_std" is "mean" here: the division
     belongs to the whole step, see `divide_by_batch_std`.
 
-    A constant group gets exact zeros, and constant means equal, without a tolerance: the mean of eight times 0.1 is not
-    quite 0.1, and what is left of the subtraction must not be trained on, least of all divided by its own size.
+    A constant group gets exact zeros: the mean of eight times 0.1 is not quite 0.1, and what is left of the subtraction
+    must not be trained on, least of all divided by its own size. Constant means equal, without a tolerance: rewards are
+    rounded where they are made (`rewards/reward.py`), so that those which are equal on paper are equal here.
     """
     if len(set(rewards)) <= 1:
         return (0.0,) * len(rewards)
@@ -45,11 +46,14 @@ def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
     """Divide advantages by their population standard deviation over the step's rollouts; also that deviation.
 
     Every rollout counts once, however many tokens and datums it has (as REINFORCE++ with a group baseline does, arXiv
-    2501.03262). Groups that teach nothing have no datums and do not count. It is done when a step trains, not when a
-    group ends: recorded advantages are those of the group.
+    2501.03262). Groups that teach nothing do not count, whether or not a KL term keeps their datums. It is done when a
+    step trains, not when a group ends: recorded advantages are those of the group.
     """
-    by_rollout = {datum.rollout_id: _advantage(datum) for datum in datums}
-    values = list(by_rollout.values())
+    by_member = {datum.member: _advantage(datum) for datum in datums}
+    teaching = {group_id for (group_id, _), value in by_member.items() if value}
+    values = [value for (group_id, _), value in by_member.items() if group_id in teaching]
+    if not values:
+        return list(datums), 0.0
     mean = fsum(values) / len(values)
     std = sqrt(fsum((value - mean) ** 2 for value in values) / len(values))
     if not std:

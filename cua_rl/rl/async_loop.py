@@ -87,7 +87,7 @@ async def train(
     settings: LoopSettings, parts: Parts, *, max_lag: int, limit: RolloutLimit, start: AsyncStart | None = None
 ) -> None:
     """Train from `first_step` to `max_steps` with rollouts at most `max_lag` steps old."""
-    adapter = await parts.policy.publish(settings.first_step)
+    adapter = await parts.policy.publish(settings.first_step - 1)
     run = _AsyncRun(settings, parts, limit, _make_buffer(settings, max_lag), adapter)
     run.restore(start or AsyncStart())
     async with asyncio.TaskGroup() as tasks:
@@ -103,7 +103,7 @@ def _make_buffer(settings: LoopSettings, max_lag: int) -> GroupBuffer:
         max_lag=max_lag,
         max_steps=settings.max_steps,
         next_step=settings.first_step,
-        announced_step=settings.first_step,
+        announced_step=settings.first_step - 1,
         max_drops_per_batch=(settings.max_refill_factor - 1) * settings.groups_per_batch,
     )
 
@@ -136,9 +136,9 @@ class _AsyncRun:
         first_step = self._settings.first_step
         for version, num_steps in start.newest_steps.items():
             self._ages.announce(version, num_steps)
-        self._ages.announce(self._adapter.policy_version, first_step)
+        self._ages.announce(self._adapter.policy_version, first_step - 1)
         self._buffer.restore(start.done_ordinals, start.kept_groups)
-        if first_step:
+        if first_step > 1:
             logger.info("resume first_step=%d kept_groups=%d", first_step, len(start.kept_groups))
 
     async def start_groups(self, tasks: asyncio.TaskGroup) -> None:
@@ -197,7 +197,7 @@ class _AsyncRun:
 
     async def train_steps(self) -> None:
         """Train batch after batch, save what comes out of it, hand it to the publisher."""
-        for step in range(self._settings.first_step, self._settings.max_steps):
+        for step in range(self._settings.first_step, self._settings.max_steps + 1):
             clock = Clock()
             with clock.time("step"):
                 with clock.time("wait"):
@@ -206,14 +206,14 @@ class _AsyncRun:
                 saved = None
                 if trained.has_moved:
                     with clock.time("save"):
-                        saved = await self._parts.policy.save(step + 1)
+                        saved = await self._parts.policy.save(step)
                     self._trainer_version = saved.adapter.policy_version
-            self._ages.announce(self._trainer_version, step + 1)
+            self._ages.announce(self._trainer_version, step)
             trained.metrics.update(self._metrics(trained, clock))
             await finish_step(self._settings, self._parts, trained, self._trainer_version, clock)
-            if is_checkpoint_due(self._settings, step + 1):  # before anything is sampled that builds on it
-                await save_checkpoint(self._parts, step + 1)
-            await self._saved.put(_Saved(num_steps=step + 1, policy=saved))
+            if is_checkpoint_due(self._settings, step):  # before anything is sampled that builds on it
+                await save_checkpoint(self._parts, step)
+            await self._saved.put(_Saved(num_steps=step, policy=saved))
 
     async def _take_batch(self, step: int) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
         """The groups of the next step, and constant ones that were replaced since the last."""
@@ -227,7 +227,7 @@ class _AsyncRun:
 
     def _can_look(self) -> bool:
         """Whether the parity gate finds a turn of the trainer's version, or will find none however long it waits."""
-        is_announced = self._buffer.announced_step == self._buffer.next_step
+        is_announced = self._buffer.announced_step == self._buffer.next_step - 1
         is_over = is_announced and not self._buffer.num_running and not self._buffer.may_start
         return is_over or any(map(self._is_fresh, self._trained_rollouts(self._buffer.waiting)))
 
@@ -237,7 +237,7 @@ class _AsyncRun:
         groups = sorted([*taken, *dropped], key=lambda group: group.index)
         await self._begin_step(step)
         await self._parts.recorder.record(BatchTaken(step=step, group_ids=tuple(group.group_id for group in groups)))
-        lags = self._ages.lags(taken, step)
+        lags = self._ages.lags(groups if self._settings.train.has_kl_term else taken, step)
         require_lag(lags, self._buffer.max_lag, step=step)
         probed = await self._probe_parity(step, taken)
         version = self._trainer_version
@@ -290,7 +290,7 @@ class _AsyncRun:
         """Serve what the trainer saved, announce it, have it evaluated where that is due."""
         for wanted in first_evaluations(self._settings, self._adapter):
             await self._want_evaluation(wanted)
-        for _ in range(self._settings.first_step, self._settings.max_steps):
+        for _ in range(self._settings.first_step, self._settings.max_steps + 1):
             saved = await self._saved.get()
             if saved.policy is not None:
                 clock = Clock()

@@ -19,36 +19,52 @@ class Batch:
     """The datums of a step, in the order of groups, members and turns; those of `replayed_ids` are off-policy."""
 
     datums: tuple[Datum, ...]
+    num_rollouts: int
+    """Rollouts that were judged and compared, those of groups without datums too: what a mean over rollouts is over."""
     replayed_ids: frozenset[str]
     metrics: dict[str, float]
 
 
-def build_batch(groups: Sequence[RolloutGroup], kind: AdvantageKind, image_token_id: int) -> Batch:
-    """Advantages and datums of all groups that teach something."""
+def build_batch(
+    groups: Sequence[RolloutGroup], kind: AdvantageKind, image_token_id: int, *, keeps_constant: bool = False
+) -> Batch:
+    """Advantages and datums of all groups that teach something; `keeps_constant` as in `build_datums_of_groups`."""
     datums: list[Datum] = []
     forks: Counter[ForkReason] = Counter()
     num_retokenised = 0
     for group in groups:
         advantages = advantages_of(group, kind)
-        built, reasons = build_datums_of_groups([group], [advantages], image_token_id)
+        built, reasons = build_datums_of_groups([group], [advantages], image_token_id, keeps_constant=keeps_constant)
         num_retokenised += count_retokenised(built, group.compared, image_token_id)
         datums += built
         forks += reasons
     metrics = datum_metrics(datums, forks, num_retokenised)
-    return Batch(datums=tuple(datums), replayed_ids=replayed_ids(groups), metrics=metrics)
+    return Batch(
+        datums=tuple(datums),
+        num_rollouts=sum(len(group.compared) for group in groups if not group.is_incomplete),
+        replayed_ids=replayed_ids(groups),
+        metrics=metrics,
+    )
 
 
 def build_datums_of_groups(
-    groups: Sequence[RolloutGroup], advantages: Sequence[Sequence[float]], image_token_id: int
+    groups: Sequence[RolloutGroup],
+    advantages: Sequence[Sequence[float]],
+    image_token_id: int,
+    *,
+    keeps_constant: bool = False,
 ) -> tuple[list[Datum], Counter[ForkReason]]:
-    """The datums of a step from its groups and their advantages; groups whose advantages are all 0 give none."""
+    """The datums of a step from its groups and their advantages; groups whose advantages are all 0 give none.
+
+    With `keeps_constant` only incomplete groups give none: a KL term has a gradient where the advantage is 0.
+    """
     datums: list[Datum] = []
     forks: Counter[ForkReason] = Counter()
     for group, group_values in zip(groups, advantages, strict=True):
-        if not any(group_values):
+        if group.is_incomplete or not (keeps_constant or any(group_values)):
             continue
         for rollout, advantage in zip(group.compared, group_values, strict=True):
-            built = build_datums(rollout, advantage, image_token_id)
+            built = build_datums(rollout, advantage, image_token_id, group_id=group.group_id)
             datums += built.datums
             forks += built.forks
     return datums, forks

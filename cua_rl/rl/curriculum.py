@@ -118,7 +118,7 @@ class Template(Protocol):
 class SuccessRateStream:
     """Draws tasks that are solved about half of the time more often than those that always or never are.
 
-    A `TaskStream` whose batches are a function of step, seed and `rates`.
+    A `TaskStream` whose batches are a function of their number, seed and `rates`.
     """
 
     templates: Sequence[Template]
@@ -126,9 +126,9 @@ class SuccessRateStream:
     instance_seeds: range
     rates: SuccessRates
 
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        """The tasks of a step. Every template comes as often as its share of the weights says, rounded up or down."""
-        random = Random(f"success-rate-{self.seed}-{step}")
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        """The tasks of a batch. Every template comes as often as its share of the weights says, rounded up or down."""
+        random = Random(f"success-rate-{self.seed}-{number}")
         weights = [draw_weight(self.rates.rate(template.task_id)) for template in self.templates]
         drawn = systematic_draw(weights, num_tasks, random.random())
         random.shuffle(drawn)

@@ -33,7 +33,7 @@ class RolloutDatums:
     forks: Counter[ForkReason]
 
 
-def build_datums(rollout: Rollout, advantage: float, image_token_id: int) -> RolloutDatums:
+def build_datums(rollout: Rollout, advantage: float, image_token_id: int, *, group_id: str = "") -> RolloutDatums:
     """Merge the turns of `rollout` into as few sequences as the exact-prefix rule allows."""
     turns = [(turn.index, turn.model) for turn in rollout.turns if turn.model.sampled_tokens]
     forks: Counter[ForkReason] = Counter()
@@ -46,7 +46,8 @@ def build_datums(rollout: Rollout, advantage: float, image_token_id: int) -> Rol
         if reason is not None:
             forks[reason] += 1
         runs.append([(index, model)])
-    return RolloutDatums(datums=tuple(_merge(rollout.rollout_id, run, advantage) for run in runs), forks=forks)
+    datums = tuple(_merge(rollout.rollout_id, run, advantage, group_id) for run in runs)
+    return RolloutDatums(datums=datums, forks=forks)
 
 
 def fork_reason(last: ModelTurn, following: ModelTurn, image_token_id: int) -> ForkReason | None:
@@ -63,7 +64,7 @@ def fork_reason(last: ModelTurn, following: ModelTurn, image_token_id: int) -> F
     return None
 
 
-def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: float) -> Datum:
+def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: float, group_id: str) -> Datum:
     last = run[-1][1]
     model_input = ModelInput(chunks=(*last.prompt.chunks, EncodedTextChunk(tokens=last.sampled_tokens)))
     length = model_input.length
@@ -80,6 +81,7 @@ def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: flo
         sampling_logprobs=tuple(logprobs),
         policy_versions=tuple(model.policy_version for _, model in run),
         turn_indices=tuple(index for index, _ in run),
+        group_id=group_id,
     )
 
 

@@ -1,12 +1,12 @@
 """Which groups may start, and which make the next batch: staleness by arithmetic, without discarding anything.
 
-Words. B is `groups_per_batch`, K is `max_lag`. Steps count from 0; "policy s" is the policy after s steps, and step s
-takes it to policy s + 1. A group that starts while policy v is announced samples every turn with policy v or a later
-one, so if step s trains it, its turns are at most s - v steps old. Its last step is therefore v + K.
+Words. B is `groups_per_batch`, K is `max_lag`. Steps count from 1; "policy s" is the policy after s steps, and step s
+makes it of policy s - 1. A group that starts while policy v is announced samples every turn with policy v or a later
+one, so if step s trains it, its turns are at most s - 1 - v steps old. Its last step is therefore v + K + 1.
 
 Admission. A group may start while policy v is announced only if, with it, at most (v + K + 1) * B groups were
-started. Every batch takes exactly B groups. So before step s, with s * B groups taken, at most (v + K + 1 - s) * B are
-waiting or running: as many as the steps s ... v + K can take.
+started. Every batch takes exactly B groups. So before step s, with (s - 1) * B groups taken, at most
+(v + K + 2 - s) * B are waiting or running: as many as the steps s ... v + K + 1 can take.
 
 Choice. The batch of step s is the first B groups that finished, except that it must leave the others room: for every
 t >= s, the groups left whose last step is t or earlier must fit into the steps s + 1 ... t, (t - s) * B of them. Where
@@ -15,10 +15,10 @@ waits for the older one.
 
 Proof that no turn is older than K. Call the state before step s good if for every t >= s at most (t - s + 1) * B groups
 have their last step at t or earlier, and none has it before s. It is good at first: nothing has started. A start under
-policy v adds a group with last step v + K; by admission all groups together are at most (v + K - s + 1) * B, so t = v +
-K stays good, later t allow more, earlier t do not count it. The rule of choice says that the state after a batch is
-good before step s + 1. And once everything has finished a batch by that rule exists: the B groups with the earliest
-last steps. So the loop never waits for ever, and no group outlives its last step.
+policy v adds a group with last step v + K + 1; by admission all groups together are at most (v + K + 2 - s) * B, so t =
+v + K + 1 stays good, later t allow more, earlier t do not count it. The rule of choice says that the state after a
+batch is good before step s + 1. And once everything has finished a batch by that rule exists: the B groups with the
+earliest last steps. So the loop never waits for ever, and no group outlives its last step.
 """
 
 from collections import deque
@@ -72,7 +72,7 @@ class GroupBuffer:
     groups_per_batch: int
     max_lag: int
     max_steps: int
-    next_step: int = 0
+    next_step: int = 1
     announced_step: int = 0
     """Steps behind the newest policy that new turns are sampled with."""
     max_drops_per_batch: int = 0
@@ -113,13 +113,13 @@ class GroupBuffer:
     @property
     def may_start(self) -> bool:
         """Whether one more group can still be trained in time."""
-        num_started = self.next_step * self.groups_per_batch + len(self._running) + len(self._finished)
+        num_started = (self.next_step - 1) * self.groups_per_batch + len(self._running) + len(self._finished)
         return num_started < min(self.announced_step + self.max_lag + 1, self.max_steps) * self.groups_per_batch
 
     @property
     def is_complete(self) -> bool:
         """Whether every batch of the run is taken."""
-        return self.next_step >= self.max_steps
+        return self.next_step > self.max_steps
 
     def start(self) -> Place:
         """Begin the next group."""
@@ -185,5 +185,5 @@ class GroupBuffer:
         ]
 
     def _place(self, ordinal: int, policy_step: int) -> Place:
-        last_step = min(policy_step + self.max_lag, self.max_steps - 1)
+        last_step = min(policy_step + self.max_lag + 1, self.max_steps)
         return Place(ordinal=ordinal, policy_step=policy_step, last_step=last_step)

@@ -2,6 +2,9 @@
 
 The numbers are those of the whole optimizer step, so neither micro-batches nor several forward_backward calls nor the
 split of a rollout into several datums change a gradient. Under "sequence_mean" all datums of a rollout share a weight.
+
+A mean over rollouts is over all that were judged, also those of groups in which all are equally good. Their gradient is
+zero, and that is what they say: the weight of a token must not depend on how many of the other groups teach.
 """
 
 from collections import Counter
@@ -11,17 +14,18 @@ from cua_rl.config import LossConfig
 from cua_rl.types import Datum
 
 
-def token_weights(datums: Sequence[Datum], loss: LossConfig) -> list[float]:
-    """The weight of every trained token of each datum.
+def token_weights(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: float) -> list[float]:
+    """The weight of every trained token of each datum, if the optimizer step's share of judged rollouts is that many.
 
     constant: 1 / (rollouts * normalisation_tokens). Long rollouts weigh as much per token as short ones do, and a step
     of long rollouts moves further than one of short ones (Dr. GRPO, arXiv 2503.20783).
-    token_mean: 1 / trained tokens of the step (DAPO, arXiv 2503.14476). The same, but the step's length cancels.
+    token_mean: 1 / trained tokens of the step (DAPO, arXiv 2503.14476, whose batch has teaching groups only). The same,
+    but the step's length cancels.
     sequence_mean: the mean over a rollout's tokens, then the mean over rollouts (GRPO, arXiv 2402.03300). Tokens of
     long rollouts, which are the failed ones more often than not, weigh less.
     token_sum: 1.
     """
-    divisor = step_divisor(datums, loss)
+    divisor = step_divisor(datums, loss, num_rollouts=num_rollouts)
     return [weight / divisor for weight in own_weights(datums, loss)]
 
 
@@ -31,26 +35,20 @@ def own_weights(datums: Sequence[Datum], loss: LossConfig) -> list[float]:
         case "constant":
             return [1 / loss.normalisation_tokens] * len(datums)
         case "sequence_mean":
-            tokens = _tokens_by_rollout(datums)
-            return [1 / tokens[datum.rollout_id] for datum in datums]
+            tokens = Counter[tuple[str, str]]()
+            for datum in datums:
+                tokens[datum.member] += datum.num_trained_tokens
+            return [1 / tokens[datum.member] for datum in datums]
         case "token_mean" | "token_sum":
             return [1.0] * len(datums)
 
 
-def step_divisor(datums: Sequence[Datum], loss: LossConfig) -> float:
+def step_divisor(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: float) -> float:
     """What all of a step's own weights are divided by."""
-    tokens = _tokens_by_rollout(datums)
     match loss.normalisation:
         case "constant" | "sequence_mean":
-            return float(len(tokens))
+            return float(num_rollouts)
         case "token_mean":
-            return float(tokens.total())
+            return float(sum(datum.num_trained_tokens for datum in datums))
         case "token_sum":
             return 1.0
-
-
-def _tokens_by_rollout(datums: Sequence[Datum]) -> Counter[str]:
-    tokens: Counter[str] = Counter()
-    for datum in datums:
-        tokens[datum.rollout_id] += datum.num_trained_tokens
-    return tokens

@@ -38,7 +38,7 @@ class PolicyAges:
                 f"step {step}: expected turns of announced policies {sorted(self.newest_steps)[-5:]!r}, got versions "
                 f"{unknown[:5]!r}; the sampler serves somebody else's adapters, or the database is of another run"
             )
-        return [max(0, step - self.newest_steps[version]) for version in versions]
+        return [max(0, step - 1 - self.newest_steps[version]) for version in versions]
 
     def oldest_step(self, group: RolloutGroup, default: int) -> int:
         """Steps behind the oldest policy that sampled a turn of the group; `default` if it has no turns."""

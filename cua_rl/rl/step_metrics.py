@@ -22,7 +22,37 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "rollout/num_turns/mean": _mean([float(len(rollout.turns)) for rollout in rollouts]),
         "rollout/duration_s/mean": _mean([rollout.duration_s for rollout in rollouts]),
     }
-    return metrics | _turn_metrics(turns) | _stop_metrics(rollouts) | _part_metrics(rollouts)
+    judged = _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
+    return metrics | _turn_metrics(turns) | _stop_metrics(rollouts) | _part_metrics(rollouts) | judged
+
+
+def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What the judge said and cost, faults included; nothing if it was not asked."""
+    judged = [(rollout.judgement, rollout) for rollout in rollouts if rollout.judgement is not None]
+    if not judged:
+        return {}
+    judgements = [judgement for judgement, _ in judged]
+    verdicts = [judgement for judgement in judgements if judgement.success is not None]
+    votes = [vote for judgement in judgements for vote in judgement.votes]
+    costs = [judgement.cost_usd for judgement in judgements if judgement.cost_usd is not None]
+    beside = [
+        float(judgement.success is rollout.success)
+        for judgement, rollout in judged
+        if not judgement.decides and judgement.success is not None
+    ]
+    metrics = {
+        "judge/num_verdicts": float(len(verdicts)),
+        "judge/num_without_verdict": float(len(judgements) - len(verdicts)),
+        "judge/success_rate": _mean([float(judgement.success is True) for judgement in verdicts]),
+        "judge/agreement": _mean([judgement.agreement for judgement in verdicts]),
+        "judge/malformed_frac": _mean([float(vote.is_malformed) for vote in votes]),
+        "judge/latency_s/mean": _mean([judgement.duration_s for judgement in judgements]),
+        "judge/latency_s/max": max(judgement.duration_s for judgement in judgements),
+        "judge/prompt_tokens": float(sum(vote.num_prompt_tokens for vote in votes)),
+        "judge/answer_tokens": float(sum(vote.num_answer_tokens for vote in votes)),
+    }
+    metrics |= {"judge/cost_usd": sum(costs)} if costs else {}
+    return metrics | ({"judge/validator_agreement": _mean(beside)} if beside else {})
 
 
 def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

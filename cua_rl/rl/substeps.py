@@ -22,14 +22,14 @@ def deal_datums(datums: Sequence[Datum], num_parts: int, seed: str) -> list[list
     Datums of one rollout stay together. Of every `num_parts` rollouts that follow each other each part gets one, drawn
     by `seed`: so the rollouts of a group are spread over the parts, and sizes differ by one rollout at most.
     """
-    rollout_ids = list(dict.fromkeys(datum.rollout_id for datum in datums))
+    members = list(dict.fromkeys(datum.member for datum in datums))
     rng = Random(seed)
-    part_of: dict[str, int] = {}
-    for start in range(0, len(rollout_ids), num_parts):
+    part_of: dict[tuple[str, str], int] = {}
+    for start in range(0, len(members), num_parts):
         order = rng.sample(range(num_parts), num_parts)
-        part_of |= zip(rollout_ids[start : start + num_parts], order, strict=False)
+        part_of |= zip(members[start : start + num_parts], order, strict=False)
     parts = [
-        [index for index, datum in enumerate(datums) if part_of[datum.rollout_id] == part] for part in range(num_parts)
+        [index for index, datum in enumerate(datums) if part_of[datum.member] == part] for part in range(num_parts)
     ]
     return [part for part in parts if part]
 

@@ -1,15 +1,17 @@
 """The on-policy loop: sample, score, advantages, datums, forward_backward, optim_step, publish; then the next step.
 
-Everything waits for everything: rollouts of step k+1 begin when the adapter of step k is served. The one exception to
-on-policy are replayed successes (`cua_rl/rl/replay.py`), which are off by default.
+Everything waits for everything: rollouts of step k+1 begin when the adapter of step k is served. Steps count from 1;
+step 0 is the model as training found it. The one exception to on-policy are replayed successes (`cua_rl/rl/replay.py`),
+which are off by default.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -33,11 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class TaskStream(Protocol):
-    """Training tasks; `batch` is a function of the step and of recorded outcomes at most, so a resumed run sees the
-    tasks that the first one would have seen.
+    """Training tasks; `batch` is a function of its number and of recorded outcomes at most, so a resumed run sees the
+    tasks that the first one would have seen. Batches count from 0: step 1 draws batch 0.
     """
 
-    def batch(self, step: int, num_tasks: int) -> list[Task]: ...
+    def batch(self, number: int, num_tasks: int) -> list[Task]: ...
 
 
 class Policy(Protocol):
@@ -75,6 +77,8 @@ class StepLog(Protocol):
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def log_group(self, index: int, rewards: Sequence[float]) -> None: ...
+
     def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
 
 
@@ -107,9 +111,10 @@ class WantedEvaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """What the loop needs to know. Steps count from 0; an evaluation or checkpoint "at k" is after k steps."""
+    """What the loop needs to know. Steps count from 1; an evaluation or checkpoint "at k" is after step k."""
 
     first_step: int
+    """The first one that is trained: 1, or the one after the checkpoint that the run goes on from."""
     max_steps: int
     groups_per_batch: int
     group_size: int
@@ -119,6 +124,8 @@ class LoopSettings:
     eval_every: int
     save_every: int
     image_token_id: int
+    has_baseline: bool = True
+    """Whether the untrained policy is evaluated."""
     num_groups_to_log: int = 0
     min_group_size: int = 1
     """A group of which faults left fewer members is not trained on."""
@@ -146,10 +153,10 @@ class Parts:
 
 async def train(settings: LoopSettings, parts: Parts) -> None:
     """Train from `first_step` to `max_steps`, with a baseline evaluation before and a last one after."""
-    adapter = await parts.policy.publish(settings.first_step)
+    adapter = await parts.policy.publish(settings.first_step - 1)
     for wanted in first_evaluations(settings, adapter):
         await evaluate(parts, wanted)
-    for step in range(settings.first_step, settings.max_steps):
+    for step in range(settings.first_step, settings.max_steps + 1):
         clock = Clock()
         with clock.time("step"):
             async with _begin_training(settings, parts) as begun:
@@ -158,12 +165,12 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
                 trained = await train_groups(settings, parts, step, groups, adapter.policy_version, clock, begun=begun)
             if trained.has_moved:
                 with clock.time("publish"):
-                    adapter = await parts.policy.publish(step + 1)
+                    adapter = await parts.policy.publish(step)
         await finish_step(settings, parts, trained, adapter.policy_version, clock)
-        if is_checkpoint_due(settings, step + 1):
-            await save_checkpoint(parts, step + 1)
-        if is_evaluation_due(settings, step + 1):
-            await evaluate(parts, WantedEvaluation(phase="eval", step=step + 1, adapter=adapter))
+        if is_checkpoint_due(settings, step):
+            await save_checkpoint(parts, step)
+        if is_evaluation_due(settings, step):
+            await evaluate(parts, WantedEvaluation(phase="eval", step=step, adapter=adapter))
 
 
 def _begin_training(settings: LoopSettings, parts: Parts) -> AbstractAsyncContextManager[EarlyPasses | None]:
@@ -177,7 +184,7 @@ async def _run_step_groups(
     settings: LoopSettings, parts: Parts, step: int, adapter: AdapterRef, begun: EarlyPasses | None
 ) -> list[RolloutGroup]:
     """One group per place in the batch; `tasks` beyond those stand by to replace groups that teach nothing."""
-    tasks = parts.tasks.batch(step, settings.groups_per_batch * settings.max_refill_factor)
+    tasks = parts.tasks.batch(step - 1, settings.groups_per_batch * settings.max_refill_factor)
     source = Source(phase="step", step=step)
     first_tasks = tuple(tasks[: settings.groups_per_batch])
     await parts.recorder.record(
@@ -188,7 +195,7 @@ async def _run_step_groups(
     plan = GroupPlan(
         source=source,
         group_size=settings.group_size,
-        params=seeded(settings.params, step),
+        params=seeded(settings.params, step - 1),
         min_group_size=settings.min_group_size,
     )
 
@@ -208,7 +215,9 @@ async def record_group_end(
 ) -> None:
     """Record a group of a training step with its advantages."""
     advantages = advantages_of(group, settings.advantages)
-    if group.index % settings.groups_per_batch < settings.num_groups_to_log:
+    place = group.index % settings.groups_per_batch
+    if place < settings.num_groups_to_log:
+        parts.log.log_group(place, group.rewards)
         logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, group.rewards)
     await parts.recorder.record(GroupEnded(source=source, group=group, advantages=advantages, replaced_by=replaced_by))
 
@@ -225,7 +234,7 @@ class TrainedStep:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the weights changed: a step whose groups are all constant leaves them as they were."""
+        """Whether the weights changed: a step without KL whose groups are all constant leaves them as they were."""
         return bool(self.batch.datums)
 
 
@@ -244,7 +253,9 @@ async def train_groups(
     With `parity_version`, the parity gate looks only at turns of that version.
     """
     with clock.time("datums"):
-        batch = await asyncio.to_thread(build_batch, groups, settings.advantages, settings.image_token_id)
+        keeps = settings.train.has_kl_term
+        build = partial(build_batch, groups, settings.advantages, settings.image_token_id, keeps_constant=keeps)
+        batch = await asyncio.to_thread(build)
     metrics = rollout_metrics(groups) | curriculum_metrics(groups, settings.groups_per_batch) | batch.metrics
     metrics |= replay_metrics(groups, policy_version)
     logprobs: tuple[tuple[float, ...], ...] = ()
@@ -257,6 +268,7 @@ async def train_groups(
                 settings.train,
                 step=step,
                 learning_rate=rate,
+                num_rollouts=batch.num_rollouts,
                 replayed_ids=batch.replayed_ids,
                 policy_version=parity_version,
                 begun=begun,
@@ -269,7 +281,7 @@ async def finish_step(
     settings: LoopSettings, parts: Parts, trained: TrainedStep, policy_version: int, clock: Clock
 ) -> None:
     """Remember, record and report a step; `policy_version` is what it made."""
-    metrics = trained.metrics | await parts.memory.remember(trained.step + 1, trained.groups)
+    metrics = trained.metrics | await parts.memory.remember(trained.step, trained.groups)
     metrics |= parts.device_metrics()
     metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
     await parts.recorder.record(await asyncio.to_thread(_step_trained, trained, policy_version, metrics))
@@ -300,7 +312,9 @@ def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
 
 def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[WantedEvaluation]:
     """What is evaluated before the first step: the untrained policy, or what a killed attempt did not finish."""
-    if settings.first_step == 0:
+    if settings.first_step == 1:
+        if not settings.has_baseline:
+            return []
         return [WantedEvaluation(phase="baseline", step=0, adapter=adapter)]
     return list(settings.owed_evaluations)
 

@@ -73,6 +73,11 @@ class TrainStepSettings:
     begins_early: bool = False
     """Groups are passed forward and backward as they end. Wants one sub-step, and datums as groups leave them."""
 
+    @property
+    def has_kl_term(self) -> bool:
+        """True if groups whose advantages are all 0 teach all the same: not to leave the reference model."""
+        return bool(self.kl_penalty_coef or self.loss.kl_loss_coef)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepResult:
@@ -103,7 +108,7 @@ class Gate:
 
 
 def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: int) -> float:
-    """The learning rate of a 0-based step: a pure function, so that a resumed run goes on as if never stopped.
+    """The learning rate of a step, counted from 1: a pure function, so that a resumed run goes on as if never stopped.
 
     It rises over `warmup_steps`; then "linear" and "cosine" fall from the full rate to a twentieth at the last step.
     """
@@ -124,20 +129,26 @@ async def train_step(
     *,
     step: int,
     learning_rate: float,
+    num_rollouts: int | None = None,
     replayed_ids: Collection[str] = (),
     policy_version: int | None = None,
     begun: BegunStep | None = None,
 ) -> TrainStepResult:
     """Train on `datums` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
+    `num_rollouts` were judged, those without datums included (None: all have datums); each sub-step's share of them is
+    its share of the rollouts with datums.
+
     The parity gate looks at the first sub-step only, unless the loss needs the log-probabilities of all datums before
     it: later ones compare the sampler with weights that have moved. For the same reason it leaves out the rollouts in
     `replayed_ids`, and turns that another version than `policy_version` sampled (None: there are none): older policies
     did. `begun` has the gradients of some datums already, not yet divided by what the whole step says.
     """
+    num_members = len({datum.member for datum in datums})
     work = await _prepare(trainer, datums, settings)
+    work.rollouts_per_member = 1.0 if num_rollouts is None else num_rollouts / num_members
     gate = Gate(limit=settings.parity_limit, step=step, replayed_ids=replayed_ids, policy_version=policy_version)
-    parts = deal_datums(work.datums, settings.num_substeps, f"{settings.seed}/{step}")
+    parts = deal_datums(work.datums, settings.num_substeps, f"{settings.seed}/{step - 1}")
     if settings.loss.has_behaviour_weight and len(parts) > 1:  # with one part, the policy before it is the one in it
         work.proximal = await trainer.forward(work.datums, temperature=settings.loss.temperature)
         work.metrics |= await asyncio.to_thread(gate.check, work.datums, work.proximal)
@@ -148,7 +159,8 @@ async def train_step(
         if begun is None:
             output, scale = await _forward_backward(trainer, work, part, settings.loss), 1.0
         else:
-            output, scale = await begun.complete(work.datums), 1 / step_divisor(work.datums, settings.loss)
+            divisor = step_divisor(work.datums, settings.loss, num_rollouts=work.num_rollouts(work.datums))
+            output, scale = await begun.complete(work.datums), 1 / divisor
         if not rows and work.proximal is None:
             chosen = [work.datums[index] for index in part]
             work.metrics |= await asyncio.to_thread(gate.check, chosen, output.training_logprobs)
@@ -170,7 +182,13 @@ class _Work:
     datums: list[Datum]
     base: Rows | None = None
     proximal: Rows | None = None
+    rollouts_per_member: float = 1.0
+    """Judged rollouts per rollout with datums."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+    def num_rollouts(self, datums: Sequence[Datum]) -> float:
+        """How many judged rollouts these datums stand for."""
+        return self.rollouts_per_member * len({datum.member for datum in datums})
 
 
 async def _prepare(trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings) -> _Work:
@@ -178,7 +196,7 @@ async def _prepare(trainer: Trainer, datums: Sequence[Datum], settings: TrainSte
     work = _Work(datums=list(datums))
     if settings.advantages == "batch_std":
         work.datums, work.metrics["loss/advantage_std"] = divide_by_batch_std(work.datums)
-    if settings.kl_penalty_coef or settings.loss.kl_loss_coef:
+    if settings.has_kl_term:
         work.base = await trainer.base_logprobs(work.datums, temperature=settings.loss.temperature)
     if settings.kl_penalty_coef and work.base is not None:
         work.datums, work.metrics["policy/kl_base"] = await asyncio.to_thread(
@@ -197,7 +215,7 @@ async def _forward_backward(
     return await trainer.forward_backward(
         datums,
         loss,
-        token_weights=token_weights(datums, loss),
+        token_weights=token_weights(datums, loss, num_rollouts=work.num_rollouts(datums)),
         proximal_logprobs=chosen(work.proximal),
         base_logprobs=chosen(work.base if loss.kl_loss_coef else None),
     )

@@ -6,7 +6,7 @@ The only place that turns an error into data: infrastructure faults end as a `Ro
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -19,13 +19,24 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.gym.client import AgentReport
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.pool import DeviceSource
-from cua_rl.errors import CuaError, DeviceError, SamplingError, TaskError, boundary
+from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError, boundary
 from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
+from cua_rl.judge.request import Case
 from cua_rl.rewards.evidence import build_evidence
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.tasks.readiness import instruct, prepare
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, ModelTurn, Reward, Rollout, SamplingParams, StopReason, Turn, Validation
+from cua_rl.types import (
+    AdapterRef,
+    Judgement,
+    ModelTurn,
+    Reward,
+    Rollout,
+    SamplingParams,
+    StopReason,
+    Turn,
+    Validation,
+)
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -53,6 +64,12 @@ class ModelAccess(Protocol):
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI": ...
+
+
+class Judge(Protocol):
+    """Decides from the record of an attempt whether the task was done."""
+
+    async def judge(self, case: Case, *, decides: bool) -> Judgement: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +103,10 @@ class Outcome:
 
     stop_reason: StopReason
     device_id: str | None = None
+    instruction: str = ""
     answer: str | None = None
     validation: Validation | None = None
+    judgement: Judgement | None = None
     max_turns: int = 0
     first_success_turn: int | None = None
     error: str | None = None
@@ -96,7 +115,8 @@ class Outcome:
 class RolloutRunner:
     """Runs rollouts on pooled devices through one gateway.
 
-    With `watch_goal` the validator is asked after every turn, so that rewards know when the goal first held.
+    With `watch_goal` the validator is asked after every turn, so that rewards know when the goal first held. The judge
+    is asked about tasks without a validator; with `judge_all` also about the others, where the validator decides.
     """
 
     def __init__(
@@ -109,6 +129,8 @@ class RolloutRunner:
         recorder: Recorder,
         max_turns: int,
         watch_goal: bool = False,
+        judge: Judge | None = None,
+        judge_all: bool = False,
         time_limits: TimeLimits | None = None,
         make_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
@@ -119,6 +141,8 @@ class RolloutRunner:
         self._recorder = recorder
         self._max_turns = max_turns
         self._watch_goal = watch_goal
+        self._judge = judge
+        self._judge_all = judge_all
         self._limits = time_limits or TimeLimits()
         self._make_id = make_id
         self._beginning = asyncio.Lock()
@@ -131,7 +155,7 @@ class RolloutRunner:
         turns: list[Turn] = []
         self._gateway.open_rollout(rollout_id, params=plan.params, adapter=plan.adapter)
         try:
-            outcome = await self._attempt(plan, rollout_id, turns)
+            outcome = await self._judged(plan.task, await self._attempt(plan, rollout_id, turns), turns)
         except TimeoutError as error:
             outcome = Outcome(stop_reason=StopReason.TIME_LIMIT, error=str(error) or "a stage ran out of time")
         except CuaError as error:
@@ -157,6 +181,7 @@ class RolloutRunner:
             error=outcome.error,
             started_at=started_at,
             duration_s=time.monotonic() - clock,
+            judgement=outcome.judgement,
         )
 
     async def _attempt(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn]) -> Outcome:
@@ -173,7 +198,7 @@ class RolloutRunner:
                 turn = join_turn(len(turns), done, self._gateway.turns(rollout_id))
                 turns.append(turn)
                 await self._recorder.record(TurnTaken(rollout_id=rollout_id, turn=turn))
-                if self._watch_goal and first_success_turn is None:
+                if self._watch_goal and first_success_turn is None and plan.task.validate is not None:
                     is_reached = (await validate(plan.task, device, None)).success
                     first_success_turn = len(turns) if is_reached else None
 
@@ -186,11 +211,14 @@ class RolloutRunner:
                     done = await self._act(instruction, device, rollout_id, max_turns, on_turn)
             if isinstance(device, GymDevice):
                 device.report(_report(done, turns, max_turns))
-            async with time_limit("validation", self._limits.validate_s):
-                validation = await validate(plan.task, device, done.answer)
+            validation: Validation | None = None
+            if plan.task.validate is not None:
+                async with time_limit("validation", self._limits.validate_s):
+                    validation = await validate(plan.task, device, done.answer)
             return Outcome(
                 stop_reason=done.stop_reason,
                 device_id=device.device_id,
+                instruction=instruction,
                 answer=done.answer,
                 validation=validation,
                 max_turns=max_turns,
@@ -208,6 +236,28 @@ class RolloutRunner:
             case inside:
                 client = self._gateway.openai_client(rollout_id)
                 return await inside.run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
+
+    async def _judged(self, task: Task, outcome: Outcome, turns: Sequence[Turn]) -> Outcome:
+        """The outcome with what the judge says of it; asked when the device is given back, it needs the record only.
+
+        Where nothing else validates the task, no verdict is a fault of the task.
+        """
+        is_validated = outcome.validation is not None
+        if is_validated and not (self._judge is not None and self._judge_all and turns):
+            return outcome
+        if self._judge is None:
+            raise JudgeError(f"expected a judge for task {task.task_id!r}, which has no validator; set judge_model")
+        case = Case(
+            instruction=outcome.instruction, turns=turns, answer=outcome.answer, stop_reason=outcome.stop_reason
+        )
+        judgement = await self._judge.judge(case, decides=not is_validated)
+        judged = replace(outcome, judgement=judgement)
+        if is_validated:
+            return judged
+        if judgement.success is None:
+            error = f"expected a verdict on {task.task_id!r} by a majority of votes, got none: {judgement.reason}"
+            return replace(judged, stop_reason=StopReason.TASK_ERROR, error=error)
+        return replace(judged, validation=validation_of(judgement))
 
     def _score(self, outcome: Outcome, turns: list[Turn]) -> Reward | None:
         if outcome.validation is None:
@@ -245,11 +295,26 @@ def _put_off(limit: asyncio.Timeout, by_s: float) -> None:
 
 
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:
-    """Read success from the device's state; raises `TaskError` if the validator itself fails."""
+    """Read success from the device's state; raises `TaskError` if there is no validator, or it fails itself."""
+    if task.validate is None:
+        raise TaskError(f"expected a validator of task {task.task_id!r}, got none: only a judge can decide it")
     clock = time.monotonic()
     with boundary(TaskError, f"validate task {task.task_id!r}"):
         validation = await task.validate(device, answer)
     return replace(validation, duration_s=time.monotonic() - clock)
+
+
+def validation_of(judgement: Judgement) -> Validation:
+    """A verdict as the validation of a task that has no validator."""
+    num_agreeing = sum(vote.success is judgement.success for vote in judgement.votes)
+    return Validation(
+        query=f"judge {judgement.model}",
+        expected="success",
+        actual=f"{'success' if judgement.success else 'no success'}, {num_agreeing} of {len(judgement.votes)} votes",
+        success=judgement.success is True,
+        duration_s=judgement.duration_s,
+        score=judgement.score,
+    )
 
 
 def join_turn(index: int, done: AgentTurn, recorded: tuple[ModelTurn, ...]) -> Turn:

@@ -29,7 +29,7 @@ class Dataset(Protocol):
         """Conversations to train on; None if they never end."""
         ...
 
-    async def batch(self, step: int, size: int) -> list[Datum]:
+    async def batch(self, number: int, size: int) -> list[Datum]:
         """The sequences of `size` conversations."""
         ...
 
@@ -52,9 +52,9 @@ class FixedExamples:
     def num_examples(self) -> int | None:
         return len(self.train)
 
-    async def batch(self, step: int, size: int) -> list[Datum]:
+    async def batch(self, number: int, size: int) -> list[Datum]:
         """The next `size` conversations in the order of this pass; a batch may reach into the next one."""
-        return await asyncio.to_thread(self._load_all, self._indices(step * size, size))
+        return await asyncio.to_thread(self._load_all, self._indices(number * size, size))
 
     async def held_out(self) -> list[Datum]:
         """All held-out sequences."""
@@ -120,10 +120,10 @@ class ExpertExamples:
     def num_examples(self) -> int | None:
         return None
 
-    async def batch(self, step: int, size: int) -> list[Datum]:
-        """The demonstrations of a step."""
-        tasks = self.tasks.batch(step, size)
-        return [await self._demonstrate(task, f"{step}-{place}") for place, task in enumerate(tasks)]
+    async def batch(self, number: int, size: int) -> list[Datum]:
+        """The demonstrations of a batch."""
+        tasks = self.tasks.batch(number, size)
+        return [await self._demonstrate(task, f"{number}-{place}") for place, task in enumerate(tasks)]
 
     async def held_out(self) -> list[Datum]:
         """Demonstrations of the held-out tasks."""
@@ -142,7 +142,7 @@ class ExpertExamples:
         max_turns = min(task.max_turns, self.max_turns)
         expert = self.experts.make(task, device, error_rate=self.error_rate, random=random)
         lesson = await demonstrate(await instruct(task, device), device, expert, max_turns=max_turns)
-        if self.error_rate == 0:
+        if self.error_rate == 0 and task.validate is not None:
             validation = await task.validate(device, lesson.answer)
             if not validation.success:
                 raise TaskError(

@@ -16,13 +16,13 @@ def learning_rate_at(
     max_steps: int,
     last_share: float = LAST_SHARE,
 ) -> float:
-    """The rate of the 0-based `step`: up in a line over `warmup_steps`, then as `schedule` says.
+    """The rate of `step`, 1 being the first: up in a line over `warmup_steps`, then as `schedule` says.
 
     "linear" and "cosine" reach `last_share` of `highest` at the last step, a tenth by default.
     """
-    if step < warmup_steps:
-        return highest * (step + 1) / (warmup_steps + 1)
-    progress = (step - warmup_steps) / max(1, max_steps - 1 - warmup_steps)
+    if step <= warmup_steps:
+        return highest * step / (warmup_steps + 1)
+    progress = (step - 1 - warmup_steps) / max(1, max_steps - 1 - warmup_steps)
     match schedule:
         case "constant":
             return highest

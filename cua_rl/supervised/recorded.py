@@ -157,7 +157,7 @@ def _at_most_per_task(candidates: Sequence[_Candidate], choice: Choice) -> list[
 
 async def _steps(session: AsyncSession, training_id: int, num_steps: int | None) -> list[int]:
     query = select(Step.step).where(Step.training_id == training_id).order_by(Step.step)
-    return [step for step in await session.scalars(query) if num_steps is None or step < num_steps]
+    return [step for step in await session.scalars(query) if num_steps is None or step <= num_steps]
 
 
 async def _successes(session: AsyncSession, training_id: int, step: int) -> list[_Candidate]:

@@ -2,6 +2,8 @@
 
     {"instruction": "Turn on Wi-Fi.", "max_turns": 6, "check": {"query": "wifi_enabled", "expected": "true"}}
 
+Where a judge is configured the check may be left out, and an instruction alone is a task.
+
 On a simulated phone each description is a task for every seed, and `start` says how the phone begins. Phones are tried
 at load: a check that no phone can answer, or that one passes before the agent has done anything, is refused.
 """
@@ -11,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from random import Random
 from typing import Literal, cast, get_args
 
@@ -62,17 +65,47 @@ class CustomTask:
         return replace(template.make_task(seed), start=self.start, prepare=prepare)
 
 
-def parse_custom_task(value: object, what: str, device: DeviceAbilities) -> CustomTask:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedTask:
+    """A described task without a check: a judge decides it from screenshots."""
+
+    task_id: str
+    instruction: str
+    start: Start | None
+    """None on devices that cannot be told how to begin."""
+    category: Category
+    difficulty: Difficulty
+    max_turns: int
+    tags: tuple[str, ...]
+
+    def make_task(self, seed: int) -> Task:
+        """The task on the phone of this seed."""
+        return Task(
+            task_id=self.task_id,
+            seed=seed,
+            instruction=self.instruction,
+            category=self.category,
+            difficulty=self.difficulty,
+            max_turns=self.max_turns,
+            validate=None,
+            tags=self.tags,
+            start=self.start,
+        )
+
+
+def parse_custom_task(
+    value: object, what: str, device: DeviceAbilities, *, has_judge: bool = False
+) -> CustomTask | JudgedTask:
     """Read one description; `what` names it in messages, such as "custom task 2"."""
-    if isinstance(value, str):
-        raise ConfigError(_without_check(what, value))
-    given = read_mapping(value, what, _EXAMPLE)
+    given = read_mapping({"instruction": value.strip()} if isinstance(value, str) else value, what, _EXAMPLE)
     given.require_keys(_KEYS)
     instruction = given.text("instruction")
     if not instruction:
         raise ConfigError(f"expected an instruction in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
     if given.raw.get("check") is None:
-        raise ConfigError(_without_check(what, instruction))
+        if not has_judge:
+            raise ConfigError(_without_check(what, instruction))
+        return _parse_judged_task(given, instruction, device)
     goal = parse_goal(given.raw["check"], f"the check of {what}", device)
     return CustomTask(
         task_id=given.text("task_id") or f"custom_{_slug(instruction)}",
@@ -86,16 +119,43 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities) -> Cust
     )
 
 
+def _parse_judged_task(given: Fields, instruction: str, device: DeviceAbilities) -> JudgedTask:
+    start: Start | None = None
+    if not device.is_seeded:
+        _refuse_start(given, device)
+    elif (wanted := given.raw.get("start")) is not None:
+        start = parse_start(wanted, f"the start of {given.what}")
+        with boundary(ConfigError, f"expected a start that a phone can have in {given.what}, change it"):
+            for seed in _seeds():
+                make_phone_state(seed, start)
+    else:
+        start = Start()
+    return JudgedTask(
+        task_id=given.text("task_id") or f"custom_{_slug(instruction)}",
+        instruction=instruction,
+        start=start,
+        category=cast(Category, given.choice("category", get_args(Category)) or "app"),
+        difficulty=cast(Difficulty, given.choice("difficulty", get_args(Difficulty)) or "medium"),
+        max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
+        tags=given.texts("tags"),
+    )
+
+
 def _without_check(what: str, instruction: str) -> str:
     return (
         f"expected a check in {what}, got only the description {instruction!r}: a description alone cannot be "
-        "validated, so every attempt would get the same reward and there is nothing to learn from; add one, such as "
+        "validated, so every attempt would get the same reward and there is nothing to learn from; let a judge decide "
+        "(judge_base_url=... judge_model=..., docs/judge.md), add a check, such as "
         f'{{"query": "wifi_enabled", "expected": "true"}}, as in {_EXAMPLE}, or use task ids'
     )
 
 
 def _slug(instruction: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", instruction.lower()).strip("_")[:60].rstrip("_")
+    """The instruction as part of a task id; with a hash where letters of other scripts or what is too long are lost."""
+    slug = re.sub(r"[^a-z0-9]+", "_", instruction.lower()).strip("_")
+    if len(slug) <= 60 and instruction.isascii():
+        return slug
+    return f"{slug[:51]}_{sha256(instruction.encode()).hexdigest()[:8]}".lstrip("_")
 
 
 def parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:

@@ -94,7 +94,7 @@ async def _evaluate(device: Device, answer: str | None) -> Validation:
 
 
 def fetch_gym_tasks(
-    base_url: str = DEFAULT_BASE_URL, gym_id: str = DEFAULT_GYM_ID, *, retry_s: float = 2.0
+    base_url: str = DEFAULT_BASE_URL, gym_id: str = DEFAULT_GYM_ID, *, retry_s: float = 0.5
 ) -> list[GymTask]:
     """All tasks of a gym, by id; raises `ConfigError` if the server does not list them.
 

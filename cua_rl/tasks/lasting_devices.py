@@ -3,15 +3,20 @@
 Before a rollout the goal is undone where it holds; where that cannot be done, the rollout ends as a fault of the task.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from cua_rl.devices.android.preparation import make_goal_false
 from cua_rl.devices.android.shell import DeviceShell
 from cua_rl.devices.device import Device, DeviceAbilities, ShellDevice
 from cua_rl.errors import TaskError
 from cua_rl.tasks.demo.template import Goal, TaskTemplate
+from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING
 from cua_rl.tasks.task import Category, Difficulty, Task
+
+_NUM_INSTANCES = 64
+"""Instances looked at to meet every parameter that a template draws from its pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +46,28 @@ class LastingDeviceTask:
         goal = self.template.instance(seed).goal
         return replace(self.template.make_task(seed), prepare=partial(make_undone, goal))
 
+    def instructions(self) -> set[str]:
+        """What agents may be told."""
+        return {self.template.instance(seed).instruction for seed in range(_NUM_INSTANCES)}
+
     def is_readable(self, device: DeviceAbilities) -> bool:
         """Whether such a device can answer what the goal asks."""
         query = self.template.instance(0).goal.query
         return device.queries is None or query.partition(":")[0] in device.queries
+
+
+@cache
+def held_out_templates() -> tuple[TaskTemplate, ...]:
+    """The evaluation templates whose words and checks no training template has: without a seed that makes another
+    device, nothing else tells a held-out task from one that was trained.
+    """
+    trained = _asked(DEMO_TRAINING)
+    return tuple(template for template in DEMO_EVAL if trained.isdisjoint(_asked((template,))))
+
+
+def _asked(templates: Iterable[TaskTemplate]) -> set[str | Goal]:
+    instances = (template.instance(seed) for template in templates for seed in range(_NUM_INSTANCES))
+    return {asked for instance in instances for asked in (instance.instruction, instance.goal)}
 
 
 async def make_undone(goal: Goal, device: Device) -> None:

@@ -32,9 +32,10 @@ class TaskSourceConfig:
     task_ids: tuple[str, ...] = ()
     """For "ids"."""
     file_path: str | None = None
-    """For "file": one task id per line (# begins a comment), or .json and .jsonl with ids or custom tasks."""
+    """For "file": an id per line (# begins a comment) or, where there is a judge, a description; or .json and .jsonl
+    with ids or custom tasks."""
     custom_tasks: tuple[object, ...] = ()
-    """For "custom": dictionaries as `cua_rl.tasks.custom` reads them."""
+    """For "custom": dictionaries as `cua_rl.tasks.custom` reads them; where there is a judge, also descriptions."""
     pages: tuple[object, ...] = ()
     """For "page": dictionaries as `cua_rl.tasks.page_tasks` reads them."""
     allowed_urls: tuple[str, ...] = ()
@@ -132,11 +133,12 @@ def _parse_source(item: object) -> TaskSourceConfig:
         )
     _require_consistent(given, source_type)
     share = given.share("train_ratio")
+    described = given.raw.get("custom_tasks")  # a comma in a description separates nothing
     return TaskSourceConfig(
         source_type=source_type,
         task_ids=given.texts("task_ids"),
         file_path=given.text("file_path"),
-        custom_tasks=given.items("custom_tasks"),
+        custom_tasks=(described,) if isinstance(described, str) else given.items("custom_tasks"),
         pages=given.items("pages"),
         allowed_urls=given.texts("allowed_urls"),
         tasks_dir=given.text("tasks_dir"),

@@ -18,7 +18,7 @@ class Task:
     """One task instance: all members of a group run it from the same `seed`, which fixes layout, names and states.
 
     `validate` reads the device's state, never the agent's claim; `answer` is the agent's final message, for tasks that
-    ask a question.
+    ask a question. Without it, a judge decides from screenshots.
     """
 
     task_id: str
@@ -28,7 +28,7 @@ class Task:
     category: Category
     difficulty: Difficulty
     max_turns: int
-    validate: Callable[[Device, str | None], Awaitable[Validation]]
+    validate: Callable[[Device, str | None], Awaitable[Validation]] | None
     tags: tuple[str, ...] = ()
     prepare: Callable[[Device], Awaitable[None]] | None = None
     """Runs on the leased device before the agent sees it."""

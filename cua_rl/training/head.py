@@ -38,7 +38,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature:
 class _FrozenHead(torch.autograd.Function):
     """The gradient to `hidden` is known but for one factor per token, so the forward pass keeps it instead of logits.
 
-    d log p(target) / d hidden = (weight[target] - probabilities @ weight) / temperature.
+    d log p(target) / d hidden = (onehot(target) - probabilities) @ weight / temperature.
     """
 
     @staticmethod
@@ -54,8 +54,9 @@ class _FrozenHead(torch.autograd.Function):
             logprobs.append((logits.gather(1, part_targets[:, None]) - normaliser)[:, 0])
             entropies.append(_entropies(probabilities, logits, normaliser))
             if needs_gradient:
-                expected = probabilities.to(matrix.dtype) @ matrix
-                directions.append((matrix[part_targets] - expected).to(hidden.dtype) / temperature)
+                directions.append(
+                    gradient_directions(probabilities, matrix, part_targets).to(hidden.dtype) / temperature
+                )
         if needs_gradient:
             ctx.save_for_backward(torch.cat(directions))
         together = torch.cat(entropies)
@@ -66,6 +67,17 @@ class _FrozenHead(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (directions,) = ctx.saved_tensors
         return directions * gradients[0][:, None].to(directions.dtype), None, None, None
+
+
+def gradient_directions(probabilities: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """(onehot(targets) - probabilities) @ matrix, [n, hidden]; overwrites `probabilities` [n, vocabulary], float32.
+
+    The difference is taken before anything is rounded to the matrix's precision. The other way round, as a row minus a
+    product, what is left of a token of probability 0.999 is smaller than the rounding of the two.
+    """
+    residuals = probabilities.neg_()
+    residuals[torch.arange(len(targets), device=targets.device), targets] += 1.0
+    return residuals.to(matrix.dtype) @ matrix
 
 
 def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:

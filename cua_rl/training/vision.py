@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor
@@ -17,6 +17,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from cua_rl.errors import TrainingError
+from cua_rl.renderers.images import image_size
 from cua_rl.training.batching import Grid
 from cua_rl.types import ImageChunk
 
@@ -45,8 +46,7 @@ class ImagePreprocessor:
         Raises:
             TrainingError: that is another number of tokens than the sampler's prompt had.
         """
-        with Image.open(io.BytesIO(chunk.data)) as image:
-            width_px, height_px = image.size
+        width_px, height_px = image_size(chunk.data)
         settings = self._processor
         height_px, width_px = smart_resize(
             height_px,
@@ -79,8 +79,9 @@ class ImagePreprocessor:
 
 
 def _decode(data: bytes) -> Image.Image:
-    """Decode to RGB; transparency goes onto white, as the model server does it."""
+    """Decode to RGB, turned as EXIF says, transparency on white: as the model server does it."""
     image = Image.open(io.BytesIO(data))
+    ImageOps.exif_transpose(image, in_place=True)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         background = Image.new("RGB", rgba.size, (255, 255, 255))

@@ -1,9 +1,17 @@
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
 import pytest
 
 from cua_rl.errors import ConfigError
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.agents import check_agent
-from cua_rl.recipes.gym_devices import make_gym_executions, name_gym
+from cua_rl.recipes.gym_devices import make_gym_executions, name_gym, split_gyms
 from cua_rl.recipes.train_config import CLIConfig
+from tests.agent.gym_bench import open_gym
 
 GYM = {"source_type": "gym"}
 
@@ -46,3 +54,33 @@ def test_sources_take_the_configured_gym_unless_they_name_their_own() -> None:
     demo = {"source_type": "demo_training"}
 
     assert name_gym([own, demo], config) == [{**own, "gym_base_url": "http://gym:1"}, demo]
+
+
+def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_told_otherwise() -> None:
+    config = CLIConfig(gym_base_url="http://gym:1", gym_id="phones")
+    gym: dict[str, object] = {"source_type": "gym"}
+    named = {"gym_base_url": "http://gym:1", "gym_id": "phones", **gym}
+    held_out: dict[str, object] = {"source_type": "gym", "gym_id": "other"}
+
+    assert split_gyms(gym, gym, config) == ({"split_type": "train", **named}, {"split_type": "eval", **named})
+    assert split_gyms([gym], None, config) == ([named], None)
+    assert split_gyms(gym, held_out, config) == (named, {**named, "gym_id": "other"})
+    assert split_gyms({**gym, "split_type": "eval"}, gym, config)[0] == {**named, "split_type": "eval"}
+
+
+@pytest.mark.parametrize("options", [["agent=mini_agent"], ["gbox_api_key=key"]])
+@pytest.mark.parametrize("eval_tasks", [[], ["eval_tasks=None"]])
+async def test_the_documented_gym_command_finds_its_tasks(
+    options: list[str], eval_tasks: list[str], tmp_path: Path
+) -> None:
+    async with open_gym() as (_, url):
+        source = json.dumps({"source_type": "gym", "gym_base_url": url, "gym_id": "phones"})
+        small = [f"model_name={TINY_QWEN3_VL}", "max_model_len=4096", "max_tokens=64", "max_turns=2"]
+        command = [sys.executable, "-m", "cua_rl.recipes.train", "dry_run=true", f"tasks={source}", *small]
+        process = await asyncio.create_subprocess_exec(
+            *command, *options, *eval_tasks, f"log_path={tmp_path / 'run'}", stdout=PIPE, stderr=PIPE
+        )
+        output, errors = await process.communicate()
+
+    assert process.returncode == 0, errors.decode()
+    assert json.loads(output)["num_eval_tasks"] == (0 if eval_tasks else 64)

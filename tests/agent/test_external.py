@@ -43,7 +43,7 @@ class Desk:
     def __init__(self, told: dict[str, str]) -> None:
         self.told = told
         self.http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {told['CUA_DEVICE_TOKEN']}"}, trust_env=False, timeout=10
+            headers={"Authorization": f"Bearer {told['CUA_DEVICE_TOKEN']}"}, trust_env=False, timeout=60
         )
 
     async def ask(self) -> httpx.Response:

@@ -47,7 +47,7 @@ def test_single_attempts_are_tested_by_mcnemar_on_the_tasks_both_have() -> None:
     assert [model.num_faults for model in comparison.models] == [3, 0]
 
 
-def test_several_attempts_are_tested_by_a_bootstrap_over_tasks() -> None:
+def test_several_attempts_are_tested_by_a_permutation_over_tasks() -> None:
     base = [attempt("base", at, number == 0 and at == 0, number) for at in range(8) for number in range(2)]
     new = [attempt("new", at, number == 0 or at > 3, number) for at in range(8) for number in range(2)]
 
@@ -55,8 +55,8 @@ def test_several_attempts_are_tested_by_a_bootstrap_over_tasks() -> None:
 
     # rates 0.5 0 0 0 ... against 0.5 0.5 0.5 0.5 1 1 1 1
     assert pair.difference == pytest.approx((0 + 3 * 0.5 + 4 * 1.0) / 8)
-    assert pair.test == "paired bootstrap over tasks"
-    assert pair.p_value < 0.01
+    assert pair.test == "sign-flip permutation test over tasks"
+    assert pair.p_value == 2 / 2**7
 
 
 def test_the_report_says_it_in_words_and_figures(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.attempts import NoRecorder
-from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess, is_loopback
+from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
 from cua_rl.events import Source
+from cua_rl.judge.judge import is_loopback
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.sampling.gateway_server import serve_app

@@ -1,11 +1,20 @@
+import operator
+from fractions import Fraction
+from itertools import product
+from math import sqrt
+from random import Random
+from statistics import NormalDist
+from typing import NamedTuple
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cua_rl.evaluation.statistics import (
-    bootstrap_difference,
-    mcnemar_exact,
+    paired_interval,
     pass_at_k,
+    sign_flip_test,
+    student_quantile,
     success_interval,
     wilson_interval,
 )
@@ -28,16 +37,17 @@ def test_one_attempt_a_task_gives_wilsons_interval() -> None:
 
 def test_attempts_that_always_agree_count_as_one() -> None:
     # variance of the rate: 10/9 * (8 * 0.02^2 + 2 * 0.08^2) = 0.0178; 0.16 / 0.0178 = 9, but there are 10 tasks
-    assert success_interval([[True] * 4] * 8 + [[False] * 4] * 2) == pytest.approx(wilson_interval(8, 10))
+    # and Student's quantile with 9 degrees of freedom
+    assert success_interval([[True] * 4] * 8 + [[False] * 4] * 2) == pytest.approx(wilson_interval(8, 10, 2.2622))
 
 
 def test_attempts_that_differ_as_by_chance_count_each() -> None:
     mixed = [[True, False], [False, True]] * 20
-    assert success_interval(mixed) == pytest.approx(wilson_interval(40, 80))
+    assert success_interval(mixed) == pytest.approx(wilson_interval(40, 80, student_quantile(39)))
 
 
 def test_intervals_of_extremes_count_tasks_and_not_attempts() -> None:
-    assert success_interval([[True] * 8] * 5) == wilson_interval(5, 5)
+    assert success_interval([[True] * 8] * 5) == wilson_interval(5, 5, 2.7764)
     assert success_interval([]) == (0.0, 1.0)
     assert success_interval([[], [True]]) == wilson_interval(1, 1)
 
@@ -65,22 +75,104 @@ def test_pass_at_more_than_was_tried_is_refused() -> None:
         pass_at_k(4, 1, 5)
 
 
-def test_mcnemar_by_hand() -> None:
-    assert mcnemar_exact(5, 0) == pytest.approx(0.0625)
+def ones(num_plus: int, num_minus: int, num_zero: int = 0) -> list[Fraction]:
+    return [Fraction(1)] * num_plus + [Fraction(-1)] * num_minus + [Fraction(0)] * num_zero
+
+
+def test_with_one_attempt_a_task_the_sign_flip_test_is_mcnemars() -> None:
+    assert sign_flip_test(ones(5, 0, 7)) == 0.0625
     # 2 * (1 + 10 + 45) / 1024
-    assert mcnemar_exact(2, 8) == pytest.approx(0.109375)
-    assert mcnemar_exact(3, 3) == 1.0
-    assert mcnemar_exact(0, 0) == 1.0
+    assert sign_flip_test(ones(2, 8)) == 0.109375
+    assert sign_flip_test(ones(3, 3)) == 1.0
+    assert sign_flip_test(ones(0, 0, 9)) == sign_flip_test([]) == 1.0
 
 
-def test_a_clear_difference_is_far_from_zero_and_none_is_not() -> None:
-    low, high, p_value = bootstrap_difference([1.0] * 30 + [0.0] * 10)
-    assert 0.5 < low < 0.75 < high < 0.95
-    assert p_value == pytest.approx(2 / 5001)
-    assert bootstrap_difference([0.0] * 10) == (0.0, 0.0, 1.0)
-    assert bootstrap_difference([]) == (-1.0, 1.0, 1.0)
+def test_the_sign_flip_test_by_hand() -> None:
+    # 1/2 + 1/4 + 1/4 = 1; of the 8 sums +-1/2 +-1/4 +-1/4 only 1 and -1 are as far from 0
+    assert sign_flip_test([Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)]) == 2 / 8
+    # 1/2 - 1/4 + 1/4 = 1/2: 1, 1/2, 1/2 and their opposites
+    assert sign_flip_test([Fraction(1, 2), Fraction(-1, 4), Fraction(1, 4)]) == 6 / 8
 
 
-def test_the_bootstrap_gives_the_same_figures_again() -> None:
-    differences = [0.5, -0.25, 0.0, 0.75, 0.25]
-    assert bootstrap_difference(differences) == bootstrap_difference(differences)
+def test_one_difference_alone_proves_nothing() -> None:
+    assert sign_flip_test([Fraction(1, 4), *[Fraction(0)] * 29]) == 1.0
+
+
+@given(st.lists(st.fractions(-1, 1, max_denominator=4), min_size=1, max_size=8))
+def test_the_sign_flip_test_counts_all_assignments(differences: list[Fraction]) -> None:
+    observed = abs(sum(differences))
+    sums = [sum(map(operator.mul, signs, differences)) for signs in product((1, -1), repeat=len(differences))]
+
+    assert sign_flip_test(differences) == pytest.approx(sum(abs(one) >= observed for one in sums) / len(sums))
+
+
+def test_where_sums_take_too_many_values_signs_are_drawn_with_a_fixed_seed() -> None:
+    rng = Random(1)
+    uneven = [Fraction(rng.randint(-3, 4), rng.choice((5, 7, 8, 9, 11, 13))) for _ in range(60)]
+    spread = sqrt(sum(float(one) ** 2 for one in uneven))
+
+    drawn = sign_flip_test(uneven)
+
+    assert drawn == sign_flip_test(uneven)
+    assert drawn == pytest.approx(2 * NormalDist().cdf(-abs(float(sum(uneven))) / spread), abs=0.02)
+
+
+def test_the_interval_of_paired_single_attempts_by_hand() -> None:
+    # 12 tasks, 6 better and 1 worse, and one of each added: mean 5/14, variance 9/14 - (5/14)^2, Student 2.2010
+    mean, spread = 5 / 14, 2.2010 * sqrt((9 / 14 - (5 / 14) ** 2) / 14)
+
+    assert paired_interval(ones(6, 1, 5), 1) == pytest.approx((mean - spread, mean + spread), abs=1e-4)
+
+
+@given(st.lists(st.fractions(-1, 1, max_denominator=4), max_size=12), st.sampled_from([1, 2, 4]))
+def test_no_paired_interval_is_without_width_or_without_the_difference(
+    differences: list[Fraction], num_attempts: int
+) -> None:
+    low, high = paired_interval(differences, num_attempts)
+
+    assert -1.0 <= low < high <= 1.0
+    if differences:
+        assert low <= float(sum(differences)) / len(differences) <= high
+    same = paired_interval([Fraction(1, 2)] * 30, num_attempts)
+    assert same[1] - same[0] > 0.05
+
+
+def test_students_quantiles() -> None:
+    for degrees, quantile in ((1, 12.7062), (4, 2.7764), (9, 2.2622), (10, 2.2281), (29, 2.0452), (1000, 1.9623)):
+        assert student_quantile(degrees) == pytest.approx(quantile, abs=2e-4)
+
+
+class TwoModels(NamedTuple):
+    """What two models that are equally good at every task make of it."""
+
+    differences: list[Fraction]
+    attempts: list[list[bool]]
+    """Of the first."""
+
+
+def draw_models(random: Random, num_tasks: int, num_attempts: int) -> TwoModels:
+    """Tasks are of any difficulty: their success rate is uniform, its mean 0.5."""
+    differences: list[Fraction] = []
+    attempts: list[list[bool]] = []
+    for _ in range(num_tasks):
+        rate = random.random()
+        first, second = ([random.random() < rate for _ in range(num_attempts)] for _ in range(2))
+        differences.append(Fraction(sum(second) - sum(first), num_attempts))
+        attempts.append(first)
+    return TwoModels(differences, attempts)
+
+
+@pytest.mark.parametrize("num_tasks", [3, 5, 10, 30])
+@pytest.mark.parametrize("num_attempts", [1, 4])
+def test_equal_models_are_told_apart_in_at_most_a_twentieth_of_evaluations(num_tasks: int, num_attempts: int) -> None:
+    random = Random(f"{num_tasks}/{num_attempts}")
+    drawn = [draw_models(random, num_tasks, num_attempts) for _ in range(600)]
+    margin = 3 * sqrt(0.05 * 0.95 / len(drawn))
+
+    is_told_apart = [sign_flip_test(models.differences) <= 0.05 for models in drawn]
+    paired = [paired_interval(models.differences, num_attempts) for models in drawn]
+    single = [success_interval(models.attempts) for models in drawn]
+
+    assert sum(is_told_apart) / len(drawn) <= 0.05 + margin
+    assert sum(low <= 0 <= high for low, high in paired) / len(drawn) >= 0.95 - margin
+    assert sum(low <= 0.5 <= high for low, high in single) / len(drawn) >= 0.95 - margin

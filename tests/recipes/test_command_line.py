@@ -1,5 +1,6 @@
 """The command line of recipes, on a small example configuration."""
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,7 +8,11 @@ import chz
 import pytest
 
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.command_line import given_names, parse_command_line
+from cua_rl.recipes.command_line import parse_command_line
+from cua_rl.recipes.evaluate_config import EvaluateConfig
+from cua_rl.recipes.presets import Given, with_presets
+from cua_rl.recipes.sft_config import SftConfig
+from cua_rl.recipes.train_config import CLIConfig
 
 
 @chz.chz
@@ -113,20 +118,67 @@ def test_nested_settings_have_dots() -> None:
     assert parse("--lora.rank", "16").lora.rank == 16
 
 
-def test_presets_lie_between_defaults_and_arguments() -> None:
-    presets = {"group_size": 8, "learning_rate": 1e-3, "lora.rank": 16}
-
-    config = parse_command_line(Example, ["group_size=6"], presets)
-
-    assert (config.group_size, config.learning_rate, config.lora.rank, config.model_name) == (6, 1e-3, 16, "tiny")
+def find_presets(given: Given) -> Given:
+    return {"group_size": 8, "learning_rate": 1e-3} if given.get("model_name") is None else {}
 
 
-def test_given_names_are_found_in_every_form() -> None:
-    assert given_names(["--model-name", "x", "group_size=3", "--skip_baseline"]) == {
-        "model_name",
-        "group_size",
-        "skip_baseline",
-    }
+@with_presets(find_presets)
+@chz.chz
+class Preset:
+    model_name: str | None = chz.field(default=None, doc="model")
+    group_size: int = chz.field(default=4, doc="rollouts of one task")
+    learning_rate: float = chz.field(default=1e-5, doc="step size")
+
+
+def test_presets_lie_between_defaults_and_what_is_given_in_python_and_on_the_command_line() -> None:
+    assert Preset() == parse_command_line(Preset, [])
+    assert (Preset().group_size, Preset().learning_rate) == (8, 1e-3)
+    # what is given wins, also where it is the default
+    assert Preset(group_size=4) == parse_command_line(Preset, ["group_size=4"])
+    assert (Preset(group_size=4).group_size, Preset(group_size=4).learning_rate) == (4, 1e-3)
+    assert Preset(model_name="m") == parse_command_line(Preset, ["--model_name", "m"])
+    assert Preset(model_name="m").group_size == 4
+
+
+@pytest.mark.parametrize(
+    ("config_class", "arguments"),
+    [
+        (CLIConfig, {}),
+        (CLIConfig, {"group_size": 4, "groups_per_batch": 10, "tasks": {"source_type": "demo_training"}}),
+        (CLIConfig, {"model_name": "some/model"}),
+        (CLIConfig, {"model_name": "some/model", "tasks": {"source_type": "miniwob"}}),
+        (EvaluateConfig, {}),
+        (EvaluateConfig, {"models": [{"name": "a", "model_name": "some/model"}]}),
+        (SftConfig, {}),
+        (SftConfig, {"model_name": "some/model", "lora_rank": 8}),
+    ],
+)
+def test_recipes_take_the_same_values_from_python_and_from_the_command_line(
+    config_class: type[CLIConfig] | type[EvaluateConfig] | type[SftConfig], arguments: dict[str, Any]
+) -> None:
+    argv = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in arguments.items()]
+
+    assert parse_command_line(config_class, argv) == config_class(**arguments)
+
+
+def test_linux_boxes_are_those_of_gbox_and_few_paid_boxes_run_at_a_time() -> None:
+    gym: dict[str, object] = {"source_type": "gym"}
+
+    assert (CLIConfig(box_type="linux").device, CLIConfig(box_type="linux").max_concurrent_rollouts) == ("gbox", 8)
+    assert CLIConfig(box_type="linux", device="simulator").device == "simulator"
+    assert CLIConfig(device="gbox").max_concurrent_rollouts == 8
+    assert CLIConfig(device="gbox", max_concurrent_rollouts=128).max_concurrent_rollouts == 128
+    assert CLIConfig(tasks=gym, box_type="linux").device == "simulator"  # the gym brings its devices
+    assert CLIConfig(tasks=gym).max_concurrent_rollouts == 8
+    assert CLIConfig().max_concurrent_rollouts == 128
+    assert EvaluateConfig(box_type="linux").max_concurrent_rollouts == 8
+
+
+def test_the_demo_fits_its_model_from_python_too() -> None:
+    config = CLIConfig(tasks={"source_type": "demo_training"}, group_size=4, groups_per_batch=10)
+
+    assert (config.max_model_len, config.max_tokens, config.lora_rank) == (2048, 48, 16)
+    assert (config.group_size, config.groups_per_batch) == (4, 10)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +218,14 @@ def test_a_missing_required_setting_is_named() -> None:
 
 def test_help_lists_every_setting_with_meaning_and_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse_command_line(Example, ["--help"], {"group_size": 8})
+        parse_command_line(Example, ["--help"], {"Without model_name, the demo presets": {"learning_rate": 0.002}})
 
     output = capsys.readouterr().out
     assert caught.value.code == 0
+    assert output.endswith("Without model_name, the demo presets:\n  learning_rate=0.002\n")
     for part in (
-        "group_size=8",
+        "group_size=4",
+        "learning_rate=1e-05",
         "rollouts of one task",
         "lora.rank=32",
         "one of android, linux",

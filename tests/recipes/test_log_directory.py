@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, prepare_log_directory
+from cua_rl.recipes.log_directory import (
+    Behavior,
+    Checkpoint,
+    Decision,
+    LogDirectory,
+    check_log_directory,
+    prepare_log_directory,
+)
 from cua_rl.reporting.json_lines import append_record, read_records
 
 
@@ -73,10 +80,40 @@ def test_a_person_is_asked_and_may_change_nothing(tmp_path: Path) -> None:
 
 
 def test_asking_without_a_terminal_names_the_other_values(tmp_path: Path) -> None:
-    make_run(tmp_path)
+    make_run(tmp_path, num_steps=1)
 
     with pytest.raises(ConfigError, match="behavior_if_log_dir_exists to overwrite, skip or resume"):
         prepare_log_directory(tmp_path, "ask")
+
+
+@pytest.mark.parametrize("behavior", ["ask", "skip", "overwrite"])
+def test_a_run_that_failed_before_its_first_figure_is_in_nobodys_way(tmp_path: Path, behavior: Behavior) -> None:
+    make_run(tmp_path)
+    (tmp_path / "logs").mkdir()
+
+    check_log_directory(tmp_path, behavior)
+    with prepare_log_directory(tmp_path, behavior) as directory:
+        assert directory.decision is Decision.FRESH
+        assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "attempts.jsonl", "checkpoints.jsonl", "outcomes.jsonl"])
+def test_whatever_came_out_of_a_run_is_kept_until_somebody_decides(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path)
+    (tmp_path / name).write_text("{}\n")
+
+    with pytest.raises(ConfigError, match="which holds an earlier run"):
+        prepare_log_directory(tmp_path, "ask")
+    with prepare_log_directory(tmp_path, "skip") as directory:
+        assert directory.decision is Decision.SKIP
+
+
+def test_looking_at_a_folder_changes_nothing(tmp_path: Path) -> None:
+    check_log_directory(tmp_path / "new" / "run", "ask")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="expected a folder that can be made"):
+        check_log_directory(tmp_path / "file" / "run", "ask")
 
 
 @pytest.mark.parametrize("behavior", ["ask", "overwrite", "skip", "resume"])
@@ -102,7 +139,7 @@ def test_a_file_in_place_of_the_folder_is_a_configuration_error(tmp_path: Path) 
 
     with pytest.raises(ConfigError, match="run"):
         prepare_log_directory(tmp_path / "run", "overwrite")
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="expected a folder that can be made"):
         prepare_log_directory(tmp_path / "run" / "inner", "overwrite")
 
 

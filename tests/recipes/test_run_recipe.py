@@ -62,7 +62,7 @@ def test_a_recipe_that_ends_has_status_0_and_reads_env_without_overriding(tmp_pa
     (tmp_path / ".env").write_text("CUA_A=file\nCUA_B=file\n")
 
     process = start(tmp_path)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
 
     assert process.returncode == 0, errors
     assert output.splitlines() == ["running environment file", "unwound"]
@@ -70,7 +70,7 @@ def test_a_recipe_that_ends_has_status_0_and_reads_env_without_overriding(tmp_pa
 
 def test_a_wrong_setting_has_status_2_a_message_in_parts_and_no_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, "size=four")
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
 
     assert process.returncode == 2
     assert output == ""
@@ -84,7 +84,7 @@ def test_a_wrong_setting_has_status_2_a_message_in_parts_and_no_traceback(tmp_pa
 @pytest.mark.parametrize("mode", ["fail", "fail_in_group"])
 def test_an_error_of_ours_has_status_1_and_no_traceback(tmp_path: Path, mode: str) -> None:
     process = start(tmp_path, f"mode={mode}")
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
 
     assert process.returncode == 1
     assert output.splitlines()[-1] == "unwound"
@@ -97,7 +97,7 @@ def test_an_error_of_ours_has_status_1_and_no_traceback(tmp_path: Path, mode: st
 
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, "mode=bug")
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
 
     assert process.returncode == 1
     assert "Traceback" in errors
@@ -111,7 +111,7 @@ def test_a_signal_unwinds_the_recipe(tmp_path: Path, number: signal.Signals, sta
     assert process.stdout.readline().startswith("running")
 
     process.send_signal(number)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
 
     assert process.returncode == status
     assert output.splitlines() == ["unwound"]

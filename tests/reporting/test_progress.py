@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cua_rl.reporting.progress import ProgressDisplay
-from cua_rl.reporting.step_line import format_duration, format_step_line
+from cua_rl.reporting.step_line import format_duration, format_group_line, format_step_line
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
 
 METRICS = {
@@ -23,8 +23,8 @@ METRICS = {
 
 def test_a_step_is_one_line_of_text() -> None:
     assert format_step_line(5, 100, METRICS, 285.0) == (
-        "Step 5/100 (5.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | KL: 0.0078 | LR: 1.00e-05 | tok/s: 413 | "
-        "ETA: 4m45s"
+        "Step 5/100 (5.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | LR: 1.00e-05 | "
+        "tok/s: 413 | ETA: 4m45s"
     )
 
 
@@ -32,6 +32,20 @@ def test_a_step_without_signal_leaves_out_what_it_does_not_have_and_shows_faults
     metrics = {"reward/success_rate": 1.0, "rollout/num_faults": 2.0}
 
     assert format_step_line(1, 3, metrics, None) == "Step 1/3 (33.3%) | Success: 1.000 | Faults: 2"
+
+
+def test_the_kl_to_the_base_model_is_shown_where_it_is_measured() -> None:
+    for name in ("policy/kl_base", "loss/kl_base"):
+        line = format_step_line(1, 3, METRICS | {name: 0.0123}, None)
+        assert "| KL: 0.0123 | Sampler gap: 0.0078 |" in line
+
+
+def test_a_group_is_one_line_with_mean_and_standard_deviation() -> None:
+    # mean 1/4, variance 1/4 * 3/4 = 0.1875
+    assert format_group_line(0, [0.0, 1.0, 0.0, 0.0]) == (
+        "[GRPO Group 0] Rewards: ['0.000', '1.000', '0.000', '0.000'] | Mean: 0.250 | Std: 0.433"
+    )
+    assert format_group_line(1, []) == "[GRPO Group 1] Rewards: [] (every rollout met a fault)"
 
 
 def test_durations_are_short() -> None:
@@ -62,8 +76,8 @@ def test_outside_a_terminal_every_event_is_one_plain_line() -> None:
     assert output.getvalue().splitlines() == [
         "starting the model server",
         "Baseline held_out | Success: 0.406 (95 % interval 0.29-0.53, 64 rollouts)",
-        "Step 2/10 (20.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | KL: 0.0078 | LR: 1.00e-05 | tok/s: 413 | "
-        "ETA: 32s",
+        "Step 2/10 (20.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | LR: 1.00e-05 | "
+        "tok/s: 413 | ETA: 32s",
     ]
 
 
@@ -110,5 +124,5 @@ def test_the_summary_is_a_table_for_people() -> None:
 
     print_summary(SUMMARY, Console(file=output, width=100))
 
-    for part in ("40.6 %", "95.3 %", "5m12s", "0.00213 nats", "runs/demo"):
+    for part in ("40.6 %", "95.3 %", "5m12s", "2.1e-03 nats", "runs/demo"):
         assert part in output.getvalue()

@@ -5,6 +5,7 @@ import pytest
 from cua_rl.errors import ConfigError
 from cua_rl.rewards.load_reward import REWARDS, load_reward
 from cua_rl.rewards.reward import binary_reward
+from cua_rl.rl.advantages import group_advantages
 from tests.rewards.test_rewards import evidence
 
 OWN = """
@@ -15,6 +16,9 @@ def turns_left(evidence):
 
 def number(evidence):
     return 2 * evidence.success
+
+def sums(evidence):
+    return 1 - 0.62 if evidence.success else 0.1 + 0.2 + 0.08
 
 def two_arguments(evidence, scale):
     return scale
@@ -54,6 +58,14 @@ def test_a_users_number_becomes_a_reward_of_one_part(own_module: str) -> None:
     reward = load_reward(f"{own_module}:number")(evidence())
 
     assert (reward.total, reward.parts) == (2.0, {"reward": 2.0})
+
+
+def test_a_users_rewards_that_differ_in_the_last_bit_only_teach_nothing(own_module: str) -> None:
+    reward = load_reward(f"{own_module}:sums")
+    rewards = [reward(evidence()).total, *[reward(evidence(success=False)).total] * 7]
+
+    assert 1 - 0.62 != 0.1 + 0.2 + 0.08  # mean_std would make an advantage of 1.07 of it
+    assert group_advantages(rewards, "mean_std") == (0.0,) * 8
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from math import fsum
+from math import copysign, fsum
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from cua_rl.rewards.comprehensive import comprehensive_reward
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.load_reward import REWARDS
-from cua_rl.rewards.reward import binary_reward, completion_reward, efficiency_reward, shaped_reward
+from cua_rl.rewards.reward import (
+    as_reward,
+    binary_reward,
+    bound_parts,
+    completion_reward,
+    efficiency_reward,
+    shaped_reward,
+)
 from cua_rl.types import StopReason, Validation
 
 POLICY_STOPS = [reason for reason in StopReason if not reason.is_fault]
@@ -47,7 +54,7 @@ def test_no_solved_task_scores_below_an_unsolved_one(name: str, solved: Evidence
 def test_the_parts_add_up_to_the_total(name: str, facts: Evidence) -> None:
     reward = REWARDS[name](facts)
 
-    assert fsum(reward.parts.values()) == reward.total
+    assert reward.total == as_reward(fsum(reward.parts.values()))
 
 
 def test_binary_is_what_the_device_shows() -> None:
@@ -109,3 +116,27 @@ def test_success_counts_in_full_without_the_agents_word() -> None:
 )
 def test_unsolved_tasks_differ_by_how_they_ended(facts: Evidence, total: float) -> None:
     assert comprehensive_reward(facts).total == pytest.approx(total)
+
+
+def test_parts_that_add_up_differently_in_the_last_bit_are_one_reward() -> None:
+    # 1 - 3 * 0.02 - 3 * 0.1 is 0.6399999999999999 in floats, 1 - 18 * 0.02 is 0.64
+    slow, wrong = evidence(num_turns=18, max_turns=20), evidence(num_turns=3, num_parse_failures=3)
+
+    assert fsum([1.0, -0.02 * 3, -0.1 * 3]) != fsum([1.0, -0.02 * 18])
+    assert efficiency_reward(slow).total == efficiency_reward(wrong).total == 0.64
+
+
+def test_a_bound_is_met_exactly() -> None:
+    for turns in range(1, 100):
+        parts = {"success": 1.0, "turns": -0.02 * turns, "errors": -0.1 * turns}
+        assert bound_parts(parts, low=1 / 3, high=1.0).total >= 1 / 3
+        if turns > 6:  # 1 - 0.12 * 6 = 0.28
+            assert bound_parts(parts, low=0.2, high=1.0).total == 0.2
+            assert bound_parts(parts, low=1 / 3, high=1.0).total == 1 / 3
+
+
+def test_rewards_are_equal_to_ten_digits_at_any_size_and_never_minus_zero() -> None:
+    assert as_reward(1e8 + 1e-4) == as_reward(1e8)
+    assert as_reward(0.1 + 0.2 - 0.3) == as_reward(0.0)
+    assert as_reward(0.123456789) == 0.123456789
+    assert copysign(1.0, as_reward(-1e-12)) == 1.0

@@ -110,8 +110,8 @@ class ServedVersions(FakePolicy):
 def largest_lag(batches: Sequence[Sequence[RolloutGroup]]) -> int:
     """The largest number of steps between sampling and training over all turns, where versions are steps."""
     return max(
-        step - turn.model.policy_version
-        for step, groups in enumerate(batches)
+        step - 1 - turn.model.policy_version
+        for step, groups in enumerate(batches, start=1)
         for group in groups
         for rollout in group.rollouts
         for turn in rollout.turns

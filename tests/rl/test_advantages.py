@@ -56,3 +56,21 @@ def test_a_batch_without_deviation_is_left_as_it_is() -> None:
 
     assert std == 0.0
     assert datums[0].advantages == (0.0, 0.5, 0.5)
+
+
+def test_groups_that_teach_nothing_do_not_count_in_the_batch_deviation() -> None:
+    # with a KL term their datums are in the step too: 3 and -3 have the deviation 3 with or without them
+    taught = [datum((False, True), (0.0, value), rollout_id=str(value), group_id="a") for value in (3.0, -3.0)]
+    constant = [datum((False, True), (0.0, 0.0), rollout_id=name, group_id="b") for name in "cd"]
+
+    datums, std = divide_by_batch_std([*taught, *constant])
+
+    assert std == 3.0
+    assert [one.advantages[1] for one in datums] == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_a_success_that_two_groups_compare_has_an_advantage_in_each() -> None:
+    pairs = [("old", "a", 2.0), ("x", "a", -2.0), ("old", "b", 1.0), ("y", "b", -1.0)]
+    datums = [datum((False, True), (0.0, value), rollout_id=name, group_id=group) for name, group, value in pairs]
+
+    assert divide_by_batch_std(datums)[1] == pytest.approx(2.5**0.5)  # (4 + 4 + 1 + 1) / 4

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,7 @@ async def test_every_group_is_trained_once_and_none_is_older_than_allowed(max_la
 
         await world.train(max_lag, max_steps=12, groups_per_batch=3)
 
-        assert world.trained_steps == list(range(12))
+        assert world.trained_steps == list(range(1, 13))
         assert times_trained(world.batches) == dict.fromkeys(range(36), 1)
         assert world.num_ended_groups == 36
         assert {len(groups) for groups in world.batches} == {3}
@@ -92,11 +93,43 @@ async def test_constant_groups_are_replaced_as_often_as_the_refill_factor_allows
 
     await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=2)
 
-    assert world.trained_steps == list(range(6))
+    assert world.trained_steps == list(range(1, 7))
     assert max(times_trained(world.batches).values()) == 1
     assert sum(metrics["curriculum/num_dropped_groups"] for _, metrics in world.log.steps) > 6
     for _, metrics in world.log.steps:
         assert 4 <= metrics["curriculum/num_sampled_groups"] <= 8
+
+
+async def test_asynchronous_steps_are_divided_by_all_judged_rollouts_replaced_ones_too() -> None:
+    class Easy(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 1.0 if plan.group_index % 2 else super().reward(plan)
+
+    for max_refill_factor in (1, 2):
+        world = Easy()
+
+        await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=max_refill_factor)
+
+        trained = [groups for groups in world.batches if not all(group.is_constant for group in groups)]
+        for groups, call in zip(trained, world.trainer.beside, strict=True):
+            num_rollouts = sum(len(group.rollouts) for group in groups)
+            assert set(call["token_weights"] or ()) == {1 / 1000 / num_rollouts}
+
+
+async def test_with_a_kl_term_constant_groups_are_trained_within_the_lag_bound() -> None:
+    class Easy(World):
+        def reward(self, plan: RolloutPlan) -> float:
+            return 1.0 if plan.group_index % 2 else super().reward(plan)
+
+    world = Easy()
+    kl = replace(settings().train, kl_penalty_coef=0.1)
+
+    await world.train(1, max_steps=6, groups_per_batch=4, max_refill_factor=2, train=kl)
+
+    for groups, (_, metrics) in zip(world.batches, world.log.steps, strict=True):
+        turns = [turn for group in groups for rollout in group.rollouts for turn in rollout.turns]
+        assert metrics["rollout/num_datums"] == len(turns)  # their prompts do not extend each other
+        assert metrics["rollout/policy_lag/max"] <= 1
 
 
 async def test_steps_that_teach_nothing_keep_the_policy_and_its_turns_do_not_grow_old() -> None:
@@ -147,7 +180,7 @@ async def test_training_goes_on_beside_evaluations_and_each_has_its_own_policy()
     world, judge = World(), Judge()
     parts = world.parts(evaluator=judge)
     running = asyncio.create_task(train(settings(max_steps=4, eval_every=2), parts, max_lag=1, limit=world.limit))
-    while world.trained_steps != [0, 1, 2, 3]:
+    while world.trained_steps != [1, 2, 3, 4]:
         await asyncio.sleep(0)
 
     assert judge.begun == [("baseline", 0, 0)]
@@ -190,7 +223,7 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
     await first.train(2, max_steps=8)
     trained = [group for groups in first.batches[:4] for group in groups]
     kept = [
-        WaitingGroup(group=group, last_step=4 + number)
+        WaitingGroup(group=group, last_step=5 + number)
         for number, groups in enumerate(first.batches[4:])
         for group in groups
         if all(turn.model.policy_version <= 4 for rollout in group.rollouts for turn in rollout.turns)
@@ -207,7 +240,7 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
         kept_groups=tuple(kept),
         newest_steps={version: version for version in range(5)},
     )
-    await resumed.train(2, start=start, max_steps=8, first_step=4)
+    await resumed.train(2, start=start, max_steps=8, first_step=5)
 
     ids = {group.group_id for groups in resumed.batches for group in groups}
     assert {waiting.group.group_id for waiting in kept} <= ids

@@ -1,4 +1,7 @@
+from dataclasses import replace
+
 from cua_rl.rl.batch import build_batch, logprobs_by_turn
+from cua_rl.types import StopReason
 from tests.builders import IMAGE_TOKEN, datum, group, model_turn, prompt, rollout, text
 
 
@@ -17,3 +20,32 @@ def test_trainer_logprobs_find_their_turns() -> None:
     merged = datum(mask=(False, True, True, False, True), turn_indices=(0, 2))
 
     assert logprobs_by_turn([merged], [(0.0, -0.1, -0.2, 0.0, -0.3)]) == {"r": ((0, (-0.1, -0.2)), (2, (-0.3,)))}
+
+
+def test_all_judged_rollouts_are_counted_those_of_constant_groups_too() -> None:
+    turn = model_turn(prompt(text(1, 2)))
+    mixed = group(rollout(turn, reward=1.0, rollout_id="a"), rollout(turn, reward=0.0, rollout_id="b"))
+    constant = group(*[rollout(turn, reward=1.0, rollout_id=name) for name in "cde"])
+    too_few = replace(
+        group(rollout(turn, reward=1.0), faulty=[rollout(reward=None, stop_reason=StopReason.DEVICE_ERROR)]),
+        is_incomplete=True,
+    )
+
+    batch = build_batch([mixed, constant, too_few], "mean", IMAGE_TOKEN)
+
+    assert (batch.num_rollouts, len(batch.datums)) == (5, 2)
+
+
+def test_with_a_kl_term_constant_groups_keep_their_datums_and_incomplete_ones_do_not() -> None:
+    turn = model_turn(prompt(text(1, 2)))
+    mixed = group(rollout(turn, reward=1.0, rollout_id="a"), rollout(turn, reward=0.0, rollout_id="b"))
+    constant = group(*[rollout(turn, reward=1.0, rollout_id=name) for name in "cd"])
+    too_few = replace(
+        group(rollout(turn, reward=1.0), faulty=[rollout(reward=None, stop_reason=StopReason.DEVICE_ERROR)]),
+        is_incomplete=True,
+    )
+
+    batch = build_batch([mixed, constant, too_few], "mean", IMAGE_TOKEN, keeps_constant=True)
+
+    assert [entry.rollout_id for entry in batch.datums] == ["a", "b", "c", "d"]
+    assert [entry.advantages[-1] for entry in batch.datums] == [0.5, -0.5, 0.0, 0.0]

@@ -68,8 +68,8 @@ class NamedTemplate(FakeTemplate):
 class RoundRobin:
     """Solved, open, hopeless, and again, with a seed of their own each."""
 
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        positions = range(step * num_tasks, (step + 1) * num_tasks)
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        positions = range(number * num_tasks, (number + 1) * num_tasks)
         return [NamedTemplate(TASK_IDS[position % 3]).make_task(position) for position in positions]
 
 
@@ -139,13 +139,13 @@ async def test_a_run_killed_and_resumed_draws_the_tasks_of_one_that_was_not(tmp_
     halves.mkdir()
     run = settings(max_steps=6, groups_per_batch=4, max_refill_factor=2)
 
-    async def attempt(folder: Path, first_step: int, num_rollouts_to_live: int | None) -> dict[int, Any]:
-        memory = remembering(folder, first_step)
+    async def attempt(folder: Path, num_done: int, num_rollouts_to_live: int | None) -> dict[int, Any]:
+        memory = remembering(folder, num_done)
         assert memory.rates is not None
         agent = TalentedAgent(num_rollouts_to_live)
         loop, bench, _ = loop_parts(agent, memory, stream(memory.rates))
         try:
-            await train(replace(run, first_step=first_step), loop)
+            await train(replace(run, first_step=num_done + 1), loop)
         except* Killed:
             pass
         return tasks_seen(bench)
@@ -154,12 +154,12 @@ async def test_a_run_killed_and_resumed_draws_the_tasks_of_one_that_was_not(tmp_
     begun = await attempt(halves, 0, 56)
     resumed = await attempt(halves, 2, None)  # from an older checkpoint than the last complete step
 
-    assert 2 < max(begun) < 5
-    assert {step: resumed[step] for step in range(2, 6)} == {step: expected[step] for step in range(2, 6)}
+    assert 3 < max(begun) < 6
+    assert {step: resumed[step] for step in range(3, 7)} == {step: expected[step] for step in range(3, 7)}
     assert (halves / "outcomes.jsonl").read_text().count("\n") == 6
     untrained = Memory(rates=SuccessRates())
     assert untrained.rates is not None
-    assert [(t.task_id, t.seed) for t in stream(untrained.rates).batch(5, 8)] != expected[5]
+    assert [(t.task_id, t.seed) for t in stream(untrained.rates).batch(5, 8)] != expected[6]
 
 
 async def test_running_success_rates_show_in_the_metrics(tmp_path: Path) -> None:
@@ -176,15 +176,15 @@ async def test_running_success_rates_show_in_the_metrics(tmp_path: Path) -> None
 
 
 async def losing_run(tmp_path: Path, trainer: FakeTrainer, *, parity_limit: float = 0.05) -> tuple[Bench, Log]:
-    """Step 0 solves its only task; from then on every rollout fails."""
+    """Step 1 solves its only task; from then on every rollout fails."""
     memory = Memory(replay=ReplayBuffer(capacity_per_task=1), outcomes_path=tmp_path / "outcomes.jsonl")
     agent = TalentedAgent()
 
     class Losing:
-        def batch(self, step: int, num_tasks: int) -> list[Task]:
-            if step:
+        def batch(self, number: int, num_tasks: int) -> list[Task]:
+            if number:
                 agent.hopes["solved"] = "0"
-            return [NamedTemplate("solved").make_task(step)]
+            return [NamedTemplate("solved").make_task(number)]
 
     loop, bench, log = loop_parts(agent, memory, Losing(), trainer)
     base = settings(max_steps=2, groups_per_batch=1)
@@ -197,7 +197,7 @@ async def test_a_stored_success_is_trained_on_where_a_whole_group_fails(tmp_path
 
     bench, log = await losing_run(tmp_path, trainer)
 
-    assert trainer.calls == ["forward_backward 3", "optim_step"]  # two failures and the success of step 0
+    assert trainer.calls == ["forward_backward 3", "optim_step"]  # two failures and the success of step 1
     assert log.steps[0][1]["replay/num_stored"] == 1.0
     assert log.steps[1][1]["replay/num_rollouts"] == 1.0
     assert log.steps[1][1]["reward/mean"] == 0.0  # the replayed success is not this step's
@@ -235,5 +235,5 @@ async def test_parity_is_measured_on_policy_and_the_drift_of_replayed_tokens_apa
 
 
 async def test_disagreement_on_fresh_tokens_still_stops_a_run_that_replays(tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match="step 1"):
+    with pytest.raises(ParityError, match="step 2"):
         await losing_run(tmp_path, FakeTrainer(gap=0.3))

@@ -94,5 +94,6 @@ def test_own_weights_over_the_divisor_are_the_weights_of_the_step(normalisation:
     parts = [[datum(rollout_id="a"), datum((False, True), rollout_id="a")], [datum(rollout_id="b")]]
     together = [*parts[0], *parts[1]]
 
-    alone = [weight / step_divisor(together, loss) for part in parts for weight in own_weights(part, loss)]
-    assert alone == pytest.approx(token_weights(together, loss))
+    divisor = step_divisor(together, loss, num_rollouts=2)
+    alone = [weight / divisor for part in parts for weight in own_weights(part, loss)]
+    assert alone == pytest.approx(token_weights(together, loss, num_rollouts=2))

@@ -17,10 +17,10 @@ def test_admission_is_arithmetic() -> None:
 
     places = [buffer.start() for _ in range(4)]  # (0 + 1 + 1) * 2
 
-    assert [place.last_step for place in places] == [1] * 4
+    assert [place.last_step for place in places] == [2] * 4
     assert not buffer.may_start
     buffer.announce(1)
-    assert [buffer.start().last_step for _ in range(2)] == [2, 2]
+    assert [buffer.start().last_step for _ in range(2)] == [3, 3]
     assert not buffer.may_start  # three steps of two groups are all there is
 
 
@@ -38,7 +38,7 @@ def test_the_first_to_finish_are_the_first_batch_as_long_as_nobody_comes_too_lat
     late = [buffer.start() for _ in range(2)]
     for place in (*late, other):
         buffer.finish(place, make_group(place.ordinal))
-    assert buffer.take_batch() is None  # step 1 is the last one for `slow`, so it waits for it
+    assert buffer.take_batch() is None  # step 2 is the last one for `slow`, so it waits for it
     buffer.finish(slow, make_group(slow.ordinal))
     batch = buffer.take_batch()
     assert batch is not None
@@ -61,24 +61,24 @@ def test_whatever_finishes_in_whatever_order_nothing_is_late_and_nothing_is_stuc
             elif move == "finish":
                 place = running.pop(random.randrange(len(running)))
                 buffer.finish(place, make_group(place.ordinal))
-            elif announced < buffer.next_step:
+            elif announced < buffer.next_step - 1:
                 announced += 1
                 buffer.announce(announced)
             elif not buffer.may_start and not running:
                 assert len(buffer.waiting) >= buffer.groups_per_batch  # a batch exists: not stuck
             step = buffer.next_step
             if (batch := buffer.take_batch()) is not None:
-                assert all(step - finished.place.policy_step <= max_lag for finished in batch)
+                assert all(step - 1 - finished.place.policy_step <= max_lag for finished in batch)
                 trained += [finished.place.ordinal for finished in batch]
-            elif not running and not buffer.may_start and announced == buffer.next_step:
+            elif not running and not buffer.may_start and announced == buffer.next_step - 1:
                 raise AssertionError(f"stuck at step {step}, seed {seed}")
         assert sorted(trained) == list(range(12 * buffer.groups_per_batch))
 
 
 def test_ordinals_that_an_earlier_attempt_left_open_start_again_first() -> None:
-    buffer = GroupBuffer(groups_per_batch=2, max_lag=2, max_steps=5, next_step=1, announced_step=1)
+    buffer = GroupBuffer(groups_per_batch=2, max_lag=2, max_steps=5, next_step=2, announced_step=1)
 
-    buffer.restore(done={0, 3}, kept=[WaitingGroup(group=make_group(4), last_step=3)])
+    buffer.restore(done={0, 3}, kept=[WaitingGroup(group=make_group(4), last_step=4)])
 
     assert [buffer.start().ordinal for _ in range(4)] == [1, 2, 5, 6]
     assert buffer.num_waiting == 1

@@ -1,4 +1,5 @@
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,18 +21,22 @@ PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
 
 
 class Seeds:
-    def batch(self, step: int, num_tasks: int) -> list[Task]:
-        return [make_task(seed=100 * step + index) for index in range(num_tasks)]
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        return [make_task(seed=100 * number + index) for index in range(num_tasks)]
 
 
 class Log:
     def __init__(self) -> None:
         self.steps: list[tuple[int, Mapping[str, float]]] = []
         self.evaluations: list[tuple[str, int]] = []
+        self.groups: list[tuple[int, list[float]]] = []
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         check_names(metrics)
         self.steps.append((step, metrics))
+
+    def log_group(self, index: int, rewards: Sequence[float]) -> None:
+        self.groups.append((index, list(rewards)))
 
     def log_evaluation(self, phase: str, step: int, result: EvalResult) -> None:
         check_names(result.metrics("held_out"))
@@ -40,7 +45,7 @@ class Log:
 
 def settings(**changes: Any) -> LoopSettings:
     values: dict[str, Any] = {
-        "first_step": 0,
+        "first_step": 1,
         "max_steps": 2,
         "groups_per_batch": 2,
         "group_size": 2,
@@ -98,6 +103,22 @@ async def test_every_step_trains_publishes_and_the_ends_are_evaluated() -> None:
     ]
 
 
+async def test_the_baseline_may_be_left_out() -> None:
+    loop, _, log, _ = parts(FakeAgent(["1", "0"]))
+
+    await train(settings(has_baseline=False), loop)
+
+    assert log.evaluations == [("eval", 2)]
+
+
+async def test_so_many_groups_of_each_step_are_shown_with_their_rewards() -> None:
+    loop, _, log, _ = parts(FakeAgent(["1", "0"]))
+
+    await train(settings(num_groups_to_log=1), loop)
+
+    assert [(index, sorted(rewards)) for index, rewards in log.groups] == [(0, [0.0, 1.0])] * 2
+
+
 async def test_a_step_of_constant_groups_trains_nothing_and_keeps_the_policy() -> None:
     trainer = FakeTrainer()
     loop, _, log, policy = parts(FakeAgent(["1"]), trainer)
@@ -109,10 +130,34 @@ async def test_a_step_of_constant_groups_trains_nothing_and_keeps_the_policy() -
     assert log.steps[0][1]["reward/constant_group_frac"] == 1.0
 
 
+@pytest.mark.parametrize("kl", [{"kl_penalty_coef": 0.1}, {"loss": LossConfig(kl_loss_coef=0.1)}])
+async def test_with_a_kl_term_a_step_of_constant_groups_still_pulls_towards_the_reference(kl: Any) -> None:
+    trainer = FakeTrainer()
+    loop, _, _, policy = parts(FakeAgent(["1"]), trainer)
+
+    await train(settings(train=replace(settings().train, **kl)), loop)
+
+    assert trainer.calls == ["base_logprobs", "forward_backward 4", "optim_step"] * 2
+    assert policy.published == [0, 1, 2]
+
+
+async def test_a_step_is_divided_by_all_judged_rollouts_however_many_groups_teach() -> None:
+    # two groups of two; the second group's rollouts both succeed
+    for begins_early in (False, True):
+        trainer = FakeTrainer()
+        loop, *_ = parts(FakeAgent(["1", "0", "1", "1"]), trainer)
+
+        await train(settings(max_steps=1, train=replace(settings().train, begins_early=begins_early)), loop)
+
+        weights = [weight for call in trainer.beside for weight in call["token_weights"] or ()]
+        assert len(weights) == 2
+        assert [weight * trainer.gradient_scales[0] for weight in weights] == [1 / (4 * 1000)] * 2
+
+
 async def test_a_resumed_run_sees_the_tasks_of_its_own_steps_and_no_baseline() -> None:
     loop, bench, log, policy = parts(FakeAgent(["1", "0"]))
 
-    await train(settings(first_step=1), loop)
+    await train(settings(first_step=2), loop)
 
     starts = [event for event in bench.recorder.events if isinstance(event, SourceStarted)]
     assert [task.seed for task in starts[0].tasks] == [100, 101]
@@ -124,7 +169,7 @@ async def test_disagreement_of_sampler_and_trainer_stops_the_run_before_anything
     trainer = FakeTrainer(gap=0.3)
     loop, *_ = parts(FakeAgent(["1", "0"]), trainer)
 
-    with pytest.raises(ParityError, match="step 0"):
+    with pytest.raises(ParityError, match="step 1"):
         await train(settings(), loop)
 
     assert trainer.calls == ["forward_backward 4"]

@@ -31,35 +31,35 @@ DATUMS = [datum(rollout_id=str(value), advantages=(0.0, value, value)) for value
 
 
 async def run(trainer: FakeTrainer, settings: TrainStepSettings, datums: Any = DATUMS) -> Any:
-    result = await train_step(trainer, datums, settings, step=0, learning_rate=0.02)
+    result = await train_step(trainer, datums, settings, step=1, learning_rate=0.02)
     check_names(result.metrics)
     return result
 
 
 def test_a_linear_schedule_falls_from_the_full_rate_to_a_twentieth() -> None:
-    rates = [scheduled_learning_rate(make_settings("linear"), step, 3) for step in range(3)]
+    rates = [scheduled_learning_rate(make_settings("linear"), step, 3) for step in range(1, 4)]
 
     # 0.1, then halfway between 0.1 and 0.005, then 0.005
     assert [round(rate, 6) for rate in rates] == [0.1, 0.0525, 0.005]
 
 
 def test_a_cosine_schedule_falls_slowly_then_fast_then_slowly() -> None:
-    rates = [scheduled_learning_rate(make_settings("cosine"), step, 5) for step in range(5)]
+    rates = [scheduled_learning_rate(make_settings("cosine"), step, 5) for step in range(1, 6)]
 
-    # a twentieth plus 0.095 * (1 + cos(pi * step / 4)) / 2
+    # a twentieth plus 0.095 * (1 + cos(pi * (step - 1) / 4)) / 2
     assert [round(rate, 6) for rate in rates] == [0.1, 0.086088, 0.0525, 0.018912, 0.005]
 
 
 def test_warm_up_rises_in_a_line_and_the_schedule_begins_after_it() -> None:
-    rates = [scheduled_learning_rate(make_settings("linear", warmup_steps=3), step, 6) for step in range(6)]
+    rates = [scheduled_learning_rate(make_settings("linear", warmup_steps=3), step, 6) for step in range(1, 7)]
 
-    # quarters of 0.1, then from 0.1 at step 3 to 0.005 at step 5
+    # quarters of 0.1, then from 0.1 at step 4 to 0.005 at step 6
     assert [round(rate, 6) for rate in rates] == [0.025, 0.05, 0.075, 0.1, 0.0525, 0.005]
 
 
 def test_a_constant_schedule_and_a_run_of_one_step_keep_the_rate() -> None:
     assert scheduled_learning_rate(make_settings("constant"), 7, 9) == 0.1
-    assert scheduled_learning_rate(make_settings("linear"), 0, 1) == 0.1
+    assert scheduled_learning_rate(make_settings("linear"), 1, 1) == 0.1
 
 
 async def test_the_step_is_taken_at_the_rate_that_was_asked_for() -> None:
@@ -89,6 +89,17 @@ async def test_substeps_are_normalised_each_by_its_own_rollouts_and_counted() ->
     assert [call["token_weights"] for call in trainer.beside] == [[1 / 4] * 2] * 2
     assert result.metrics["optim/num_substeps"] == 2.0
     assert trainer.policy_version == 2
+
+
+async def test_rollouts_without_datums_count_in_the_means_of_every_substep() -> None:
+    for num_substeps, weight in ((1, 1 / (16 * 2)), (2, 1 / (8 * 2))):
+        trainer = FakeTrainer()
+
+        settings = make_settings(normalisation="sequence_mean", num_substeps=num_substeps)
+        await train_step(trainer, DATUMS, settings, step=0, learning_rate=0.02, num_rollouts=16)
+
+        # 16 rollouts were judged, the 4 with datums have two tokens each
+        assert {given for call in trainer.beside for given in call["token_weights"] or ()} == {weight}
 
 
 async def test_log_probabilities_come_back_in_the_order_of_the_datums() -> None:

@@ -41,6 +41,8 @@ class FakeVllm:
     has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     can_update_adapters: bool = True
     max_model_len: int = 2000
+    max_images: int = 999
+    """Most images of one prompt."""
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
@@ -52,6 +54,7 @@ class FakeVllm:
             Route("/v1/models", self._models),
             Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
         ]
         if self.can_update_adapters:
             routes.append(Route("/v1/load_lora_adapter", self._load, methods=["POST"]))
@@ -115,6 +118,12 @@ class FakeVllm:
             "output_messages": [{"tokens": sampled}],
             "usage": {"input_tokens_details": {"cached_tokens": 3}},
         }
+
+    async def _tokenize(self, request: Request) -> Response:
+        parts = (await request.json())["messages"][0]["content"]
+        if sum(part["type"] == "image_url" for part in parts) > self.max_images:
+            return _refusal(400, f"At most {self.max_images} image(s) may be provided in one prompt.")
+        return JSONResponse({"count": 1, "tokens": [0], "max_model_len": self.max_model_len})
 
     async def _completions(self, request: Request) -> Response:
         """Adapters add 0.25 to each log-probability, except inert ones, whose keys match nothing."""

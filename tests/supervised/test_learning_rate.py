@@ -6,7 +6,7 @@ from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
 def rates(schedule: RateSchedule, warmup_steps: int = 0, max_steps: int = 5) -> list[float]:
     return [
         learning_rate_at(step, highest=1.0, schedule=schedule, warmup_steps=warmup_steps, max_steps=max_steps)
-        for step in range(max_steps)
+        for step in range(1, max_steps + 1)
     ]
 
 

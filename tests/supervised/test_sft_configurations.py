@@ -24,6 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text_model").mkdir()
     (folder / "text_model" / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     (folder / "text_model" / "tokenizer.json").write_bytes((TINY_QWEN3_VL / "tokenizer.json").read_bytes())
+    (folder / "text_model" / "model.safetensors").touch()
     (folder / "weights").mkdir()
     (folder / "weights" / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": 32}))
     (folder / "run").mkdir()

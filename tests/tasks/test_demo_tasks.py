@@ -1,23 +1,37 @@
 """Demo tasks on the embedded phone: never done at the start, always doable, and only by doing the right thing."""
 
+import re
 from collections import Counter
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from random import Random
+from typing import get_args
 
 import pytest
 
 from cua_rl.actions import Button, Click, PressButton
+from cua_rl.devices.android.device import ANDROID_ABILITIES
+from cua_rl.devices.device import DeviceAbilities
+from cua_rl.devices.gbox.boxes import ABILITIES
 from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.reducer import launch
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.errors import TaskError
-from cua_rl.task_loader import SEED_RANGES
+from cua_rl.errors import ConfigError, TaskError
+from cua_rl.task_loader import SEED_RANGES, Split, TaskSet, TaskSources, load_tasks, require_disjoint
 from cua_rl.tasks.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
-from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import EMBEDDED_EVAL, EMBEDDED_TRAINING, TEMPLATES
+from cua_rl.tasks.demo.phone import SIMULATOR, make_simulated_phone
+from cua_rl.tasks.demo.template import Goal, TaskTemplate
+from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, EMBEDDED_EVAL, EMBEDDED_TRAINING, TEMPLATES
+from cua_rl.tasks.task import Category, Difficulty
 
+ROOT = Path(__file__).parents[2]
+LASTING = (
+    ANDROID_ABILITIES,
+    ABILITIES["android"],
+    DeviceAbilities(name="a phone that answers everything", has_shell=True, is_seeded=False),
+)
 SEEDS = (0, 1, 2, 17, 4711, 999_999, 1_000_000, 1_234_567)
 TOGGLES = [template for template in EMBEDDED_TRAINING if "toggle_setting" in template.tags]
 
@@ -133,6 +147,90 @@ def test_training_and_evaluation_differ_in_ids_and_seeds_but_not_in_families() -
     assert not {t.task_id for t in EMBEDDED_TRAINING} & {t.task_id for t in EMBEDDED_EVAL}
     assert {t.instance(0).instruction for t in EMBEDDED_TRAINING} == {t.instance(0).instruction for t in EMBEDDED_EVAL}
     assert not set(SEED_RANGES["train"]) & set(SEED_RANGES["eval"])
+
+
+def test_every_category_has_five_training_tasks_of_every_difficulty_and_some_to_evaluate_on() -> None:
+    pairs = list(product(get_args(Category), get_args(Difficulty)))
+    trained, evaluated = (Counter((t.category, t.difficulty) for t in s) for s in (DEMO_TRAINING, DEMO_EVAL))
+
+    assert {pair: trained[pair] for pair in pairs if trained[pair] < 5} == {}
+    assert {pair: evaluated[pair] for pair in pairs if evaluated[pair] < 3} == {}
+
+
+def test_the_example_of_easy_settings_finds_tasks() -> None:
+    sources = '{"source_type": "demo_training", "category": "settings", "difficulty": "easy"}'
+
+    assert {"train_02_enable_wifi", "train_10_disable_bluetooth"} <= set(load(sources).task_ids)
+
+
+@pytest.mark.parametrize("device", LASTING, ids=lambda device: device.name)
+def test_on_devices_that_last_evaluation_shares_no_instruction_and_no_check_with_training(
+    device: DeviceAbilities,
+) -> None:
+    trained = asked(load({"source_type": "demo_training"}, device=device))
+    held_out = asked(load({"source_type": "demo_eval"}, split="eval", device=device))
+
+    assert not trained & held_out
+    assert held_out
+
+
+def asked(tasks: TaskSet) -> set[str | Goal]:
+    """The words and the checks, with their parameters, of 400 instances of each task."""
+    templates = [TEMPLATES[task_id] for task_id in tasks.task_ids]
+    instances = [template.instance(seed) for template in templates for seed in range(400)]
+    return {normal(instance.instruction) for instance in instances} | {instance.goal for instance in instances}
+
+
+def normal(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+def test_on_the_simulated_phone_what_evaluation_shares_with_training_begins_on_another_phone() -> None:
+    def begun(tasks: TaskSet) -> set[tuple[str, str]]:
+        drawn = (task for step in range(4) for task in tasks.batch(step, len(tasks.task_ids)))
+        return {(normal(task.instruction), make_simulated_phone(task).state.to_json()) for task in drawn}
+
+    trained, held_out = load({"source_type": "demo_training"}), load({"source_type": "demo_eval"}, split="eval")
+    shared = {normal(t.instance(i).instruction) for t in DEMO_TRAINING for i in range(200)} & {
+        normal(t.instance(i).instruction) for t in DEMO_EVAL if "demo" not in t.tags for i in range(200)
+    }
+
+    assert not begun(trained) & begun(held_out)
+    assert shared == {"open the developer options.", "turn on usb debugging.", "turn off usb debugging."}
+
+
+def load(sources: TaskSources, split: Split = "train", device: DeviceAbilities = SIMULATOR) -> TaskSet:
+    return load_tasks(sources, seed=0, split=split, device=device)
+
+
+def test_on_devices_that_last_two_tasks_of_the_same_words_are_refused_as_held_out() -> None:
+    trained = load({"source_type": "ids", "task_ids": "train_02_enable_wifi"}, device=ANDROID_ABILITIES)
+    same = load({"source_type": "ids", "task_ids": "eval_37_enable_wifi"}, split="eval", device=ANDROID_ABILITIES)
+    other = load({"source_type": "ids", "task_ids": "eval_38_disable_wifi"}, split="eval", device=ANDROID_ABILITIES)
+
+    require_disjoint(trained, other)
+    with pytest.raises(ConfigError, match="'turn on wi-fi\\.'"):
+        require_disjoint(trained, same)
+
+
+def test_the_page_counts_the_demo_tasks() -> None:
+    counted = re.findall(r"(\d+) demo tasks", (ROOT / "README.md").read_text())
+    rows = re.findall(r"^\| `(\w+)` \|([\d /|]+)\|$", (ROOT / "TASK_CONFIG_QUICKSTART.md").read_text(), re.MULTILINE)
+
+    assert counted == [str(len(TEMPLATES))]
+    assert {(name, *map(str.strip, cells.split("|"))) for name, cells in rows} == {
+        (
+            category,
+            *(
+                " / ".join(
+                    str(sum((t.category, t.difficulty) == (category, difficulty) for t in templates))
+                    for templates in (DEMO_TRAINING, DEMO_EVAL)
+                )
+                for difficulty in get_args(Difficulty)
+            ),
+        )
+        for category in get_args(Category)
+    }
 
 
 async def test_a_question_is_answered_by_the_state_not_by_a_claim() -> None:

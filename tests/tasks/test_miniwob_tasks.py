@@ -4,8 +4,7 @@ pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
 from cua_rl.errors import ConfigError
 from cua_rl.models.page_vocabulary import label_forms, page_pieces
-from cua_rl.recipes.site_presets import site_presets
-from cua_rl.recipes.train_config import EMBEDDED_DEMO
+from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.django_admin.state import draw_names
@@ -69,12 +68,13 @@ def test_tasks_of_a_site_run_on_its_browser_and_nowhere_else() -> None:
 
 
 def test_training_on_a_site_is_evaluated_there_unless_told_otherwise() -> None:
-    tasks = 'tasks={"source_type": "miniwob", "task_names": ["click-button"]}'
-    presets = site_presets([tasks], EMBEDDED_DEMO)
-    assert presets["eval_tasks"] == {"source_type": "miniwob", "task_names": ["click-button"]}
-    assert presets["max_model_len"] == 4096
-    assert site_presets(['tasks={"source_type": "demo_training"}'], EMBEDDED_DEMO) == {}
-    assert "max_model_len" not in site_presets([tasks, "model_name=some/model"], {})
+    buttons: dict[str, object] = {"source_type": "miniwob", "task_names": ["click-button"]}
+    page: dict[str, object] = {"source_type": "page", "pages": [{"url": "http://127.0.0.1/", "instruction": "Look."}]}
+
+    assert CLIConfig(model_name="m", tasks=buttons).eval_tasks == buttons
+    assert CLIConfig(model_name="m", tasks=page).eval_tasks is None  # its pages are the same for every seed
+    assert CLIConfig(model_name="m", tasks=buttons, eval_tasks=None).eval_tasks is None
+    assert CLIConfig(model_name="m", tasks={"source_type": "demo_all"}).eval_tasks == {"source_type": "demo_eval"}
 
 
 @pytest.mark.parametrize(

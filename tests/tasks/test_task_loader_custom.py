@@ -121,6 +121,7 @@ def test_the_same_description_twice_is_one_task_and_loads_equal() -> None:
     ("described", "says"),
     [
         ("Enable WiFi", "description alone cannot be validated"),
+        ("Enable WiFi", "let a judge decide .judge_base_url=... judge_model=..."),
         ({"instruction": "Enable WiFi"}, "expected a check in custom task 1"),
         ({"check": WIFI}, "expected an instruction in custom task 1"),
         (3, "as a dictionary such as"),
@@ -162,7 +163,8 @@ def test_two_tasks_with_one_id_are_refused() -> None:
         ("tasks.jsonl", '"train_01_open_settings"\n{"instruction": ', "JSON in line 2"),
         ("tasks.json", '{"instruction": "x"}', "expected a list of tasks"),
         ("tasks.json", '["train_01_open_setings"]', "did you mean 'train_01_open_settings'"),
-        ("tasks.txt", "Open the Settings app\n", "describe tasks with their checks"),
+        ("tasks.txt", "Open the Settings app\n", "let a judge decide"),
+        ("tasks.json", '["Open the Settings app"]', "let a judge decide"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_with_its_place(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -215,3 +217,70 @@ def test_demo_sets_lose_what_a_device_cannot_read_and_single_tasks_are_refused(
         load_tasks(
             {"source_type": "ids", "task_ids": "train_01_open_settings"}, seed=0, split="train", device=REAL_PHONE
         )
+
+
+def test_with_a_judge_descriptions_alone_are_tasks(tmp_path: Path) -> None:
+    described = [
+        "Turn on Wi-Fi, then go back.",
+        {"instruction": "Open Mail.", "max_turns": 4, "start": {"app": "clock"}},
+    ]
+
+    loaded = load_tasks(
+        {"source_type": "custom", "custom_tasks": [*described, task(task_id="checked")]},
+        seed=0,
+        split="train",
+        has_judge=True,
+    )
+
+    assert loaded.is_judged
+    assert loaded.task_ids == ("custom_turn_on_wi_fi_then_go_back", "custom_open_mail", "checked")
+    by_id = {instance.task_id: instance for instance in loaded.batch(0, 3)}
+    wifi, mail, checked = (by_id[task_id] for task_id in loaded.task_ids)
+    assert (wifi.validate, wifi.instruction, wifi.max_turns) == (None, "Turn on Wi-Fi, then go back.", 10)
+    assert (mail.validate, mail.max_turns, make_simulated_phone(mail).state.app) == (None, 4, "clock")
+    assert checked.validate is not None
+    assert not load(task()).is_judged
+
+
+def test_with_a_judge_a_text_file_may_hold_descriptions_and_ids(tmp_path: Path) -> None:
+    listing = tmp_path / "tasks.txt"
+    listing.write_text("# mine\ntrain_01_open_settings  # an id\n\n  Then dial #31# and hang up.\nOpen Mail.\n")
+
+    loaded = load_tasks({"source_type": "file", "file_path": str(listing)}, seed=0, split="train", has_judge=True)
+
+    assert loaded.task_ids == ("train_01_open_settings", "custom_then_dial_31_and_hang_up", "custom_open_mail")
+    assert "Then dial #31# and hang up." in {instance.instruction for instance in loaded.batch(0, 3)}
+
+
+def test_a_single_description_may_stand_alone_with_its_commas() -> None:
+    sources = {"source_type": "custom", "custom_tasks": "Open Mail, then Clock."}
+
+    assert load_tasks(sources, seed=0, split="train", has_judge=True).task_ids == ("custom_open_mail_then_clock",)
+
+
+def test_descriptions_in_any_script_and_of_any_length_have_ids_of_their_own() -> None:
+    described = [
+        "打开设置",
+        "打开邮件",
+        "Open 微信",
+        "Open 支付宝",
+        *("Open " + "very " * 20 + end for end in ("a", "b")),
+    ]
+
+    loaded = load_tasks({"source_type": "custom", "custom_tasks": described}, seed=0, split="train", has_judge=True)
+
+    assert len(set(loaded.task_ids)) == 6
+    assert all(len(task_id) <= 67 for task_id in loaded.task_ids)
+
+
+def test_a_judged_task_is_checked_like_others() -> None:
+    def refused(described: Any, says: str, **more: Any) -> None:
+        with pytest.raises(ConfigError, match=says):
+            load_tasks(
+                {"source_type": "custom", "custom_tasks": [described]}, seed=0, split="train", has_judge=True, **more
+            )
+
+    refused("", "expected an instruction")
+    refused({"instruction": "x y", "max_turns": 0}, "at least 1")
+    refused({"instruction": "x y", "start": {"app": "tetris"}}, "known app")
+    refused({"instruction": "x y", "start": {"app": "clock"}}, "expected start only on devices", device=REAL_PHONE)

@@ -23,7 +23,7 @@ def require_programs() -> None:
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         raise ConfigError(
-            f"expected {', '.join(PROGRAMS)} on PATH for Linux desktops, found no {', '.join(missing)}; run "
+            f"expected {', '.join(PROGRAMS)} on PATH for Linux desktops, got no {', '.join(missing)}; run "
             "scripts/install_system_packages.sh, or apt-get install xvfb openbox"
         )
 

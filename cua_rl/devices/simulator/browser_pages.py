@@ -55,6 +55,12 @@ _ALL = (
         lines=("Our logo, free to use", "with credit to its maker"),
         file="logo.svg",
     ),
+    WebPage(
+        address="studio.example",
+        title="Studio",
+        lines=("Our logo for the press", "and how to use it"),
+        file="emblem.svg",
+    ),
     WebPage(address="garden.example", title="Garden", lines=("When to plant tomatoes",), links=("soup.example",)),
     WebPage(address="museum.example", title="Museum", lines=("Free on the first Sunday",), file="plan.pdf"),
     WebPage(address="cinema.example", title="Cinema", lines=("Tonight at eight: Low Tide",)),

@@ -30,6 +30,18 @@ from cua_rl.tasks.demo.content_families import (
     search_web,
     take_photo,
 )
+from cua_rl.tasks.demo.graded_families import (
+    count_notifications,
+    in_open_app,
+    move_icon_back,
+    open_shade_over_app,
+    screenshot_from_drawer,
+    take_two_screenshots,
+    through_drawer,
+    turn_screen_off,
+    type_number,
+    uninstall_from_drawer,
+)
 from cua_rl.tasks.demo.launcher_families import (
     change_wallpaper,
     create_app_folder,
@@ -70,8 +82,8 @@ _EVALUATION = Pool(
 )
 _TRAINING_APPS = ("mail", "notes", "calendar", "maps", "calculator")
 _EVAL_APPS = ("music", "weather", "clock", "contacts")
-_STORE_TRAINING = ("instagram", "podcasts", "fitness", "scanner")
-_STORE_EVAL = ("facebook", "recipes", "trains", "radio")
+STORE_TRAINING = ("instagram", "podcasts", "fitness", "scanner")
+STORE_EVAL = ("facebook", "recipes", "trains", "radio")
 
 APP_TRAINING: tuple[TaskTemplate, ...] = (
     find_settings_in_drawer("train_26_find_settings_in_drawer"),
@@ -82,12 +94,12 @@ APP_TRAINING: tuple[TaskTemplate, ...] = (
     search_contact("train_54_search_contact", _TRAINING),
     take_screenshot("train_63_take_screenshot", _TRAINING_APPS),
     open_last_screenshot("train_64_open_last_screenshot", _TRAINING_APPS),
-    uninstall_app("train_65_uninstall_app_home", _STORE_TRAINING, _TRAINING_APPS),
+    uninstall_app("train_65_uninstall_app_home", STORE_TRAINING, _TRAINING_APPS),
     pin_app("train_66_pin_app_to_home", _TRAINING_APPS),
     move_icon("train_67_move_icon_between_pages", _TRAINING_APPS),
     create_app_folder("train_68_create_app_folder", _TRAINING_APPS, ("Daily", "Work", "Tools")),
     rename_folder("train_69_rename_folder", _TRAINING_APPS, ("Daily", "Work", "Tools", "Stuff")),
-    change_wallpaper("train_71_change_wallpaper_home", (0, 2, 4)),
+    change_wallpaper("train_71_change_wallpaper_home", (0, 1, 2, 3)),
     create_folder("train_150_create_downloads_folder", _TRAINING.folders),
     download_file("train_151_download_logo", ("brand.example",), what="logo"),
     set_alarm("train_152_set_alarm", _TRAINING),
@@ -115,17 +127,17 @@ APP_EVAL: tuple[TaskTemplate, ...] = (
     create_folder("eval_16_create_downloads_folder_xyz", ("xyz",)),
     take_and_open_screenshot("eval_17_take_and_open_screenshot", _EVAL_APPS),
     reply_to("eval_18_compose_sms_draft", _EVALUATION, send=False),
-    download_file("eval_60_download_logo", ("brand.example",), what="logo"),
+    download_file("eval_60_download_logo", ("studio.example",), what="logo"),
     download_file("eval_61_download_document", ("map.example", "books.example", "museum.example"), what="document"),
     search_app("eval_62_search_app_in_launcher", _EVAL_APPS),
     open_website("eval_63_open_website_chrome", _EVALUATION),
     search_web("eval_64_search_in_chrome", _EVALUATION),
     add_contact_from_phone("eval_65_add_contact_from_phone", _EVALUATION),
     search_contact("eval_66_search_contact", _EVALUATION),
-    uninstall_app("eval_67_uninstall_app_home", _STORE_EVAL, _EVAL_APPS),
+    uninstall_app("eval_67_uninstall_app_home", STORE_EVAL, _EVAL_APPS),
     pin_app("eval_68_pin_app_to_home", _EVAL_APPS),
     move_icon("eval_69_move_icon_between_pages", _EVAL_APPS),
-    change_wallpaper("eval_70_change_wallpaper_home", (1, 3, 5)),
+    change_wallpaper("eval_70_change_wallpaper_home", (4, 5)),
     set_alarm("eval_71_set_alarm", _EVALUATION),
     switch_alarm("eval_72_switch_on_alarm", _EVALUATION, turn_on=True),
     start_timer("eval_73_start_timer", _EVALUATION),
@@ -142,3 +154,42 @@ APP_EVAL: tuple[TaskTemplate, ...] = (
     rename_folder("eval_85_rename_folder", _EVAL_APPS, ("Mix", "Extras", "Fun", "More")),
     delete_contact("eval_83_delete_contact", _EVALUATION),
 )
+
+GRADED_TRAINING: tuple[TaskTemplate, ...] = (
+    open_shade_over_app("train_172_open_notifications_over_app", _TRAINING_APPS, is_quick=False),
+    open_shade_over_app("train_173_open_quick_settings_over_app", _TRAINING_APPS, is_quick=True),
+    count_notifications("train_174_count_notifications"),
+    screenshot_from_drawer("train_175_screenshot_from_drawer", _TRAINING_APPS),
+    take_two_screenshots("train_176_take_two_screenshots", _TRAINING_APPS),
+    uninstall_from_drawer("train_177_uninstall_app_drawer", STORE_TRAINING),
+    move_icon_back("train_178_move_icon_to_first_page", _TRAINING_APPS),
+    through_drawer("train_179_play_track_through_drawer", "music", play_track("", _TRAINING)),
+    through_drawer("train_180_switch_off_alarm_through_drawer", "clock", switch_alarm("", _TRAINING, turn_on=False)),
+    through_drawer("train_181_delete_note_through_drawer", "notes", delete_note("", _TRAINING)),
+    through_drawer("train_182_call_contact_through_drawer", "contacts", call_contact("", _TRAINING)),
+    through_drawer("train_183_open_photo_through_drawer", "gallery", open_photo("")),
+    in_open_app("train_184_search_in_open_contacts", "contacts", search_contact("", _TRAINING)),
+    in_open_app("train_185_open_website_in_open_chrome", "chrome", open_website("", _TRAINING)),
+    in_open_app("train_186_search_in_open_chrome", "chrome", search_web("", _TRAINING)),
+    in_open_app("train_187_start_timer_in_open_clock", "clock", start_timer("", _TRAINING)),
+    type_number("train_188_type_number"),
+)
+GRADED_EVAL: tuple[TaskTemplate, ...] = (
+    open_shade_over_app("eval_86_open_notifications_over_app", _EVAL_APPS, is_quick=False),
+    open_shade_over_app("eval_87_open_quick_settings_over_app", _EVAL_APPS, is_quick=True),
+    turn_screen_off("eval_88_turn_screen_off"),
+    take_screenshot("eval_89_take_screenshot", _EVAL_APPS),
+    screenshot_from_drawer("eval_90_screenshot_from_drawer", _EVAL_APPS),
+    take_two_screenshots("eval_91_take_two_screenshots", _EVAL_APPS),
+    uninstall_from_drawer("eval_92_uninstall_app_drawer", STORE_EVAL),
+    move_icon_back("eval_93_move_icon_to_first_page", _EVAL_APPS),
+    through_drawer("eval_94_play_track_through_drawer", "music", play_track("", _EVALUATION)),
+    through_drawer("eval_95_switch_on_alarm_through_drawer", "clock", switch_alarm("", _EVALUATION, turn_on=True)),
+    through_drawer("eval_96_delete_note_through_drawer", "notes", delete_note("", _EVALUATION)),
+    through_drawer("eval_97_call_contact_through_drawer", "contacts", call_contact("", _EVALUATION)),
+    in_open_app("eval_98_search_in_open_contacts", "contacts", search_contact("", _EVALUATION)),
+    in_open_app("eval_99_open_website_in_open_chrome", "chrome", open_website("", _EVALUATION)),
+    in_open_app("eval_100_search_in_open_chrome", "chrome", search_web("", _EVALUATION)),
+    in_open_app("eval_101_start_timer_in_open_clock", "clock", start_timer("", _EVALUATION)),
+)
+"""Both fill the pairs of category and difficulty of which there would be few."""

@@ -66,13 +66,15 @@ def _open_app(task_id: str, app: str, start: Start, *, max_turns: int, tags: tup
 def toggle_setting(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
     """Flip a toggle that shows in Settings without scrolling; there is no second try, and no time to flip it back."""
     start = _toggle_start(toggle, turn_on=turn_on, first_rows=(toggle.value,))
-    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, max_turns=2, tags=("demo", "toggle_setting"))
+    tags = "demo", "toggle_setting"
+    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, difficulty="easy", max_turns=2, tags=tags)
 
 
 def toggle_hidden_setting(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
     """Flip a toggle that shows in Settings only after scrolling."""
     start = _toggle_start(toggle, turn_on=turn_on, hidden_rows=(toggle.value,))
-    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, max_turns=6, tags=("toggle_setting", "scrolling"))
+    tags = "toggle_setting", "scrolling"
+    return _toggle_setting(task_id, toggle, start, turn_on=turn_on, difficulty="medium", max_turns=6, tags=tags)
 
 
 def _toggle_start(
@@ -83,13 +85,20 @@ def _toggle_start(
 
 
 def _toggle_setting(
-    task_id: str, toggle: Toggle, start: Start, *, turn_on: bool, max_turns: int, tags: tuple[str, ...]
+    task_id: str,
+    toggle: Toggle,
+    start: Start,
+    *,
+    turn_on: bool,
+    difficulty: Difficulty,
+    max_turns: int,
+    tags: tuple[str, ...],
 ) -> TaskTemplate:
     spec = SETTINGS[toggle.value]
     return TaskTemplate(
         task_id=task_id,
         category="settings",
-        difficulty="medium",
+        difficulty=difficulty,
         max_turns=max_turns,
         draw=always(
             Instance(
@@ -193,14 +202,14 @@ def go_home(task_id: str) -> TaskTemplate:
     )
 
 
-def go_to_first_home_page(task_id: str) -> TaskTemplate:
-    """Swipe back to the first home page."""
+def go_to_home_page(task_id: str, page: int) -> TaskTemplate:
+    """Swipe to the first home page (0), or to the second."""
     return _navigate(
         task_id,
-        "Go to the first home page.",
-        Start(home_page=1),
-        Goal(query="home_page", expected="0"),
-        Move(screen="home", deed=TurnPage(by=-1)),
+        f"Go to the {('first', 'second')[page]} home page.",
+        Start(home_page=1 - page),
+        Goal(query="home_page", expected=str(page)),
+        Move(screen="home", deed=TurnPage(by=1 if page else -1)),
     )
 
 
@@ -215,15 +224,15 @@ def open_recents(task_id: str) -> TaskTemplate:
     )
 
 
-def switch_to_settings(task_id: str) -> TaskTemplate:
+def switch_to_app(task_id: str, app: str) -> TaskTemplate:
     """Get from one app to another through the recent apps."""
     return _navigate(
         task_id,
-        "Switch to Settings, which was open a moment ago.",
-        Start(app="mail", recent_apps=("music", "settings")),
-        Goal(query="current_app", expected=APPS["settings"].package),
+        f"Switch to {APPS[app].label}, which was open a moment ago.",
+        Start(app="mail", recent_apps=("music", app)),
+        Goal(query="current_app", expected=APPS[app].package),
         Move(screen="mail", deed=PushButton(button=Button.RECENTS)),
-        Move(screen="recents", deed=TapOn(label="Settings")),
+        Move(screen="recents", deed=TapOn(label=APPS[app].label)),
     )
 
 

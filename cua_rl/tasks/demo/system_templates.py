@@ -1,7 +1,7 @@
 """The table of tasks on system pages and in the shade; evaluation asks for names and levels that training has not."""
 
 from cua_rl.devices.simulator.catalog import Toggle
-from cua_rl.devices.simulator.system_catalog import LANGUAGES, NETWORKS, STORE_APPS, WALLPAPER_NAMES
+from cua_rl.devices.simulator.system_catalog import LANGUAGES, NETWORKS, WALLPAPER_NAMES
 from cua_rl.tasks.demo.app_info_families import (
     check_app_storage,
     clear_cache,
@@ -10,6 +10,7 @@ from cua_rl.tasks.demo.app_info_families import (
     switch_app_notifications,
     uninstall_app,
 )
+from cua_rl.tasks.demo.app_templates import STORE_EVAL, STORE_TRAINING
 from cua_rl.tasks.demo.shade_families import (
     clear_notifications,
     open_notifications,
@@ -35,7 +36,6 @@ from cua_rl.tasks.demo.template import TaskTemplate
 _TRAINING_NETWORKS, _EVAL_NETWORKS = NETWORKS[:9], NETWORKS[9:]
 _TRAINING_LANGUAGES, _EVAL_LANGUAGES = tuple(LANGUAGES)[1:8], tuple(LANGUAGES)[8:]
 _TRAINING_WALLPAPERS, _EVAL_WALLPAPERS = WALLPAPER_NAMES[:4], WALLPAPER_NAMES[4:]
-_TRAINING_STORE_APPS, _EVAL_STORE_APPS = tuple(STORE_APPS)[:5], tuple(STORE_APPS)[5:]
 _TRAINING_APPS, _EVAL_APPS = ("calendar", "chrome", "mail", "maps", "messages", "music"), ("clock", "files", "weather")
 _TRAINING_LEVELS, _EVAL_LEVELS = (20, 30, 40, 60, 70), (25, 35, 65, 75)
 
@@ -69,7 +69,7 @@ SYSTEM_TRAINING: tuple[TaskTemplate, ...] = (
     switch_app_notifications("train_78_disable_app_notifications", _TRAINING_APPS, turn_on=False),
     switch_call_vibration("train_79_enable_call_vibration", turn_on=True),
     switch_call_vibration("train_80_disable_call_vibration", turn_on=False),
-    uninstall_app("train_121_uninstall_app", _TRAINING_STORE_APPS),
+    uninstall_app("train_121_uninstall_app", STORE_TRAINING),
     check_app_storage("train_122_check_app_storage", _TRAINING_APPS),
     set_brightness("train_123_set_brightness", _TRAINING_LEVELS),
     join_wifi("train_124_join_wifi", _TRAINING_NETWORKS),
@@ -87,8 +87,15 @@ SYSTEM_EVAL: tuple[TaskTemplate, ...] = (
     switch_app_notifications("eval_15_enable_app_notifications", _EVAL_APPS, turn_on=True),
     switch_app_notifications("eval_16_disable_app_notifications", _EVAL_APPS, turn_on=False),
     set_media_volume("eval_19_change_media_volume", _EVAL_LEVELS),
-    uninstall_app("eval_121_uninstall_app", _EVAL_STORE_APPS),
+    uninstall_app("eval_121_uninstall_app", STORE_EVAL),
     check_app_storage("eval_122_check_app_storage", _EVAL_APPS),
     set_brightness("eval_123_set_brightness", _EVAL_LEVELS),
     join_wifi("eval_124_join_wifi", _EVAL_NETWORKS),
+    switch_quick_tile("eval_125_enable_auto_rotate_quick", Toggle.AUTO_ROTATE, turn_on=True),
+    switch_quick_tile("eval_126_disable_auto_rotate_quick", Toggle.AUTO_ROTATE, turn_on=False),
+    switch_quick_tile("eval_127_enable_battery_saver_quick", Toggle.BATTERY_SAVER, turn_on=True),
+    switch_quick_tile("eval_128_disable_battery_saver_quick", Toggle.BATTERY_SAVER, turn_on=False),
+    open_system_page("eval_129_open_app_list", "Open the list of all apps in Settings.", "apps", "apps"),
+    open_system_page("eval_130_open_wallpaper_settings", "Open the wallpaper settings.", "wallpaper", "wallpaper"),
+    open_system_page("eval_131_open_security_settings", "Open the security settings.", "security", "security"),
 )

@@ -3,11 +3,11 @@
 from itertools import count
 
 from cua_rl.devices.simulator.catalog import APPS, MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS, Toggle
-from cua_rl.tasks.demo.app_templates import APP_EVAL, APP_TRAINING
+from cua_rl.tasks.demo.app_templates import APP_EVAL, APP_TRAINING, GRADED_EVAL, GRADED_TRAINING
 from cua_rl.tasks.demo.families import (
     check_battery,
     go_home,
-    go_to_first_home_page,
+    go_to_home_page,
     open_app,
     open_app_on_page_two,
     open_recents,
@@ -15,7 +15,7 @@ from cua_rl.tasks.demo.families import (
     send_message,
     set_screen_timeout,
     set_slider,
-    switch_to_settings,
+    switch_to_app,
     toggle_auto_time,
     toggle_hidden_setting,
     toggle_setting,
@@ -91,15 +91,21 @@ def _more() -> list[TaskTemplate]:
         open_settings_page("train_14_open_display_settings", "display"),
         open_settings_page("train_15_open_sound_settings", "sound"),
         open_recents("train_20_open_recents"),
-        switch_to_settings("train_21_switch_to_settings"),
+        switch_to_app("train_21_switch_to_settings", "settings"),
         set_screen_timeout("train_35_timeout_30s", 30_000),
         set_screen_timeout("train_36_timeout_1min", 60_000),
         set_screen_timeout("train_37_timeout_2min", 120_000),
         set_screen_timeout("eval_01_display_timeout_5min", 300_000),
+        set_screen_timeout("eval_46_display_timeout_15s", 15_000),
+        set_screen_timeout("eval_47_display_timeout_10min", 600_000),
+        open_settings_page("eval_48_open_about_phone", "about"),
+        go_to_home_page("eval_49_go_to_second_home_page", 1),
+        switch_to_app("eval_50_switch_to_clock", "clock"),
+        switch_to_app("eval_51_switch_to_weather", "weather"),
         open_settings_page("train_39_open_date_time", "date"),
         toggle_auto_time("train_40_enable_auto_time", turn_on=True),
         toggle_auto_time("train_41_disable_auto_time", turn_on=False),
-        go_to_first_home_page("train_48_go_to_primary_home_page"),
+        go_to_home_page("train_48_go_to_primary_home_page", 0),
         send_message("train_51_compose_sms", "Emma", "Running late"),
         write_note("train_93_write_note", "Buy bread"),
         toggle_hidden_setting("train_94_enable_wifi_below", Toggle.WIFI, turn_on=True),
@@ -118,6 +124,8 @@ TEMPLATES: dict[str, TaskTemplate] = {
         *APP_EVAL,
         *SYSTEM_TRAINING,
         *SYSTEM_EVAL,
+        *GRADED_TRAINING,
+        *GRADED_EVAL,
     )
 }
 DEMO_TRAINING: tuple[TaskTemplate, ...] = tuple(t for t in TEMPLATES.values() if t.task_id.startswith("train_"))

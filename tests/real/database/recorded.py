@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from hashlib import sha256
 
 from cua_rl.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
 from cua_rl.conversation import ParseFailure
@@ -22,6 +23,8 @@ from cua_rl.types import (
     Chunk,
     EncodedTextChunk,
     ImageChunk,
+    Judgement,
+    JudgeVote,
     ModelInput,
     ModelTurn,
     Observation,
@@ -103,6 +106,31 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[Observation]) -> Tu
     )
 
 
+def make_judgement(*, is_reached: bool) -> Judgement:
+    """Two votes of three beside a validator, or none that could decide."""
+    said = JudgeVote(
+        success=is_reached or None,
+        reason="nul \x00, \ud83d",
+        score=0.5 if is_reached else None,
+        text='{"success": true}',
+        duration_s=0.1 + 0.2,
+        num_prompt_tokens=1000,
+        num_answer_tokens=40,
+    )
+    lost = JudgeVote(success=None, error="503", duration_s=1.5)
+    prompt = "Decide.\x00"
+    return Judgement(
+        model="judge-1",
+        prompt=prompt,
+        prompt_sha256=sha256(prompt.encode()).hexdigest(),
+        screenshots="final",
+        votes=(said, said, lost),
+        decides=not is_reached,
+        duration_s=1.5,
+        cost_usd=0.1 + 0.2 if is_reached else None,
+    )
+
+
 def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | None = None) -> Rollout:
     seen = [make_observation(rng)]
     turns: list[Turn] = []
@@ -126,6 +154,7 @@ def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | N
         error="the device is gone" if fault else None,
         started_at=1.7e9 + rng.random(),
         duration_s=rng.random() * 10,
+        judgement=make_judgement(is_reached=not fault) if member_index else None,
     )
 
 
@@ -143,16 +172,17 @@ def advantages_of(group: RolloutGroup) -> tuple[float, ...]:
     return tuple(reward - mean for reward in group.rewards)
 
 
-def start(first_step: int = 0) -> TrainingStarted:
+def start(first_step: int = 1) -> TrainingStarted:
     return TrainingStarted(
         run_name="run", log_path="/logs/run", config={"seed": 1, "name": "a\x00"}, first_step=first_step, total_steps=4
     )
 
 
-def source_events(group: RolloutGroup, step: int = 0, phase: Phase = "step") -> list[Event]:
+def source_events(group: RolloutGroup, step: int = 1, phase: Phase = "step") -> list[Event]:
     """A step or evaluation of one group, up to the end of the group."""
     source = Source(phase=phase, step=step)
-    events: list[Event] = [SourceStarted(source=source, tasks=(make_task(),), group_size=3, policy_version=step)]
+    version = step - 1 if phase == "step" else step
+    events: list[Event] = [SourceStarted(source=source, tasks=(make_task(),), group_size=3, policy_version=version)]
     for rollout in (*group.rollouts, *group.faulty):
         events.append(rollout_start(source, group, rollout))
         events += [TurnTaken(rollout_id=rollout.rollout_id, turn=turn) for turn in rollout.turns]
@@ -173,7 +203,7 @@ def rollout_start(source: Source, group: RolloutGroup, rollout: Rollout) -> Roll
     )
 
 
-def step_end(group: RolloutGroup, step: int = 0) -> StepTrained:
+def step_end(group: RolloutGroup, step: int = 1) -> StepTrained:
     logprobs = {
         rollout.rollout_id: tuple(
             (turn.index, tuple(value - 0.1 for value in turn.model.sampling_logprobs)) for turn in rollout.turns
@@ -182,7 +212,7 @@ def step_end(group: RolloutGroup, step: int = 0) -> StepTrained:
     }
     return StepTrained(
         step=step,
-        policy_version=step + 1,
+        policy_version=step,
         datums_sha256=f"{step:064x}",
         num_datums=3,
         training_logprobs=logprobs,

@@ -47,19 +47,19 @@ FIRST, SECOND, THIRD, FOURTH = numbered(0, 0), numbered(1, 0), numbered(2, 1), n
 def killed_run() -> list[Event]:
     return [
         start(),
+        begun(2),
+        *ended(SECOND, 2),
         begun(1),
-        *ended(SECOND, 1),
-        begun(0),
-        BatchTaken(step=0, group_ids=("group 1",)),
+        BatchTaken(step=1, group_ids=("group 1",)),
         step_end(SECOND),
         CheckpointSaved(step=1, state_path="/1", sampler_path="/1"),
-        *ended(FIRST, 1),
-        begun(2),
-        *ended(THIRD, 2),
-        BatchTaken(step=1, group_ids=("group 0",)),
-        step_end(FIRST, step=1),
+        *ended(FIRST, 2),
         begun(3),
-        *ended(FOURTH, 3),
+        *ended(THIRD, 3),
+        BatchTaken(step=2, group_ids=("group 0",)),
+        step_end(FIRST, step=2),
+        begun(4),
+        *ended(FOURTH, 4),
     ]
 
 
@@ -67,10 +67,10 @@ async def test_a_group_belongs_to_the_step_that_trained_it(url: str, session: As
     await record(url, *killed_run())
 
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
-    assert await load_groups(session, training_id, 0) == [SECOND]
-    assert await load_groups(session, training_id, 1) == [FIRST]
+    assert await load_groups(session, training_id, 1) == [SECOND]
+    assert await load_groups(session, training_id, 2) == [FIRST]
     steps = {step.step: step.status for step in await load_steps(session, training_id)}
-    assert steps == {0: "completed", 1: "completed", 2: "rollouts", 3: "rollouts"}
+    assert steps == {1: "completed", 2: "completed", 3: "rollouts", 4: "rollouts"}
 
 
 async def test_a_resumed_run_keeps_ended_groups_of_policies_that_its_checkpoint_knows(
@@ -83,24 +83,24 @@ async def test_a_resumed_run_keeps_ended_groups_of_policies_that_its_checkpoint_
 
     assert progress.done_indices == (1,)
     assert progress.newest_steps == {0: 0, 1: 1}
-    # FIRST was trained by step 1, which is void; FOURTH was sampled by policy 2, which is void too
-    assert [(untrained.group, untrained.last_step) for untrained in progress.untrained] == [(FIRST, 1), (THIRD, 2)]
+    # FIRST was trained by step 2, which is void; FOURTH was sampled by policy 2, which is void too
+    assert [(untrained.group, untrained.last_step) for untrained in progress.untrained] == [(FIRST, 2), (THIRD, 3)]
     await session.rollback()
 
-    await record(url, replace(start(first_step=1), kept_group_ids=("group 0", "group 2")))
-    assert await load_groups(session, training_id, 1) == [FIRST]
-    assert await load_groups(session, training_id, 2) == [THIRD]
+    await record(url, replace(start(first_step=2), kept_group_ids=("group 0", "group 2")))
+    assert await load_groups(session, training_id, 2) == [FIRST]
+    assert await load_groups(session, training_id, 3) == [THIRD]
     rows = run_sql(url, "SELECT step, status, datums_sha256 IS NULL FROM steps ORDER BY step")
-    assert rows == [(0, "completed", False), (1, "rollouts", True), (2, "rollouts", True)]
+    assert rows == [(1, "completed", False), (2, "rollouts", True), (3, "rollouts", True)]
 
     await record(
         url,
-        replace(start(first_step=1), kept_group_ids=("group 0", "group 2")),
-        begun(1),
-        BatchTaken(step=1, group_ids=("group 2",)),
-        step_end(THIRD, step=1),
-        BatchTaken(step=2, group_ids=("group 0",)),
+        replace(start(first_step=2), kept_group_ids=("group 0", "group 2")),
+        begun(2),
+        BatchTaken(step=2, group_ids=("group 2",)),
+        step_end(THIRD, step=2),
+        BatchTaken(step=3, group_ids=("group 0",)),
     )
     await session.rollback()
-    assert await load_groups(session, training_id, 1) == [THIRD]
-    assert await load_groups(session, training_id, 2) == [FIRST]
+    assert await load_groups(session, training_id, 2) == [THIRD]
+    assert await load_groups(session, training_id, 3) == [FIRST]

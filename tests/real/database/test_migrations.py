@@ -30,6 +30,24 @@ INDEXES = """
     WHERE schemaname = 'public' AND tablename <> 'alembic_version' ORDER BY 1
 """
 
+# a run of our own, the same as another monitor's run, and one that some other system sent; each resumed after two steps
+OLD_RUNS = """
+INSERT INTO projects (name, token_sha256) VALUES ('theirs', 'x');
+INSERT INTO trainings (run_name, log_path, config, image_token_id, attempt_id, num_attempts, status, first_step,
+    num_completed_steps, total_steps, started_at, heartbeat_at, updated_at)
+SELECT 'run', 'folder ' || token, '{}', token, gen_random_uuid(), 2, 'running', 2, 2, 9, now(), now(), now()
+FROM unnest(ARRAY[1, 2, 0]) AS token;
+INSERT INTO project_runs (training_id, project_id) VALUES (2, 1), (3, 1);
+INSERT INTO steps (training_id, step, attempt_id, status, policy_version, group_size, num_groups, num_ended_groups,
+    task_pks, started_at, updated_at)
+SELECT t.id, number, t.attempt_id, 'completed', 0, 2, 2, 2, '{}', now(), now()
+FROM generate_series(0, 2) AS number CROSS JOIN trainings t ORDER BY number;
+INSERT INTO evals (training_id, phase, step, attempt_id, status, policy_version, group_size, num_groups,
+    num_ended_groups, task_pks, started_at, updated_at)
+SELECT id, 'eval', 2, attempt_id, 'completed', 2, 1, 1, 1, '{}', now(), now() FROM trainings;
+INSERT INTO checkpoints (training_id, step, state_path, sampler_path) SELECT id, 2, '/2', '/2' FROM trainings;
+"""
+
 
 def schema(url: str) -> list[list[tuple[object, ...]]]:
     return [run_sql(url, query) for query in (COLUMNS, CONSTRAINTS, INDEXES)]
@@ -50,7 +68,7 @@ def test_migrations_go_up_and_down_and_make_what_the_models_say(server_url: str,
 
     command.check(config)
     assert schema(empty_url) == schema(models_url)
-    assert ScriptDirectory.from_config(config).get_heads() == ["0003"]
+    assert ScriptDirectory.from_config(config).get_heads() == ["0005"]
     run_sql(server_url, "DROP DATABASE from_models")
 
 
@@ -65,7 +83,7 @@ async def test_threads_and_processes_that_migrate_at_once_wait_for_each_other(em
 
     assert [done.result().returncode for done in command_lines] == [0, 0]
 
-    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [("0003",)]
+    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [("0005",)]
 
 
 def run_alembic(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -80,7 +98,7 @@ def test_the_alembic_command_works_inside_the_package_folder(empty_url: str) -> 
     done = run_alembic(["upgrade", "head"], {"DATABASE_URL": empty_url})
 
     assert done.returncode == 0, done.stderr
-    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [("0003",)]
+    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [("0005",)]
 
 
 def test_the_alembic_command_without_a_database_says_what_to_set() -> None:
@@ -106,3 +124,21 @@ async def test_rebuild_asks_first_and_empties_only_our_tables(
     assert "1 trainings" in capsys.readouterr().out
     assert run_sql(url, "SELECT count(*) FROM trainings") == [(0,)]
     assert run_sql(url, "SELECT number FROM of_someone_else") == [(1,)]
+
+
+def test_steps_recorded_from_zero_count_from_one_and_those_of_other_systems_stay(empty_url: str) -> None:
+    config = alembic_config(empty_url)
+    command.upgrade(config, "0003")
+    run_sql(empty_url, OLD_RUNS)
+
+    command.upgrade(config, "0004")
+
+    steps = "SELECT training_id, array_agg(step ORDER BY id) FROM steps GROUP BY 1 ORDER BY 1"
+    assert run_sql(empty_url, steps) == [(1, [1, 2, 3]), (2, [1, 2, 3]), (3, [0, 1, 2])]
+    assert run_sql(empty_url, "SELECT id, first_step FROM trainings ORDER BY id") == [(1, 3), (2, 3), (3, 2)]
+    assert run_sql(empty_url, "SELECT DISTINCT step FROM evals") == [(2,)]
+    assert run_sql(empty_url, "SELECT DISTINCT step FROM checkpoints") == [(2,)]
+
+    command.downgrade(config, "0003")
+    assert run_sql(empty_url, steps) == [(run, [0, 1, 2]) for run in (1, 2, 3)]
+    assert run_sql(empty_url, "SELECT DISTINCT first_step FROM trainings") == [(2,)]

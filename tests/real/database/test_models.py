@@ -73,14 +73,24 @@ async def test_deleting_a_training_leaves_only_what_others_may_share(url: str) -
 
     run_sql(url, "DELETE FROM trainings")
 
-    for table in ("steps", "groups", "rollouts", "turns", "validations", "environments", "status_history"):
+    for table in (
+        "steps",
+        "groups",
+        "rollouts",
+        "turns",
+        "validations",
+        "judgements",
+        "environments",
+        "status_history",
+    ):
         assert run_sql(url, f"SELECT count(*) FROM {table}") == [(0,)]
-    assert run_sql(url, "SELECT count(*) > 0 FROM screenshots") == [(True,)]
+    for shared in ("screenshots", "judge_prompts"):
+        assert run_sql(url, f"SELECT count(*) > 0 FROM {shared}") == [(True,)]
 
 
 async def test_a_rollout_id_cannot_serve_two_groups(url: str) -> None:
     group = make_group(1)
-    start_again = rollout_start(Source(phase="step", step=0), replace(group, group_id="other"), group.rollouts[0])
+    start_again = rollout_start(Source(phase="step", step=1), replace(group, group_id="other"), group.rollouts[0])
 
     with pytest.raises(DatabaseError, match="expected rollout ids to be unique"):
         await record(url, start(), *source_events(group), start_again)

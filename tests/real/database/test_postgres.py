@@ -32,7 +32,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until_dead(pids: list[int], timeout_s: float = 15.0) -> bool:
+def wait_until_dead(pids: list[int], timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while any(map(is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -69,7 +69,7 @@ async def test_data_survives_a_restart_and_nothing_is_left_running(tmp_path: Pat
         _ = postgres.url
     started = time.monotonic()
     async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 20  # a second on an idle machine
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
 
 

@@ -85,10 +85,10 @@ async def test_groups_are_rebuilt_bit_for_bit(url: str, session: AsyncSession) -
 
     training = await find_training(session, "run")
     assert training is not None
-    rebuilt = await load_groups(session, training.training_id, 0)
+    rebuilt = await load_groups(session, training.training_id, 1)
 
     assert rebuilt == [group]
-    assert await load_advantages(session, training.training_id, 0) == [advantages_of(group)]
+    assert await load_advantages(session, training.training_id, 1) == [advantages_of(group)]
     rollout = group.rollouts[0]
     assert await load_training_logprobs(session, training.training_id, rollout.rollout_id) == {
         turn.index: tuple(value - 0.1 for value in turn.model.sampling_logprobs) for turn in rollout.turns
@@ -106,7 +106,7 @@ async def test_queries_tell_what_was_measured(url: str, session: AsyncSession) -
     assert (step.status, step.metrics) == ("completed", {"loss/policy": 0.1 + 0.2, "odd": float("inf")})
     [evaluation] = await load_evals(session, training.training_id)
     assert (evaluation.phase, evaluation.step, evaluation.metrics) == ("eval", 1, {"eval/success": 0.5})
-    assert await load_datums_sha256(session, training.training_id, 0) == f"{0:064x}"
+    assert await load_datums_sha256(session, training.training_id, 1) == f"{1:064x}"
     with pytest.raises(DatabaseError, match="expected step 3"):
         await load_groups(session, training.training_id, 3)
 
@@ -131,7 +131,7 @@ async def test_replaying_every_event_changes_nothing(url: str) -> None:
 
 async def test_rows_show_a_rollout_while_it_runs(url: str, session: AsyncSession) -> None:
     group = make_group(1)
-    source, rollout = Source(phase="step", step=0), group.rollouts[0]
+    source, rollout = Source(phase="step", step=1), group.rollouts[0]
 
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
         await recorder.record(start())
@@ -166,7 +166,7 @@ async def test_rows_show_a_rollout_while_it_runs(url: str, session: AsyncSession
 async def _groups(session: AsyncSession):
     training = await find_training(session, "run")
     assert training is not None
-    for group in await load_groups(session, training.training_id, 0):
+    for group in await load_groups(session, training.training_id, 1):
         yield group
 
 
@@ -176,36 +176,55 @@ async def test_a_resumed_attempt_voids_what_will_run_again(url: str, session: As
     await record(
         url,
         start(),
-        *source_events(baseline, phase="baseline"),
+        *source_events(baseline, step=0, phase="baseline"),
         EvaluationEnded(source=Source(phase="baseline", step=0), metrics={}),
         *source_events(groups[0]),
         step_end(groups[0]),
         CheckpointSaved(step=1, state_path="/1", sampler_path="/1"),
-        *source_events(groups[1], step=1),
-        step_end(groups[1], step=1),
+        *source_events(groups[1], step=2),
+        step_end(groups[1], step=2),
         *source_events(make_group(9, group_id="cut short"), step=1, phase="eval"),
     )
 
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
-        await recorder.record(start(first_step=1))
+        await recorder.record(start(first_step=2))
         await recorder.flush()
         training = (await session.scalars(select(Training))).one()
         assert (training.status, training.num_attempts, training.num_completed_steps) == ("running", 2, 1)
-        assert [row.step for row in await load_steps(session, training.id)] == [0]
+        assert [row.step for row in await load_steps(session, training.id)] == [1]
         assert [row.phase for row in await load_evals(session, training.id)] == ["baseline"]
         assert len((await session.scalars(select(RolloutRow))).all()) == 8  # two groups of three and one faulty each
 
-        for event in (*source_events(groups[2], step=1), step_end(groups[2], step=1)):
+        for event in (*source_events(groups[2], step=2), step_end(groups[2], step=2)):
             await recorder.record(event)
 
-    assert await load_groups(session, training.id, 0) == [groups[0]]
-    assert await load_groups(session, training.id, 1) == [groups[2]]
+    assert await load_groups(session, training.id, 1) == [groups[0]]
+    assert await load_groups(session, training.id, 2) == [groups[2]]
     assert await load_groups(session, training.id, 0, phase="baseline") == [baseline]
+
+
+async def test_the_history_of_a_run_says_when_it_was_interrupted_and_when_it_went_on(url: str) -> None:
+    await record(url, start())
+    run_sql(url, "UPDATE trainings SET heartbeat_at = heartbeat_at - interval '3 hours'")
+    (last_seen,) = run_sql(url, "SELECT heartbeat_at FROM trainings")
+    await record(url, start(), TrainingEnded(status="failed", error="no device"))
+    await record(url, start(), TrainingEnded(status="completed"))
+
+    changes = run_sql(url, "SELECT old_status, new_status FROM status_history WHERE training_id = 1 ORDER BY id")
+    assert changes == [
+        (None, "running"),
+        ("running", "interrupted"),  # killed: nobody said that it ended
+        ("interrupted", "running"),
+        ("running", "failed"),
+        ("failed", "running"),
+        ("running", "completed"),
+    ]
+    assert run_sql(url, "SELECT changed_at FROM status_history WHERE new_status = 'interrupted'") == [last_seen]
 
 
 async def test_ending_a_training_ends_what_still_runs(url: str) -> None:
     group = make_group(1)
-    source = Source(phase="step", step=0)
+    source = Source(phase="step", step=1)
 
     await record(
         url,
@@ -247,7 +266,7 @@ async def test_an_absent_database_delays_but_loses_nothing(tmp_path: Path, caplo
         async with open_sessions(url) as sessions, sessions() as session:
             training = await find_training(session, "run")
             assert training is not None
-            assert await load_groups(session, training.training_id, 0) == [make_group(1)]
+            assert await load_groups(session, training.training_id, 1) == [make_group(1)]
             assert training.status == "completed"
 
     assert len([line for line in caplog.messages if "database away" in line]) == 1
@@ -283,9 +302,21 @@ async def test_a_refused_event_stops_the_run_instead_of_vanishing(url: str) -> N
 async def test_a_value_that_is_no_json_is_refused_by_name(url: str) -> None:
     recorder = await DatabaseRecorder(url, image_token_id=IMAGE_TOKEN).__aenter__()
     bad = start()
-    await recorder.record(type(bad)(run_name="r", log_path="l", config={"x": object()}, first_step=0, total_steps=1))
+    await recorder.record(type(bad)(run_name="r", log_path="l", config={"x": object()}, first_step=1, total_steps=1))
 
     with pytest.raises(DatabaseError, match="refused one of TrainingStarted"):
         await recorder.flush()
     with pytest.raises(DatabaseError, match="TrainingStarted"):
         await recorder.__aexit__(None, None, None)
+
+
+async def test_every_verdict_is_kept_with_its_votes_and_its_prompt_once(url: str) -> None:
+    await record(url, start(), *source_events(make_group(1)))
+
+    rows = run_sql(
+        url, "SELECT success, agreement, decides, num_prompt_tokens, cost_usd, reason FROM judgements ORDER BY id"
+    )
+    # members 1 and 2 with two votes of three; the fault without a verdict, and with what it cost
+    reached = (True, 2 / 3, False, 2000, 0.1 + 0.2, "nul \x1a0;, \x1ad83d;")
+    assert rows == [reached, reached, (None, 0.0, True, 2000, None, "503")]
+    assert run_sql(url, "SELECT count(*), min(text) FROM judge_prompts") == [(1, "Decide.\x1a0;")]

@@ -36,9 +36,9 @@ def failed_group() -> RolloutGroup:
 def second_step(group: RolloutGroup) -> list[Event]:
     """The step's events, its group's end reported twice, as after a commit whose answer was lost."""
     advantages = tuple(float(index) / 3 for index in range(len(group.compared)))
-    started = source_events(replace(group, replayed=()), step=1)[:-1]
+    started = source_events(replace(group, replayed=()), step=2)[:-1]
     ended = GroupEnded(
-        source=Source(phase="step", step=1), group=group, advantages=advantages, replaced_by=make_task(seed=8)
+        source=Source(phase="step", step=2), group=group, advantages=advantages, replaced_by=make_task(seed=8)
     )
     return [*started, ended, ended]
 
@@ -51,9 +51,9 @@ async def test_a_replayed_rollout_is_stored_once_and_its_group_is_rebuilt_with_i
     await record(url, start(), *source_events(EARLIER), step_end(EARLIER), *second_step(group))
 
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
-    assert await load_groups(session, training_id, 1) == [group]
-    assert await load_groups(session, training_id, 0) == [EARLIER]
-    assert await load_advantages(session, training_id, 1) == [(0.0, 1 / 3, 2 / 3, 1.0)]
+    assert await load_groups(session, training_id, 2) == [group]
+    assert await load_groups(session, training_id, 1) == [EARLIER]
+    assert await load_advantages(session, training_id, 2) == [(0.0, 1 / 3, 2 / 3, 1.0)]
     assert run_sql(url, "SELECT count(*) FROM replays") == [(1,)]
     copies = f"SELECT count(*) FROM rollouts WHERE rollout_id = '{EARLIER.rollouts[0].rollout_id}'"
     assert run_sql(url, copies) == [(1,)]
@@ -65,7 +65,7 @@ async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(url: s
     advantages = {datum.rollout_id: max(datum.advantages, key=abs) for datum in batch.datums}
     events = second_step(group)[:-2]
     ended = GroupEnded(
-        source=Source(phase="step", step=1),
+        source=Source(phase="step", step=2),
         group=group,
         advantages=tuple(advantages[rollout.rollout_id] for rollout in group.compared),
     )
@@ -73,7 +73,7 @@ async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(url: s
     await record(url, start(), *source_events(EARLIER), step_end(EARLIER), *events, ended)
 
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
-    groups, loaded = await load_groups(session, training_id, 1), await load_advantages(session, training_id, 1)
+    groups, loaded = await load_groups(session, training_id, 2), await load_advantages(session, training_id, 2)
     datums, _ = build_datums_of_groups(groups, loaded, IMAGE_TOKEN)
     assert batch.replayed_ids == {EARLIER.rollouts[0].rollout_id}
     assert datums_sha256(datums) == datums_sha256(batch.datums)
@@ -84,7 +84,7 @@ async def test_a_group_that_is_replaced_makes_its_step_one_group_longer(url: str
 
     await record(url, start(), *source_events(EARLIER), step_end(EARLIER), *second_step(group))
 
-    row = "SELECT num_groups, num_ended_groups, cardinality(task_pks), status FROM steps WHERE step = 1"
+    row = "SELECT num_groups, num_ended_groups, cardinality(task_pks), status FROM steps WHERE step = 2"
     assert run_sql(url, row) == [(2, 1, 2, "rollouts")]
 
 
@@ -110,7 +110,7 @@ async def test_a_resumed_run_remembers_what_the_first_attempt_stored(url: str, t
         await record(url, start(), *source_events(EARLIER), step_end(EARLIER))
 
         async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
-            await recorder.record(start(first_step=1))
+            await recorder.record(start(first_step=2))
             memory = await load_memory(config, folder, 1, recorder, url)
 
     failed = replace(failed_group(), replayed=())
@@ -128,6 +128,6 @@ async def test_a_resumed_run_says_so_if_its_successes_are_in_another_database(ur
         await Memory(outcomes_path=folder.path / OUTCOMES_NAME).remember(1, [EARLIER])
 
         async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
-            await recorder.record(start(first_step=1))
+            await recorder.record(start(first_step=2))
             with pytest.raises(DatabaseError, match="the database that the run began with"):
                 await load_memory(config, folder, 1, recorder, url)

@@ -73,7 +73,7 @@ async def test_a_server_that_says_nothing_is_given_up_after_three_seconds() -> N
         with pytest.raises(DatabaseError, match="expected a Postgres server"):
             await check_connection(f"postgresql://user:secret@127.0.0.1:{silent.getsockname()[1]}/d")
 
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # without a limit of our own, libpq waits for minutes
 
 
 async def test_a_missing_database_is_named(server_url: str) -> None:

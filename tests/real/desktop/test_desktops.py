@@ -45,14 +45,14 @@ async def desktop(backend: LinuxDesktops) -> AsyncIterator[LinuxDesktop]:
 
 async def eventually(desktop: LinuxDesktop, query: str, expected: str) -> None:
     """Programs save in their own time."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await desktop.query(query)).strip() != expected.strip():
             await asyncio.sleep(0.05)
 
 
 async def different_picture(desktop: LinuxDesktop, before: Observation) -> None:
     """Programs draw in their own time, on a busy machine more so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await desktop.observe()).sha256 == before.sha256:
             await asyncio.sleep(0.05)
 
@@ -161,7 +161,7 @@ async def test_a_killed_controller_leaves_no_process_and_the_next_one_no_folder(
     controller.kill()
     await controller.wait()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while home in await asyncio.to_thread(_all_environments):
             await asyncio.sleep(0.05)
     async with LinuxDesktops():

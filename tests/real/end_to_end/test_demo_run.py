@@ -33,13 +33,13 @@ async def recorded_groups(folder: Path, num_steps: int) -> list[list[RolloutGrou
     ):
         training = await find_training(session, folder.name, str(folder))
         assert training is not None
-        return [await load_groups(session, training.training_id, step) for step in range(num_steps)]
+        return [await load_groups(session, training.training_id, step) for step in range(1, num_steps + 1)]
 
 
 def expected_tasks(num_steps: int) -> list[list[tuple[str, int]]]:
     """What an uninterrupted run trains on."""
     tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
-    return [[(task.task_id, task.seed) for task in tasks.batch(step, 4)] for step in range(num_steps)]
+    return [[(task.task_id, task.seed) for task in tasks.batch(number, 4)] for number in range(num_steps)]
 
 
 def test_a_run_survives_the_death_of_its_model_server_and_every_figure_holds(tmp_path: Path) -> None:
@@ -75,7 +75,8 @@ def test_a_run_survives_the_death_of_its_model_server_and_every_figure_holds(tmp
         for turn in rollout.turns
     )
     assert max(responses.values()) == 1
-    assert run_recipe(RebuildConfig, cli_main, [f"log_path={run.folder}"]) == 0
+    moved = run.folder.rename(tmp_path / "moved")
+    assert run_recipe(RebuildConfig, cli_main, [f"log_path={moved}"]) == 0
 
 
 def test_a_killed_run_resumes_where_its_checkpoint_was_and_leaves_no_orphans(

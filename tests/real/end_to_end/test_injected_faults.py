@@ -135,7 +135,7 @@ def make_runner(gateway: Gateway) -> RolloutRunner:
 
 def make_settings(renderer: Renderer) -> LoopSettings:
     return LoopSettings(
-        first_step=0,
+        first_step=1,
         max_steps=2,
         groups_per_batch=6,
         group_size=6,
@@ -158,7 +158,7 @@ def make_settings(renderer: Renderer) -> LoopSettings:
 async def test_without_a_fault_sampler_and_trainer_agree(server: VllmServer, tmp_path: Path) -> None:
     log = await run_steps(make_trainer(), server, tmp_path)
 
-    assert [step for step, _ in log.steps] == [0, 1]
+    assert [step for step, _ in log.steps] == [1, 2]
     assert all(metrics["policy/parity_mean_abs"] <= PARITY_LIMIT for _, metrics in log.steps)
 
 

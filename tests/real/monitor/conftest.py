@@ -106,7 +106,7 @@ async def shown(server_url: str) -> AsyncGenerator[Shown]:
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
         baseline = source_events(make_group(seed=9, group_id="before"), 0, "baseline")
         ended = EvaluationEnded(source=Source(phase="baseline", step=0), metrics={})
-        for event in [start(), *baseline, ended, *make_step_events(0), *make_step_events(1)]:
+        for event in [start(), *baseline, ended, *make_step_events(1), *make_step_events(2)]:
             await recorder.record(event)
         await recorder.flush()
         async with (

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def test_an_exported_step_refers_to_nothing_outside_of_its_file(shown: Shown, tmp_path: Path) -> None:
     out = tmp_path / "step.html"
-    await cli_main(ExportConfig(run="run", step=0, out=str(out)), {"DATABASE_URL": shown.url})
+    await cli_main(ExportConfig(run="run", step=1, out=str(out)), {"DATABASE_URL": shown.url})
 
     page = out.read_text(encoding="utf-8")
-    rollouts = (await shown.json("/api/runs/1/rollouts", phase="step", step=0))["items"]
+    rollouts = (await shown.json("/api/runs/1/rollouts", phase="step", step=1))["items"]
     assert len(rollouts) == 4
     assert all(item["rollout_id"] in page for item in rollouts)
     assert page.count("data:image/png;base64,") >= len(rollouts)

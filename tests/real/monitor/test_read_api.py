@@ -67,7 +67,7 @@ async def test_what_is_not_there_is_404_with_what_was_expected(shown: Shown) -> 
     missing = [
         *("/api/runs/99", "/api/runs/x.1", "/api/runs/" + "9" * 40, f"/api/screenshots/{'0' * 64}", "/api/nothing"),
         *(f"{RUN}/rollouts/none", f"{RUN}/rollouts/none/overrides", f"{RUN}/rollouts/none/download"),
-        *(f"{RUN}/step/77", f"{RUN}/eval/0", f"{RUN}/step/0/groups/none", f"{RUN}/tasks/none"),
+        *(f"{RUN}/step/77", f"{RUN}/eval/0", f"{RUN}/step/1/groups/none", f"{RUN}/tasks/none"),
         *(f"{RUN}/rollouts/{rollout['rollout_id']}/turns/99/tokens", "/api/runs/compare?run_id=1&run_id=99"),
         *(f"/api/runs/99/{part}" for part in ("metrics", "timeline", "failures", "evaluations", "tasks", "rollouts")),
     ]
@@ -84,17 +84,17 @@ async def test_a_run_is_found_by_name_and_status_and_shows_its_figures(shown: Sh
 
     series = await shown.json(f"{RUN}/metrics", name=["loss/policy", "odd"])
     assert series["series"] == {"loss/policy": [0.1 + 0.2] * 2, "odd": [None, None]}  # infinity has no JSON
-    assert (await shown.json(f"{RUN}/metrics", from_step=1))["steps"] == [1]
+    assert (await shown.json(f"{RUN}/metrics", from_step=2))["steps"] == [2]
     assert [point["phase"] for point in series["evaluations"]] == ["baseline"]
     timeline = await shown.json(f"{RUN}/timeline")
-    assert [(item["phase"], item["step"]) for item in timeline] == [("baseline", 0), ("step", 0), ("step", 1)]
+    assert [(item["phase"], item["step"]) for item in timeline] == [("baseline", 0), ("step", 1), ("step", 2)]
     failures = await shown.json(f"{RUN}/failures")
     assert failures["stop_reasons"]["device_error"] == [1, 1]
     assert [error["message"] for error in failures["errors"]] == ["the device is gone"]
     (task,) = await shown.json(f"{RUN}/tasks")
     assert task["success"]["num_rollouts"] == sum(point["num_rollouts"] for point in series["success"]) == 6
     history = (await shown.json(f"{RUN}/tasks/{task['task_id']}"))["history"]
-    assert [(point["phase"], point["step"]) for point in history] == [("step", 0), ("step", 1), ("baseline", 0)]
+    assert [(point["phase"], point["step"]) for point in history] == [("step", 1), ("step", 2), ("baseline", 0)]
 
 
 async def test_a_token_leads_to_its_screenshot_request_adapter_and_reward(shown: Shown) -> None:
@@ -115,7 +115,7 @@ async def test_a_token_leads_to_its_screenshot_request_adapter_and_reward(shown:
 
 
 async def test_a_verdict_is_shown_beside_what_was_trained_on(shown: Shown) -> None:
-    (rollout, *_) = await _rollouts(shown, phase="step", step=0, stop_reason="finished")
+    (rollout, *_) = await _rollouts(shown, phase="step", step=1, stop_reason="finished")
     path = f"{RUN}/rollouts/{rollout['rollout_id']}"
     for success in (True, False):
         verdict = {"success": success, "reason": "seen by a person", "actor": "Ada"}

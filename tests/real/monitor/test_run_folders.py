@@ -25,7 +25,7 @@ async def test_a_run_of_a_folder_is_shown_and_its_database_given_back_when_it_go
     async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as postgres:
         await migrate(postgres.url)
         async with DatabaseRecorder(postgres.url, image_token_id=IMAGE_TOKEN) as recorder:
-            for event in [start(), *make_step_events(0)]:
+            for event in [start(), *make_step_events(1)]:
                 await recorder.record(event)
     databases, feed, rules = Databases([]), LiveFeed(), AccessRules(write_token="w")
     transport = httpx.ASGITransport(app=guard(make_app(databases, rules, feed=feed), rules))

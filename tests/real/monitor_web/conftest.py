@@ -33,22 +33,22 @@ class RecordedRun:
     run_id: str
     recorder: DatabaseRecorder
     policy: RandomTaps
-    next_step: int = 0
+    num_steps: int = 0
 
     async def add_evaluation(self, phase: str) -> None:
-        source = Source(phase=phase, step=self.next_step)  # pyright: ignore[reportArgumentType]
+        source = Source(phase=phase, step=self.num_steps)  # pyright: ignore[reportArgumentType]
         await seed_monitor.run_source(self.recorder, self.policy, source, num_groups=8, turns=2)
         await self.recorder.record(EvaluationEnded(source=source, metrics={}))
         await self.recorder.flush()
 
     async def add_step(self, *, turns: int = 3, pause_s: float = 0.0) -> None:
         """Rollouts on simulated phones, then the trainer's log-probabilities for every one of them."""
-        step = self.next_step
+        step = self.num_steps + 1
         source = Source(phase="step", step=step)
         groups = await seed_monitor.run_source(
             self.recorder, self.policy, source, num_groups=3, turns=turns, pause_s=pause_s
         )
-        self.next_step = self.policy.policy_version = step + 1
+        self.num_steps = self.policy.policy_version = step
         logprobs = {
             rollout.rollout_id: tuple(
                 (turn.index, tuple(value - 0.01 for value in turn.model.sampling_logprobs)) for turn in rollout.turns
@@ -59,7 +59,7 @@ class RecordedRun:
         await self.recorder.record(
             StepTrained(
                 step=step,
-                policy_version=step + 1,
+                policy_version=step,
                 datums_sha256=f"{step:064x}",
                 num_datums=len(logprobs),
                 training_logprobs=logprobs,
@@ -106,7 +106,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
 async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config: Any) -> RecordedRun:
     settings = {"model_name": None, "model_path": str(seed_monitor.MODEL), "group_size": 8} | config
     await recorder.record(
-        TrainingStarted(run_name=name, log_path=f"/runs/{name}", config=settings, first_step=0, total_steps=NUM_STEPS)
+        TrainingStarted(run_name=name, log_path=f"/runs/{name}", config=settings, first_step=1, total_steps=NUM_STEPS)
     )
     await recorder.flush()
     policy = RandomTaps(renderer, seed=1)
@@ -142,7 +142,7 @@ async def window(chromium: Any, site: Site) -> AsyncGenerator[Window]:
     """A fresh browser profile; whatever a test does, no page may complain or ask another server."""
     context = await chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
     page = await context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(f"page error: {error}"))
     page.on("console", lambda message: message.type == "error" and complaints.append(f"console: {message.text}"))

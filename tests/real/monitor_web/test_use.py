@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -66,13 +67,15 @@ async def test_a_new_turn_is_on_the_screen_within_a_second_and_follow_mode_stays
     rollout_id = started[0]["rollout_id"]
     await window.open(f"/runs/{run.run_id}/rollouts/{rollout_id}?follow=1")
     url = f"{window.site.base_url}/api/runs/{run.run_id}/rollouts/{rollout_id}"
+    delays_s: list[float] = []
     for _ in range(100):  # whatever the server has, the page has within a second
         num_turns = len((await (await page.request.get(url)).json())["turns"])
         seen_at = monotonic()
         await page.wait_for_function("wanted => document.querySelectorAll('.frame').length >= wanted", arg=num_turns)
-        assert monotonic() - seen_at < 1.5  # the machine of the tests is busy with the rollouts themselves
+        delays_s.append(monotonic() - seen_at)
         if num_turns == 12:
             break
+    assert median(delays_s) < 1.0  # a single one may fall into a moment in which the tests' machine does something else
     await page.get_by_role("heading", name="Turn 12 of 12").wait_for()
     await adding
 

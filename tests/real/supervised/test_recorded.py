@@ -38,7 +38,7 @@ async def run_folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator
             await recorder.record(start())
             for event in source_events(HELD_OUT, step=0, phase="baseline"):
                 await recorder.record(event)
-            for step, group in enumerate(GROUPS):
+            for step, group in enumerate(GROUPS, start=1):
                 for event in source_events(group, step=step):
                     await recorder.record(event)
     yield folder
@@ -96,7 +96,7 @@ async def test_repeats_count_once(tmp_path: Path) -> None:
         await migrate(server.url)
         async with DatabaseRecorder(server.url, image_token_id=IMAGE_TOKEN) as recorder:
             await recorder.record(start())
-            for step, one in enumerate((group, *again)):
+            for step, one in enumerate((group, *again), start=1):
                 for event in source_events(one, step=step):
                     await recorder.record(event)
         # the run is read while its database is in use

@@ -15,7 +15,8 @@ from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.wire import Forward
-from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
+from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, draw_screenshot, make_datum
+from tests.rounding import assert_equal_but_for_rounding
 
 RNG = random.Random(0)
 DATUMS = [make_datum(RNG, [draw_screenshot(RNG)]) for _ in range(3)]
@@ -55,7 +56,7 @@ async def test_a_step_through_a_real_worker(client: TrainingClient, config: Trai
     after = await client.forward(DATUMS)
 
     for row, expected in zip(before, here.training_logprobs, strict=True):
-        assert row == pytest.approx(expected, abs=1e-5)
+        assert_equal_but_for_rounding(row, expected, TINY_ROUNDINGS)
     assert output.training_logprobs == tuple(before)
     assert (step.policy_version, adapter.policy_version, adapter.name) == (1, 1, "policy-000001")
     assert (adapter.path / "adapter_model.safetensors").is_file()
@@ -68,7 +69,7 @@ async def test_a_step_through_a_real_worker(client: TrainingClient, config: Trai
     assert client.policy_version == 1
     assert await client.forward(DATUMS) == after
     for row, expected in zip(await client.base_logprobs(DATUMS), before, strict=True):
-        assert row == pytest.approx(expected, abs=1e-5)
+        assert_equal_but_for_rounding(row, expected, TINY_ROUNDINGS)
 
 
 async def test_a_refused_request_raises_and_the_worker_goes_on(client: TrainingClient) -> None:

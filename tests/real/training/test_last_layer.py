@@ -7,6 +7,8 @@ from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.training.last_layer import keep_predictors_only
 from cua_rl.training.model import PolicyModel
+from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS
+from tests.rounding import assert_equal_but_for_rounding
 
 LENGTHS = (7, 1, 12)
 PREDICTORS = (torch.tensor([2, 5, 6]), torch.tensor([], dtype=torch.long), torch.tensor([0, 11]))
@@ -41,7 +43,7 @@ def test_the_last_layer_makes_of_predictors_what_transformers_makes_of_all(confi
     assert len(found) == 2 + 2 * 7  # outputs, gradient to the inputs, A and B of seven maps
     for one, other in zip(found, expected, strict=True):
         assert one.abs().max() > 1e-3
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
 
 
 def test_a_model_whose_last_layer_gets_visual_features_is_refused(config: TrainerConfig) -> None:

@@ -23,7 +23,8 @@ from cua_rl.training import wire
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, EncodedTextChunk, ModelInput
-from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, PREPROCESSOR, draw_screenshot, make_datum
+from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, PREPROCESSOR, TINY_ROUNDINGS, draw_screenshot, make_datum
+from tests.rounding import KeepFloat64, assert_as_exact_as, assert_equal_but_for_rounding
 
 LOSS = LossConfig(name="importance_sampling")
 STEP = wire.OptimStep(optim=OptimConfig(learning_rate=1e-2))
@@ -75,35 +76,62 @@ def stock_logprobs(model: torch.nn.Module, model_path: Path, datum: Datum, tempe
     if images:
         inputs = dict(Qwen2VLImageProcessor.from_pretrained(model_path)(images=images, return_tensors="pt"))
         inputs["mm_token_type_ids"] = (ids == IMAGE_PAD).int()
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0] / temperature
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0] / temperature
     logprobs = logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    return torch.cat([torch.zeros(1), logprobs]) * torch.tensor(datum.loss_mask)
+    return torch.cat([torch.zeros(1).to(logprobs), logprobs]) * torch.tensor(datum.loss_mask)
+
+
+def load_stock(model_path: Path, dtype: torch.dtype = torch.float32) -> Qwen3VLForConditionalGeneration:
+    return Qwen3VLForConditionalGeneration.from_pretrained(model_path, dtype=dtype).eval()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_equal_the_stock_forward_pass(config: TrainerConfig, datums: list[Datum], temperature: float) -> None:
-    model = Qwen3VLForConditionalGeneration.from_pretrained(config.model_path, dtype=torch.float32).eval()
+def test_logprobs_are_as_exact_as_the_stock_forward_pass(
+    config: TrainerConfig, datums: list[Datum], temperature: float
+) -> None:
+    stock, exact = load_stock(config.model_path), load_stock(config.model_path, torch.float64)
 
     rows = forward(Trainer(config), datums, temperature)
 
-    for datum, row in zip(datums, rows, strict=True):
-        expected = stock_logprobs(model, config.model_path, datum, temperature)
-        torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
+    expected = [stock_logprobs(stock, config.model_path, datum, temperature) for datum in datums]
+    with KeepFloat64():
+        truth = [stock_logprobs(exact, config.model_path, datum, temperature) for datum in datums]
+    assert_as_exact_as(rows, expected, truth)
 
 
-def test_logprobs_with_a_moved_adapter_equal_peft_on_the_stock_model(
+def test_logprobs_and_gradients_with_a_moved_adapter_are_as_exact_as_those_of_peft_on_the_stock_model(
     config: TrainerConfig, datums: list[Datum], tmp_path: Path
 ) -> None:
     trainer = moved(Trainer(config), datums)
     trainer.save_weights_for_sampler(tmp_path / "adapter")
-    base = Qwen3VLForConditionalGeneration.from_pretrained(config.model_path, dtype=torch.float32).eval()
-    before = stock_logprobs(base, config.model_path, datums[0])
-    model = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    before = stock_logprobs(load_stock(config.model_path), config.model_path, datums[0])
+    stock, exact = (
+        PeftModel.from_pretrained(load_stock(config.model_path, dtype), tmp_path / "adapter", is_trainable=True)
+        for dtype in (torch.float32, torch.float64)
+    )
+    exact.double()
 
-    for datum, row in zip(datums, forward(trainer, datums), strict=True):
-        torch.testing.assert_close(row, stock_logprobs(model, config.model_path, datum), atol=2e-5, rtol=0)
-    assert (forward(trainer, datums[:1])[0] - before).abs().max() > 0.01
+    rows, expected = forward(trainer, datums), stock_rows_and_gradients(stock, config.model_path, datums)
+    train(trainer, datums)
+    with KeepFloat64():
+        truth = stock_rows_and_gradients(exact, config.model_path, datums)
+
+    assert_as_exact_as(rows, expected[0], truth[0])
+    assert max(gradient.abs().max() for gradient in truth[1]) > 0.1
+    assert_as_exact_as(gradients(trainer), expected[1], truth[1])
+    assert (rows[0] - before).abs().max() > 0.01
+
+
+def stock_rows_and_gradients(
+    model: PeftModel, model_path: Path, datums: Sequence[Datum]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Log-probabilities of all datums, and the gradient of their summed loss, -exp(log ratio) * advantage a token."""
+    rows = [stock_logprobs(model, model_path, datum) for datum in datums]
+    for row, datum in zip(rows, datums, strict=True):
+        log_ratios = row - torch.tensor(datum.sampling_logprobs).to(row)
+        (-log_ratios.exp() * torch.tensor(datum.advantages).to(row)).sum().backward()
+    trained = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+    return [row.detach() for row in rows], [gradient for gradient in trained if gradient is not None]
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "cross_entropy"])
@@ -117,9 +145,10 @@ def test_one_packed_batch_equals_one_sequence_at_a_time(config: TrainerConfig, d
     single = [train(trainer, [datum], loss) for datum in datums]
 
     totals = [output.metrics["loss/total"] * output.metrics["optim/trained_tokens"] for output in single]
-    assert together.metrics["loss/total"] * together.metrics["optim/trained_tokens"] == pytest.approx(sum(totals), 1e-5)
+    whole = together.metrics["loss/total"] * together.metrics["optim/trained_tokens"]
+    assert_equal_but_for_rounding([whole], [sum(totals)], TINY_ROUNDINGS, magnitude=sum(map(abs, totals)))
     for one, other in zip(packed, gradients(trainer), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
 
 
 def test_the_micro_batch_budget_changes_nothing_but_rounding(config: TrainerConfig, datums: list[Datum]) -> None:
@@ -129,20 +158,21 @@ def test_the_micro_batch_budget_changes_nothing_but_rounding(config: TrainerConf
 
     assert [output.metrics["optim/num_micro_batches"] for output in outputs] == [1.0, 4.0]
     for one, other in zip(gradients(wide), gradients(narrow), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
 
 
 def test_the_optimizer_sees_the_mean_gradient_per_trained_token(config: TrainerConfig, datums: list[Datum]) -> None:
     trainer = Trainer(config)
     train(trainer, datums[:2])
     train(trainer, datums[2:])
-    norm = torch.cat([gradient.flatten() for gradient in gradients(trainer)]).norm()
+    norm = torch.cat([gradient.flatten() for gradient in gradients(trainer)]).double().norm()
 
     output = trainer.optim_step(STEP)
 
     # 2 images x 5 tokens, 1 x 7, text 5, 3 x 4
     assert output.num_trained_tokens == 34
-    assert output.grad_norm == pytest.approx(norm.item() / 34, rel=1e-5)
+    num_squares = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)
+    assert_equal_but_for_rounding([output.grad_norm], [norm.item() / 34], num_squares)
     assert output.policy_version == 1
 
 
@@ -155,7 +185,7 @@ def test_base_logprobs_ignore_the_adapter(config: TrainerConfig, datums: list[Da
     after = trainer.forward(wire.Forward(datums=tuple(datums), temperature=1.0, weights="policy"))
 
     for one, other in zip(base.training_logprobs, before.training_logprobs, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
     assert after.training_logprobs[0] != pytest.approx(before.training_logprobs[0], abs=1e-3)
 
 
@@ -217,7 +247,7 @@ def test_gradient_checkpointing_changes_no_gradient(config: TrainerConfig, datum
         train(trainer, datums)
 
     for one, other in zip(gradients(plain), gradients(saving), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -314,7 +344,7 @@ def test_full_training_reaches_the_vision_tower_and_exports_a_model_folder(
     assert train(trainer, datums, loss).metrics["loss/cross_entropy"] < first
     reloaded = Trainer(chz.replace(config, lora=None, model_path=tmp_path / "model"))
     for one, other in zip(forward(trainer, datums), forward(reloaded, datums), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
 
 
 def test_a_loss_that_is_not_finite_leaves_weights_and_gradients_clean(

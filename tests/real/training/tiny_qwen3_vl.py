@@ -13,6 +13,12 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD, FIRST_TEXT_ID = 3, 4, 5, 6, 16
+TINY_ROUNDINGS = 8000
+"""The longest chain of roundings in a step of the tiny model, for `tests.rounding`.
+
+A layer has six products in series (attention's four, the MLP's two) of up to 128 terms: three layers 2,304, with the
+head and its softmax 64 + 320 more: about 2,700. The backward pass is a chain twice as long.
+"""
 PREPROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 16,

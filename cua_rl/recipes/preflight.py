@@ -1,0 +1,181 @@
+"""What a run would meet only later, looked for before it starts: packages, programs, servers, and room for its turns.
+
+Nothing is loaded and nothing is downloaded; every question to a server has a short time limit.
+"""
+
+import base64
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from importlib.util import find_spec
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cua_rl.agent.gbox_agent import load_system_prompt
+from cua_rl.agent.history import HistoryPolicy
+from cua_rl.agent.tools import tool_for
+from cua_rl.conversation import ImagePart, Message, TextPart
+from cua_rl.devices.device import DeviceKind
+from cua_rl.errors import ConfigError
+from cua_rl.renderers.renderer import Renderer
+
+if TYPE_CHECKING:
+    from cua_rl.monitor.sender import MonitorAddress
+
+QUESTION_TIMEOUT_S = 2.0
+_PROBE_SIDE_PX = 64
+
+
+class ContextSettings(Protocol):
+    """The part of a recipe's configuration that decides how long prompts become."""
+
+    @property
+    def history(self) -> HistoryPolicy: ...
+    @property
+    def history_images(self) -> int: ...
+    @property
+    def max_turns(self) -> int: ...
+    @property
+    def max_tokens(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """The smallest screenshot that a kind of device gives."""
+
+    kind: DeviceKind
+    width_px: int
+    height_px: int
+
+    def scaled(self, factor: float) -> "Screen":
+        """The screen with both sides times `factor`."""
+        return replace(self, width_px=int(self.width_px * factor), height_px=int(self.height_px * factor))
+
+
+def require_wandb(project: str | None) -> None:
+    """Raise `ConfigError` if Weights & Biases is asked for and not installed."""
+    if project is not None and find_spec("wandb") is None:
+        raise ConfigError(
+            f"wandb_project: expected the package wandb for it, got none with wandb_project={project!r}; install it: "
+            "pip install 'cua_rl[wandb]', or leave wandb_project out"
+        )
+
+
+def require_adb(program: str = "adb") -> None:
+    """Raise `ConfigError` if there is no adb to reach phones with."""
+    if shutil.which(program) is None:
+        raise ConfigError(
+            f"device: expected the program {program} on the PATH for device=adb, got none; install the Android "
+            "platform tools (Debian and Ubuntu: apt-get install adb)"
+        )
+
+
+def most_screenshots(settings: ContextSettings, num_turns: int) -> int:
+    """Most screenshots of one prompt; every turn shows one, and old ones may be dropped."""
+    return num_turns if settings.history == "full" else min(num_turns, settings.history_images)
+
+
+def require_room(
+    settings: ContextSettings, renderer: Renderer, screen: Screen, *, num_turns: int, max_model_len: int
+) -> None:
+    """Raise `ConfigError` if the last turn of a rollout cannot fit into the model's context.
+
+    What counts is the least that a rollout can take: instructions and tools, its screenshots, and the last answer.
+    Earlier answers come on top.
+    """
+    num_turns = min(num_turns, settings.max_turns)
+    num_images = most_screenshots(settings, num_turns)
+    none, one = (_prompt_tokens(renderer, screen, num_images=number) for number in (0, 1))
+    needed = none + num_images * (one - none) + settings.max_tokens
+    if needed > max_model_len:
+        raise ConfigError(
+            f"max_model_len: expected at least {needed} tokens for {num_turns} turns (instructions {none}, "
+            f"{num_images} screenshots of at least {one - none}, an answer of max_tokens={settings.max_tokens}, and "
+            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or let old "
+            "screenshots go with history=block_drop"
+        )
+
+
+async def require_model_server(base_url: str, *, max_model_len: int, num_images: int) -> None:
+    """Raise `ConfigError` unless a vLLM server answers there that holds such prompts and takes so many screenshots."""
+    import httpx
+
+    from cua_rl.sampling.server import fetch_model
+
+    root = base_url.rstrip("/").removesuffix("/v1")
+    async with httpx.AsyncClient(base_url=root, trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
+        try:
+            model = await fetch_model(client)
+            probe = await client.post("/tokenize", json=_probe(model.name, num_images))
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"base_url: expected a vLLM server at {root!r}, got {type(error).__name__}: {error}; start one there, "
+                "or leave base_url out"
+            ) from None
+    if model.max_model_len < max_model_len:
+        raise ConfigError(
+            f"max_model_len: expected at most {model.max_model_len}, the context of the server at {root!r}, got "
+            f"{max_model_len}; lower it, or start that server with --max-model-len {max_model_len}"
+        )
+    if probe.status_code == HTTPStatus.BAD_REQUEST and "At most" in probe.text:
+        raise ConfigError(
+            f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
+            f"{root!r} that says {_said(probe.text)!r}; start it with --limit-mm-per-prompt "
+            f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
+        )
+
+
+async def require_monitor(address: "MonitorAddress") -> None:
+    """Raise `ConfigError` unless a monitor answers there that knows the project's token."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {address.token}"}
+    try:
+        async with httpx.AsyncClient(headers=headers, trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
+            answer = await client.post(address.ingest_url, json={})
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"monitor_base_url: expected a monitor that answers, got {type(error).__name__} {error} from "
+            f"{address.base_url!r}; start it (python -m cua_rl.recipes.serve_monitor), or leave monitor_base_url out"
+        ) from None
+    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise ConfigError(
+            f"project_token: expected the token of a project of the monitor at {address.base_url!r}, got one that it "
+            "does not know; make one there with create_project=NAME"
+        )
+    if not answer.is_success:
+        raise ConfigError(
+            f"monitor_base_url: expected a monitor that takes runs at {address.ingest_url!r}, got status "
+            f"{answer.status_code}; check the address"
+        )
+
+
+def _prompt_tokens(renderer: Renderer, screen: Screen, *, num_images: int) -> int:
+    image = ImagePart(data=_blank_image(screen.width_px, screen.height_px), format="png")
+    content = (TextPart(text="."), *[image] * num_images)
+    system = Message(role="system", content=(TextPart(text=load_system_prompt(screen.kind)),))
+    items = (system, Message(role="user", content=content))
+    return renderer.render(items, (tool_for(screen.kind),)).length
+
+
+def _blank_image(width_px: int, height_px: int) -> bytes:
+    from PIL import Image
+
+    buffer = BytesIO()
+    Image.new("1", (width_px, height_px)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _probe(model: str, num_images: int) -> dict[str, Any]:
+    """A request that makes the server count images, and compute nothing."""
+    data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    parts: Sequence[dict[str, Any]] = [image] * num_images
+    return {"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]}
+
+
+def _said(text: str) -> str:
+    """The server's own sentence about its limit."""
+    start = text.find("At most")
+    return text[start:].split('"')[0][:120]
