@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 DEFAULT_PROMPT = Path(__file__).parent / "prompts" / "judge.txt"
-_TRANSPORT_STATUSES = (408, 409, 425, 429)  # and 5xx: the request was fine, the endpoint could not answer it now
+_TRANSPORT_STATUSES = (408, 409, 429)  # and 5xx: the request was fine, the endpoint could not answer it now
 _CHECK_TIMEOUT_S = 5.0
 
 

@@ -16,7 +16,7 @@ from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
-from cua_rl.recipes.judge_config import check_judge, plan_judge
+from cua_rl.recipes.judge_config import check_judge, plan_judge, require_precision
 from cua_rl.recipes.model_folder import make_image_renderer, max_positions, num_attention_heads
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.preflight import plan_max_images, require_model_server, require_room
@@ -101,6 +101,8 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     tasks = tuple(held_out.held_out(config.num_tasks))
     judge = plan_judge(config, config.reward, held_out)
     await check_judge(judge)
+    if judge is not None and held_out.is_judged:
+        require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
     max_images = await _require_room(config, engines, tasks)
     return EvaluationPlan(
         config=config,

@@ -21,6 +21,8 @@ from cua_rl.errors import ConfigError
 from cua_rl.renderers.renderer import Renderer
 
 if TYPE_CHECKING:
+    import httpx
+
     from cua_rl.monitor.sender import MonitorAddress
 
 QUESTION_TIMEOUT_S = 2.0
@@ -128,7 +130,7 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
     async with httpx.AsyncClient(base_url=root, trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
         try:
             model = await fetch_model(client)
-            probe = await client.post("/tokenize", json=_probe(model.name, num_images))
+            complaint = await _complaint_about(client, model.name, num_images)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
             raise ConfigError(
                 f"base_url: expected a vLLM server at {root!r}, got {type(error).__name__}: {error}; start one there, "
@@ -139,10 +141,10 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
             f"max_model_len: expected at most {model.max_model_len}, the context of the server at {root!r}, got "
             f"{max_model_len}; lower it, or start that server with --max-model-len {max_model_len}"
         )
-    if probe.status_code == HTTPStatus.BAD_REQUEST and "At most" in probe.text:
+    if complaint is not None:
         raise ConfigError(
             f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
-            f"{root!r} that says {_said(probe.text)!r}; start it with --limit-mm-per-prompt "
+            f"{root!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
             f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
         )
 
@@ -188,15 +190,23 @@ def _blank_image(width_px: int, height_px: int) -> bytes:
     return buffer.getvalue()
 
 
+async def _complaint_about(client: "httpx.AsyncClient", model: str, num_images: int) -> str | None:
+    """What the server says against so many images in one prompt; None if nothing, or if it is too busy to say."""
+    import httpx
+
+    try:
+        answer = await client.post("/tokenize", json=_probe(model, num_images))
+    except httpx.ReadTimeout:
+        return None
+    start = answer.text.find("At most")
+    if answer.status_code != HTTPStatus.BAD_REQUEST or start < 0:
+        return None
+    return answer.text[start:].split('"')[0][:120]
+
+
 def _probe(model: str, num_images: int) -> dict[str, Any]:
     """A request that makes the server count images, and compute nothing."""
     data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     parts: Sequence[dict[str, Any]] = [image] * num_images
     return {"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]}
-
-
-def _said(text: str) -> str:
-    """The server's own sentence about its limit."""
-    start = text.find("At most")
-    return text[start:].split('"')[0][:120]

@@ -111,8 +111,14 @@ class RolloutConfig(JudgeSettings):
     )
     lease_timeout_s: float = chz.field(default=300.0, doc="longest wait for a device to be made, all tries together")
     setup_timeout_s: float = chz.field(default=300.0, doc="longest set-up of a task on its device")
-    turn_timeout_s: float = chz.field(default=300.0, doc="longest turn, sampling included")
-    task_timeout_s: float = chz.field(default=1800.0, doc="longest work of the agent on one task, all turns together")
+    turn_timeout_s: float = chz.field(
+        default=300.0, doc="most time of model server and device for one turn; more is a fault"
+    )
+    task_timeout_s: float = chz.field(
+        default=1800.0,
+        doc="most time that the policy spends itself on one task, by waiting or, outside this process, between its "
+        "requests; then it ends as with its turns used up",
+    )
     validate_timeout_s: float = chz.field(default=60.0, doc="longest validation of a task on its device")
 
     # Gym servers

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -67,8 +67,14 @@ def _refusal(status: int, code: str) -> Response:
     return JSONResponse({"error": {"message": "no", "code": code}}, status, headers=headers)
 
 
+class Served(Protocol):
+    """A double with an ASGI application."""
+
+    def app(self) -> Starlette: ...
+
+
 @contextmanager
-def serve_in_thread(endpoint: FakeEndpoint) -> Generator[str]:
+def serve_in_thread(endpoint: Served) -> Generator[str]:
     """Serve it beside a program under test; gives its base URL."""
     server = uvicorn.Server(uvicorn.Config(endpoint.app(), port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from cua_rl.recipes.evaluate import main
+from tests.doubles.judge_endpoint import KEY as JUDGE_KEY
+from tests.doubles.judge_endpoint import MODEL, JudgeEndpoint, verdict
 from tests.evaluation.fake_endpoint import KEY, TAP, FakeEndpoint, serve_in_thread
 
 
@@ -99,3 +101,31 @@ def test_an_endpoint_that_refuses_everything_ends_the_evaluation(
     assert "nothing but faults" in stderr
     assert "403" in stderr
     assert "Traceback" not in stderr
+
+
+def test_attempts_at_tasks_without_a_validator_are_judged_and_keep_what_the_judge_said(
+    fake: FakeEndpoint,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", JUDGE_KEY)
+    monkeypatch.chdir(tmp_path)
+    fake.arguments = deque([TAP])
+    endpoint = JudgeEndpoint(lambda asked: verdict("Mail" in asked.record["task"], "by the task"))
+    tasks = json.dumps({"source_type": "custom", "custom_tasks": ["Open Mail.", "Open Clock."]})
+    with serve_in_thread(endpoint) as judge_url:
+        judge = (f"judge_base_url={judge_url}", f"judge_model={MODEL}", "judge_votes=3", "reward=judge")
+        given = arguments(url, tmp_path / "out", "num_tasks=4", *judge, apis=("chat",))
+        status = main([*given, f"tasks={tasks}"])
+
+    assert status == 0
+    assert "expected a calibration of judge" in caplog.text
+    for attempt in attempts(tmp_path / "out"):
+        assert attempt["success"] == (attempt["task_id"] == "custom_open_mail")
+        said = attempt["judgement"]
+        assert (said["success"], said["agreement"], len(said["votes"])) == (attempt["success"], 1.0, 3)
+    assert said["prompt_sha256"]
+    assert "You decide whether" in (tmp_path / "out" / "judge_prompt.txt").read_text()
+    assert JUDGE_KEY not in "".join(path.read_text() for path in (tmp_path / "out").rglob("*.json*"))

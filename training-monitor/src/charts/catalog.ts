@@ -19,7 +19,7 @@ export const SECTIONS: readonly ChartSection[] = [
     charts: [
       { title: "Reward", metrics: ["reward/mean"] },
       { title: "Success by category", metrics: [], prefix: "reward/success_rate/", percent: true },
-      { title: "Groups without signal", metrics: ["reward/constant_group_frac", "reward/all_failed_group_frac", "reward/all_solved_group_frac"], percent: true },
+      { title: "Constant groups", metrics: ["reward/constant_group_frac", "reward/all_failed_group_frac", "reward/all_solved_group_frac"], percent: true },
       { title: "Turns per rollout", metrics: ["rollout/num_turns/mean", "rollout/num_turns/max"] },
       { title: "Parts of the reward", metrics: [], prefix: "reward/parts/" },
       { title: "Curriculum", metrics: ["curriculum/effective_group_frac", "curriculum/batch_fill_frac"], percent: true },
@@ -38,6 +38,15 @@ export const SECTIONS: readonly ChartSection[] = [
       { title: "Gradient norm", metrics: ["optim/grad_norm"] },
       { title: "Learning rate", metrics: ["optim/learning_rate"] },
       { title: "Staleness", metrics: ["rollout/policy_lag/mean", "rollout/policy_lag/max"] },
+    ],
+  },
+  {
+    title: "Judge",
+    charts: [
+      { title: "Verdicts", metrics: ["judge/success_rate", "judge/agreement", "judge/validator_agreement", "judge/malformed_frac"], percent: true },
+      { title: "Rollouts judged", metrics: ["judge/num_verdicts", "judge/num_without_verdict"] },
+      { title: "Wait for the judge", metrics: ["judge/latency_s/mean", "judge/latency_s/max"], seconds: true },
+      { title: "Cost of the judge", metrics: ["judge/cost_usd"] },
     ],
   },
   {

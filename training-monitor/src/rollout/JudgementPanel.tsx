@@ -47,7 +47,7 @@ export function JudgementPanel({ judgement }: { judgement: Judgement }) {
       </details>
       <details className="judge-details">
         <summary>Prompt <span className="faint mono">{judgement.prompt_sha256.slice(0, 12)}</span></summary>
-        <pre>{judgement.prompt}</pre>
+        <pre tabIndex={0} aria-label="the judge's prompt">{judgement.prompt}</pre>
       </details>
     </Panel>
   );

@@ -49,6 +49,7 @@ function Messages({ request }: { request: Item }) {
   const items = listOf(request["input"] ?? request["messages"]);
   const tools = listOf(request["tools"]);
   return (
+    <div className="messages-box" tabIndex={0} role="group" aria-label="Messages of the request">
     <ol className="messages">
       {typeof request["instructions"] === "string" && <Message role="system" parts={[{ text: request["instructions"] }]} />}
       {items.map((item, index) => (
@@ -64,6 +65,7 @@ function Messages({ request }: { request: Item }) {
         </li>
       )}
     </ol>
+    </div>
   );
 }
 
