@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 # metric, label, format; a metric that the step does not have is left out
-_FIELDS = (
+STEP_FIELDS = (
     ("reward/success_rate", "Success", "{:.3f}"),
     ("reward/mean", "Reward", "{:.3f}"),
     ("loss/policy", "Loss", "{:.4f}"),
@@ -20,7 +20,7 @@ _FIELDS = (
 def format_step_line(step: int, total_steps: int, metrics: Mapping[str, float], eta_s: float | None) -> str:
     """Step 5/100 (5.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | ...; `step` steps are complete."""
     parts = [f"Step {step}/{total_steps} ({100 * step / max(1, total_steps):.1f}%)"]
-    parts += [f"{label}: {form.format(metrics[name])}" for name, label, form in _FIELDS if name in metrics]
+    parts += [f"{label}: {form.format(metrics[name])}" for name, label, form in STEP_FIELDS if name in metrics]
     if metrics.get("rollout/num_faults"):
         parts.append(f"Faults: {metrics['rollout/num_faults']:.0f}")
     if eta_s is not None:

@@ -134,7 +134,7 @@ def read_usage(page: str, text: str) -> Iterator[Example]:
     for number, entry in enumerate(text.splitlines(), 1):
         spans = [span[1] for span in _SPAN.finditer(entry)]
         for usage in spans or [entry.strip()]:
-            command = re.sub(r"[\[\]]|\.\.\.", "", usage.split("     #")[0]).strip()
+            command = re.sub(r"[\[\]]|(?<=[ \]])\.\.\.", "", usage.split("     #")[0]).strip()
             if is_command(command):
                 yield Example(page=page, line=number, kind="command", text=command)
 

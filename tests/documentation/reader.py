@@ -21,11 +21,16 @@ from typing import Any
 
 import chz
 
+from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes import evaluate, export_rollout, make_tiny_model, make_tiny_page_model, rebuild_datums, sft, train
+from cua_rl.recipes.calibrate_judge import CalibrateConfig
 from cua_rl.recipes.command_line import list_settings, parse_command_line
+from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.setting_values import UnfitValueError, parse_value
+from cua_rl.sampling.vllm_command import vllm_command
 from scripts.chaos_kill import ChaosConfig
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
 
@@ -42,6 +47,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,
     "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
+    "cua_rl.recipes.calibrate_judge": CalibrateConfig,
     "scripts.chaos_kill": ChaosConfig,
 }
 CONFIGS = {name: config for name, (config, _) in RECIPES.items()} | dict(OTHER_CONFIGS)
@@ -52,8 +58,11 @@ WITHOUT_OPTIONS = {
     "benchmarks.trl_steps": 3,
     "cua_rl.monitor.openapi": 0,
     "cua_rl.recipes.rl_minimal": 0,
+    "cua_rl.recipes.settings_page": 0,
+    "scripts.metrics_page": 0,
 }
 """Programs without an argument parser, and how many arguments they take."""
+VLLM = "vllm.entrypoints.openai.api_server"
 NO_SUCH_OPTION = "--no-such-option"
 
 
@@ -130,6 +139,9 @@ class Reader:
                 self._script(path, arguments)
             case ["python", "-X", "importtime", "-c", code]:
                 _succeeds([sys.executable, "-X", "importtime", "-c", code])
+            case ["./train.sh", *arguments]:
+                if arguments != ["--help"]:
+                    _check_options(translate(arguments, {}), train.CLIConfig)
             case ["make", *arguments]:
                 self._make(arguments)
             case ["export", *assignments]:
@@ -141,6 +153,8 @@ class Reader:
     def _module(self, module: str, arguments: list[str]) -> None:
         if module in RECIPES:
             _recipe(module, arguments)
+        elif module == VLLM:
+            _check_server(arguments)
         elif module in CONFIGS:
             _check_options([word for word in arguments if "=" in word.split("://")[0]], CONFIGS[module])
         elif module in WITHOUT_OPTIONS:
@@ -223,6 +237,27 @@ def _captured(run: Callable[[], int]) -> str:
 
 def _json_of(text: str) -> dict[str, Any]:
     return json.loads(text[text.index("{") :])
+
+
+def _check_server(arguments: Sequence[str]) -> None:
+    """The flags are those with which a run starts its own server, whatever the device; values may be others."""
+    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=64, max_num_seqs=1)
+    own = {word for word in vllm_command(config, 1) if word.startswith("--")} | {"--gpu-memory-utilization"}
+    given = {word for word in arguments if word.startswith("--")}
+    always = own - {"--uvicorn-log-level", *_DEVICE_FLAGS}
+    if not always <= given <= own:
+        raise WrongExample(f"expected the flags of a run's own server, got {sorted(given ^ always)} besides")
+    fixed = {name: vllm_command(config, 1)[vllm_command(config, 1).index(name) + 1] for name in _FIXED_FLAGS}
+    shown = {name: arguments[arguments.index(name) + 1] for name in _FIXED_FLAGS}
+    if shown != fixed:
+        raise WrongExample(f"expected {fixed}, got {shown}")
+
+
+_FIXED_FLAGS = ("--served-model-name", "--logprobs-mode", "--generation-config")
+_DEVICE_FLAGS = (
+    *("--gpu-memory-utilization", "--tensor-parallel-size", "--data-parallel-size", "--dtype", "--enforce-eager"),
+    *("--kv-cache-memory-bytes", "--worker-cls", "--distributed-executor-backend"),
+)
 
 
 def _check_options(words: Sequence[str], config_class: type[Any] | None = None) -> None:

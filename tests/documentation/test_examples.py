@@ -65,6 +65,19 @@ esac
 """
 
 
+class ServerDouble:
+    """Says what a vLLM server says of itself."""
+
+    def app(self) -> Starlette:
+        async def models(request: Request) -> JSONResponse:
+            return JSONResponse({"data": [{"id": "base", "parent": None, "max_model_len": 16384}]})
+
+        async def tokenize(request: Request) -> JSONResponse:
+            return JSONResponse({"tokens": [1]})
+
+        return Starlette(routes=[Route("/v1/models", models), Route("/tokenize", tokenize, methods=["POST"])])
+
+
 class MonitorDouble:
     """Takes whatever a run sends."""
 
@@ -107,6 +120,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Reader]:
         gym = services.enter_context(serve_in_thread(GymDouble(tasks, gym_id="umetrip"))).removesuffix("/v1")
         gbox = services.enter_context(serve_in_thread(GboxDouble())).removesuffix("/v1")
         monitor = services.enter_context(serve_in_thread(MonitorDouble())).removesuffix("/v1")  # type: ignore[arg-type]
+        vllm = services.enter_context(serve_in_thread(ServerDouble())).removesuffix("/v1")  # type: ignore[arg-type]
         yield Reader(
             stands_for={
                 "Qwen/Qwen3-VL-4B-Instruct": str(model),
@@ -116,6 +130,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Reader]:
                 "http://localhost:28080": gbox,
                 "GBOX_API_KEY=...": f"GBOX_API_KEY={KEY}",
                 "https://monitor.example": monitor,
+                "https://host/v1": f"{vllm}/v1",
+                "base_url=http://127.0.0.1:8000": f"base_url={vllm}",
             },
             set_variable=monkeypatch.setenv,
         )

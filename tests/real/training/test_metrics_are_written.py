@@ -17,12 +17,14 @@ import pytest_asyncio
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import DeviceLostError
+from cua_rl.judge.request import Case
 from cua_rl.metrics import FAMILIES, METRICS, meaning
 from cua_rl.recipes.sft import main as sft
 from cua_rl.reporting.json_lines import read_records
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
+from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.curriculum import SuccessRates
 from cua_rl.rl.memory import Memory
@@ -30,10 +32,11 @@ from cua_rl.rl.replay import ReplayBuffer
 from cua_rl.rl.sync_loop import LoopSettings, Parts
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import RolloutLimit
+from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import ImageChunk, StopReason
-from tests.builders import model_turn, prompt, text
+from cua_rl.types import ImageChunk, Judgement, JudgeVote, StopReason
+from tests.builders import judgement, model_turn, prompt, text
 from tests.fakes import FakePolicy, make_task
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, VISION_END, VISION_START, draw_screenshot, image_chunk
 from tests.rl.test_sync_loop import parts, settings
@@ -77,6 +80,13 @@ class TwoTurns:
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=2, answer="done")
 
 
+class KindJudge:
+    """Sees success everywhere, for a cent."""
+
+    async def judge(self, case: Case, *, decides: bool) -> Judgement:
+        return judgement(JudgeVote(success=True), decides=decides, cost_usd=0.01)
+
+
 class Tasks:
     """One task of two; the first one of the second step cannot be solved, and so gets a stored success."""
 
@@ -93,8 +103,20 @@ class Runs:
 
     def parts(self, log: RunReport, memory: Memory) -> Parts:
         policy = FakePolicy()
-        made, bench, _, _ = parts(TwoTurns(policy))  # type: ignore[arg-type]
+        agent: Any = TwoTurns(policy)
+        made, bench, _, _ = parts(agent)
+        runner = RolloutRunner(
+            devices=bench.pool,
+            gateway=bench.gateway,  # type: ignore[arg-type]
+            agent=agent,
+            reward=binary_reward,
+            recorder=bench.recorder,
+            max_turns=5,
+            judge=KindJudge(),
+            judge_all=True,
+        )
         changes: dict[str, Any] = {"trainer": self.trainer, "log": log, "memory": memory, "policy": policy}
+        changes["runner"] = runner
         return replace(made, tasks=Tasks(), device_metrics=bench.pool.take_metrics, **changes)
 
     async def run(self, name: str, loop: LoopSettings, memory: Memory | None = None, max_lag: int = 0) -> set[str]:
