@@ -75,10 +75,12 @@ class StopReason(StrEnum):
     """The agent said it was done."""
     MAX_TURNS = "max_turns"
     """The agent used up its turns."""
+    MAX_TIME = "max_time"
+    """The agent used up its time: the waiting it asked for, or what it did between its requests."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The next prompt would not fit into the model's context."""
     TIME_LIMIT = "time_limit"
-    """A stage took longer than it may (an infrastructure fault)."""
+    """Model server, device, set-up or validation took longer than they may (an infrastructure fault)."""
     DEVICE_ERROR = "device_error"
     """The device failed (an infrastructure fault)."""
     SAMPLING_ERROR = "sampling_error"
@@ -316,6 +318,8 @@ class RolloutGroup:
     """Successes of earlier steps that join the comparison; they are trained on, but not counted as this group's."""
     is_incomplete: bool = False
     """Too few members survived faults for a fair comparison: nothing of it is trained on."""
+    category: str = ""
+    """The task's."""
 
     @property
     def rewards(self) -> list[float]:

@@ -17,6 +17,7 @@ import httpx
 
 from cua_rl.agent.gbox_agent import AgentOutcome, OnTurn
 from cua_rl.agent.offered_device import DeviceDesk, OfferedDevice
+from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.agent.turn_join import TurnJoin
 from cua_rl.devices.device import Device
@@ -130,18 +131,26 @@ class ExternalAgent:
         self._grace_s = grace_s
 
     async def run(
-        self, instruction: str, device: Device, rollout_id: str, *, max_turns: int, on_turn: OnTurn
+        self,
+        instruction: str,
+        device: Device,
+        rollout_id: str,
+        *,
+        max_turns: int,
+        on_turn: OnTurn,
+        clock: RolloutClock,
     ) -> AgentOutcome:
-        """Let the program act until it ends, the turns are used up, or it says on the device that it is done.
+        """Let the program act until it ends, turns or time are used up, or it says on the device that it is done.
 
         Raises:
             AgentError: the program failed, or ended, without one answer of the model.
             SamplingError: the model did not answer.
             DeviceError: the device failed.
         """
-        join = TurnJoin(seen=await device.observe(), on_turn=on_turn)
-        watch = RolloutWatch(max_turns=max_turns, on_answer=join.answered)
-        offered = OfferedDevice(device, instruction=instruction, max_turns=max_turns, join=join, watch=watch)
+        timed = TimedDevice(device, clock)
+        join = TurnJoin(seen=await timed.observe(), on_turn=on_turn)
+        watch = RolloutWatch(max_turns=max_turns, on_answer=join.answered, clock=clock)
+        offered = OfferedDevice(timed, instruction=instruction, max_turns=max_turns, join=join, watch=watch)
         assignment = Assignment(
             rollout_id=rollout_id,
             instruction=instruction,
@@ -160,15 +169,16 @@ class ExternalAgent:
         """The program's end; once the rollout is over it has a little time left, after a fault none."""
         working = asyncio.create_task(self._program.work(assignment), name=f"agent-{assignment.rollout_id}")
         over = asyncio.create_task(watch.over.wait())
+        in_time = asyncio.create_task(watch.end_in_time())
         try:
             await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() and watch.fault is None:
                 await asyncio.wait({working}, timeout=self._grace_s)
             return working.result() if working.done() else ProgramEnd()
         finally:
-            over.cancel()
-            working.cancel()
-            await asyncio.wait({working, over})
+            for task in (over, in_time, working):
+                task.cancel()
+            await asyncio.wait({over, in_time, working})
 
 
 def _outcome(end: ProgramEnd, watch: RolloutWatch, offered: OfferedDevice, max_turns: int) -> AgentOutcome:
@@ -189,6 +199,8 @@ def _outcome(end: ProgramEnd, watch: RolloutWatch, offered: OfferedDevice, max_t
 def _stop_reason(watch: RolloutWatch, offered: OfferedDevice, max_turns: int) -> StopReason:
     if offered.finish is not None:
         return StopReason.FINISHED
+    if watch.is_out_of_time:
+        return StopReason.MAX_TIME
     if watch.is_out_of_turns or watch.num_turns >= max_turns:
         return StopReason.MAX_TURNS
     return StopReason.CONTEXT_OVERFLOW if watch.is_out_of_context else StopReason.FINISHED

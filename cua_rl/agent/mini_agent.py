@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageOps
 
+from cua_rl.actions import Wait
 from cua_rl.agent.external import OpenGateway
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
 from cua_rl.agent.mini_agent_actions import FINISH_NAMES, parse_mini_agent_action
 from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
 from cua_rl.agent.mini_agent_journal import Journal, ReportedAction
+from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
@@ -59,7 +61,14 @@ class MiniAgent:
         self._gateway = gateway
 
     async def run(
-        self, instruction: str, device: Device, rollout_id: str, *, max_turns: int, on_turn: OnTurn
+        self,
+        instruction: str,
+        device: Device,
+        rollout_id: str,
+        *,
+        max_turns: int,
+        on_turn: OnTurn,
+        clock: RolloutClock,
     ) -> AgentOutcome:
         """Start a run and follow it to its end.
 
@@ -76,8 +85,8 @@ class MiniAgent:
                 "tasks of a gym server, or another agent"
             )
         settings = self._settings
-        turns = _Turns(on_turn)
-        watch = RolloutWatch(max_turns=max_turns, on_answer=turns.answered)
+        turns = _Turns(on_turn, clock)
+        watch = RolloutWatch(max_turns=max_turns, on_answer=turns.answered, clock=clock)
         client = MiniAgentClient(settings.base_url, timeout_s=settings.request_timeout_s, retry_s=settings.retry_s)
         with self._gateway.watched(rollout_id, watch):
             async with client:
@@ -124,6 +133,7 @@ class MiniAgent:
             if turns.journal.end is not None or status.is_over:
                 turns.journal.add(await client.events(run_id, turns.journal.last_ts))
                 return status
+            watch.check_time()
             if watch.over.is_set():
                 return None
             now = time.monotonic()
@@ -145,7 +155,8 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 class _Turns:
     """Answers that the gateway recorded, joined with what the agent reports, handed on in order."""
 
-    def __init__(self, on_turn: OnTurn) -> None:
+    def __init__(self, on_turn: OnTurn, clock: RolloutClock) -> None:
+        self._clock = clock
         self.journal = Journal()
         self.answer: str | None = None
         self.is_finished = False
@@ -181,6 +192,8 @@ class _Turns:
         deeds = [done for done in reported if done.name.lower() not in FINISH_NAMES]
         main = deeds[0] if deeds else None
         action, *more = [parse_mini_agent_action(done.name, done.args, before) for done in deeds] or [None]
+        waits_s = sum(done.duration_s for done in (action, *more) if isinstance(done, Wait))
+        self._clock.credit(max(0.0, sum(done.duration_s for done in reported) - waits_s))  # it was the gym's device
         unread = model.failure.message if model.failure and not reported else None
         later = self._screens[index + 1] if index + 1 < len(self._screens) else None
         return AgentTurn(
@@ -224,6 +237,8 @@ def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns, max_t
 def _stop_reason(watch: RolloutWatch, turns: _Turns, max_turns: int, *, is_limit: bool) -> StopReason:
     if turns.is_finished:
         return StopReason.FINISHED
+    if watch.is_out_of_time:
+        return StopReason.MAX_TIME
     if watch.is_out_of_turns or is_limit or watch.num_turns >= max_turns:
         return StopReason.MAX_TURNS
     return StopReason.CONTEXT_OVERFLOW if watch.is_out_of_context else StopReason.FINISHED

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.errors import CuaError
 from cua_rl.types import ModelTurn
 
@@ -21,7 +22,11 @@ class RolloutWatch:
     `on_answer` is called with every recorded answer, one at a time and in order, before the agent gets it.
     """
 
-    def __init__(self, *, max_turns: int, on_answer: Callable[[ModelTurn], Awaitable[None]]) -> None:
+    def __init__(
+        self, *, max_turns: int, on_answer: Callable[[ModelTurn], Awaitable[None]], clock: RolloutClock
+    ) -> None:
+        self.clock = clock
+        """A request's time is not the policy's."""
         self._max_turns = max_turns
         self._on_answer = on_answer
         self._in_order = asyncio.Lock()
@@ -30,11 +35,13 @@ class RolloutWatch:
         """The infrastructure fault that ended the rollout."""
         self.is_out_of_turns = False
         """A request was refused because the turns are used up."""
+        self.is_out_of_time = False
+        """The policy's time is used up."""
         self.is_out_of_context = False
         """The last request did not fit into the model's context."""
         self.is_closed = False
         self.over = asyncio.Event()
-        """Set once the agent cannot go on: finished, out of turns, or a fault."""
+        """Set once the agent cannot go on: finished, out of turns or time, or a fault."""
 
     def admit(self, num_turns: int) -> None:
         """Let one more request through, beside `num_turns` answered or under way; raises `RolloutOver`."""
@@ -53,11 +60,23 @@ class RolloutWatch:
             if self.is_closed:
                 return
             self.num_turns += 1
+            self.clock.next_turn()
             self.is_out_of_context = False
             try:
                 await self._on_answer(turn)
             except CuaError as error:
                 self.fail(error)
+
+    async def end_in_time(self) -> None:
+        """End the rollout once the policy's time is used up."""
+        await self.clock.used_up()
+        self.check_time()
+
+    def check_time(self) -> None:
+        """End the rollout if the policy's time is used up."""
+        if self.clock.is_used_up and not self.over.is_set():
+            self.is_out_of_time = True
+            self.over.set()
 
     def overflowed(self) -> None:
         """Take note of a request that did not fit into the model's context."""

@@ -63,6 +63,16 @@ def note_status(
     )
 
 
+def note_restart(
+    connection: Connection, training_id: int, old_status: str, last_seen_at: datetime, at: datetime
+) -> None:
+    """Say that a run goes on; a killed one, which still counts as running, broke off at its last sign of life."""
+    if old_status == "running":
+        note_status(connection, Training, training_id, "running", "interrupted", last_seen_at)
+        old_status = "interrupted"
+    note_status(connection, Training, training_id, old_status, "running", at)
+
+
 def advance_status(
     connection: Connection, table: Table, row_id: int, new_status: str, at: datetime, **values: object
 ) -> bool:

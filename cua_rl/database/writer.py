@@ -20,6 +20,7 @@ from cua_rl.database.rows import (
     add_tasks,
     advance_status,
     find_source,
+    note_restart,
     note_status,
     require_source,
     source_table,
@@ -131,14 +132,13 @@ def _write_training_start(connection: Connection, scope: Scope, event: TrainingS
         note_status(connection, Training, inserted, None, "running", at)
         return replace(scope, training_id=inserted)
     found = connection.execute(
-        select(Training.id, Training.attempt_id, Training.status)
+        select(Training.id, Training.attempt_id, Training.status, Training.heartbeat_at)
         .where(Training.run_name == event.run_name, Training.log_path == event.log_path)
         .with_for_update()
     ).one()
     if found.attempt_id != scope.attempt_id:
         _void(connection, scope, found.id, event)
-        if found.status != "running":
-            note_status(connection, Training, found.id, found.status, "running", at)
+        note_restart(connection, found.id, found.status, found.heartbeat_at, at)
         connection.execute(
             update(Training)
             .where(Training.id == found.id)

@@ -136,6 +136,8 @@ def _outcomes(attempts: Sequence[Attempt]) -> TaskOutcomes:
         num_turns=tuple(attempt.num_turns for attempt in judged),
         rewards=tuple(attempt.reward or 0.0 for attempt in judged),
         num_faults=sum(attempt.num_faults for attempt in attempts),
+        retried=tuple(attempt.success is True for attempt in judged if attempt.num_faults),
+        num_given_up=len(attempts) - len(judged),
     )
 
 

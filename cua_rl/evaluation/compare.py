@@ -41,6 +41,8 @@ def _model_row(model: _Outcomes) -> ModelRow:
         reward_mean=result.reward_mean,
         success_rate_by_category=result.success_rate_by_category,
         success_rate_by_difficulty=result.success_rate_by_difficulty,
+        worst=result.worst,
+        best=result.best,
     )
 
 

@@ -21,6 +21,18 @@ class TaskOutcomes:
     num_turns: tuple[int, ...]
     rewards: tuple[float, ...] = ()
     num_faults: int = 0
+    """Tries that infrastructure ended."""
+    retried: tuple[bool, ...] = ()
+    """Those of `successes` that were seen at a later try only."""
+    num_given_up: int = 0
+    """Attempts of which no try ended without a fault."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The success rate of the first tries, if all that a fault ended had failed, and if they had succeeded."""
+        num_attempts, num_unknown = len(self.successes) + self.num_given_up, len(self.retried) + self.num_given_up
+        num_successes = sum(self.successes) - sum(self.retried)
+        return num_successes / num_attempts, (num_successes + num_unknown) / num_attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +53,10 @@ class EvalResult:
     """Tasks with at least one attempt that was no fault."""
     num_successes: int = 0
     reward_mean: float = 0.0
+    worst: float = 0.0
+    """The success rate of first tries if all that a fault ended had failed, mean over tasks."""
+    best: float = 0.0
+    """The same if they had succeeded."""
 
     def metrics(self, suite: str) -> dict[str, float]:
         """The result under its metric names, `eval/<suite>/...`."""
@@ -54,6 +70,8 @@ class EvalResult:
             "num_turns/mean": self.num_turns_mean,
             "reward/mean": self.reward_mean,
         }
+        if self.num_faults:
+            values |= {"success_rate_worst": self.worst, "success_rate_best": self.best}
         values |= {f"pass_at_{k}": rate for k, rate in self.pass_at.items()}
         values |= {f"success_rate/{name}": rate for name, rate in self.success_rate_by_category.items()}
         values |= {f"success_rate/{name}": rate for name, rate in self.success_rate_by_difficulty.items()}
@@ -101,6 +119,7 @@ class Evaluator:
 
 def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
     """What an evaluation needs of a group."""
+    struck, judged = ({rollout.member_index for rollout in some} for some in (group.faulty, group.rollouts))
     return TaskOutcomes(
         category=task.category,
         difficulty=task.difficulty,
@@ -108,13 +127,21 @@ def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
         num_turns=tuple(len(rollout.turns) for rollout in group.rollouts),
         rewards=tuple(group.rewards),
         num_faults=len(group.faulty),
+        retried=tuple(rollout.success for rollout in group.rollouts if rollout.member_index in struck),
+        num_given_up=len(struck - judged),
     )
 
 
 def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
-    """Success over all attempts that ended without a fault."""
+    """Success over all attempts that ended without a fault.
+
+    Whether faults strike where the policy would have failed, or succeeded, nobody can tell; so the bounds say how much
+    may hang on it. They are about first tries: a try that is made again because of a fault is no replacement for what
+    the first would have come to, if faults depend on that.
+    """
     judged = [task for task in outcomes if task.successes]
     successes = [success for task in judged for success in task.successes]
+    bounds = [task.bounds for task in outcomes if task.successes or task.num_given_up]
     low, high = success_interval([task.successes for task in judged])
     return EvalResult(
         success_rate=_mean(successes),
@@ -129,6 +156,8 @@ def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
         num_tasks=len(judged),
         num_successes=sum(successes),
         reward_mean=_mean([reward for task in judged for reward in task.rewards]),
+        worst=_mean([worst for worst, _ in bounds]),
+        best=_mean([best for _, best in bounds]),
     )
 
 

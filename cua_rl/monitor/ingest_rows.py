@@ -4,14 +4,14 @@ from collections.abc import Callable
 from hashlib import sha256
 from json import dumps
 from typing import Any, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Environment, Eval, Group, Step, TaskRow, Training, ValidationRow
 from cua_rl.database.monitor_models import ProjectRun
-from cua_rl.database.rows import note_status
+from cua_rl.database.rows import note_restart, note_status
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor.ingest_rollouts import as_object, environment_values, now, store_rollout
 from cua_rl.monitor.ingest_scope import IngestScope, ItemRefused
@@ -62,7 +62,7 @@ def store_training(scope: IngestScope, item: sent.SentTraining, payload: dict[st
             raise ItemRefused("expected a run_name, or the training_id of a run that was sent before")
         training_id = _find_run(scope, item)
     row = connection.execute(
-        select(Training.status, Training.config, Training.attempt_id)
+        select(Training.status, Training.config, Training.attempt_id, Training.heartbeat_at)
         .where(Training.id == training_id)
         .with_for_update()
     ).one()
@@ -79,8 +79,7 @@ def store_training(scope: IngestScope, item: sent.SentTraining, payload: dict[st
     settings = _settings(item, payload)
     if settings:
         values["config"] = row.config | mask_secrets(settings)
-    if "attempt" in ours and str(ours["attempt"]) != str(row.attempt_id):
-        values |= _begin_attempt(scope, training_id, ours)
+    values |= _begin_attempt(scope, training_id, row, ours)
     connection.execute(update(Training).where(Training.id == training_id).values(**values))
     if values.get("status", row.status) != row.status:
         note_status(connection, Training, training_id, row.status, values["status"], now())
@@ -106,9 +105,9 @@ def _find_run(scope: IngestScope, item: sent.SentTraining) -> int:
         log_path=folder,
         config={},
         image_token_id=int(item.cua_rl.get("image_token_id", 0)),
-        attempt_id=uuid4(),
+        attempt_id=_attempt_of(item.cua_rl) or uuid4(),
         status="running",
-        first_step=0,
+        first_step=int(item.cua_rl.get("first_step", 1)),
         total_steps=0,
         started_at=started,
         heartbeat_at=now(),
@@ -119,10 +118,24 @@ def _find_run(scope: IngestScope, item: sent.SentTraining) -> int:
     return training_id
 
 
-def _begin_attempt(scope: IngestScope, training_id: int, ours: dict[str, Any]) -> dict[str, Any]:
-    """A resumed run: void what the earlier attempt left and this one will send again."""
+def _attempt_of(ours: dict[str, Any]) -> UUID | None:
+    """Which start of the run sends this; None if the sender does not say."""
+    given = ours.get("attempt")
+    try:
+        return None if given is None else UUID(str(given))
+    except ValueError:
+        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {str(given)[:100]!r}") from None
+
+
+def _begin_attempt(scope: IngestScope, training_id: int, row: Any, ours: dict[str, Any]) -> dict[str, Any]:
+    """A resumed run: void what the earlier attempt left and this one will send again. Nothing if it was sent before."""
+    attempt_id = _attempt_of(ours)
+    if attempt_id is None or attempt_id == row.attempt_id:
+        return {}
     first_step = int(ours.get("first_step", 1))
     connection = scope.connection
+    if row.status == "running":
+        note_restart(connection, training_id, row.status, row.heartbeat_at, now())
     kept = [str(name) for name in ours.get("kept_group_ids", ())]
     later = [Step.training_id == training_id, Step.step >= first_step]
     with_kept = select(Group.step_id).where(Group.training_id == training_id, Group.group_id.in_(kept))
@@ -133,9 +146,9 @@ def _begin_attempt(scope: IngestScope, training_id: int, ours: dict[str, Any]) -
     connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
     done = select(func.count()).select_from(Step).where(Step.training_id == training_id, Step.status == "completed")
     return {
-        "attempt_id": ours["attempt"],
+        "attempt_id": attempt_id,
         "first_step": first_step,
-        "num_attempts": max(1, int(ours.get("num_attempts", 1))),
+        "num_attempts": Training.num_attempts + 1,
         "num_completed_steps": connection.execute(done).scalar_one(),
     }
 

@@ -29,6 +29,7 @@ from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.figures import finite, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
+from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Page, Phase
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
 from cua_rl.renderers.answers import parse_answer
@@ -169,13 +170,16 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     session = run.session
     found = await find_rollout(run, rollout_id)
     row, group_id, phase, step = (await session.execute(_rollouts_of(run).where(RolloutRow.id == found.id))).one()
-    overrides = await load_overrides(session, [row.id])
+    verdicts = await list_overrides(run, row.id)  # read once: one that comes in meanwhile shows wholly or not at all
+    overrides = {row.id: (verdicts[-1].success, verdicts[-1].reward)} if verdicts else {}
     task = None if row.task_pk is None else await session.get(TaskRow, row.task_pk)
     validation = await session.scalar(select(ValidationRow).where(ValidationRow.rollout_pk == row.id))
     device = await session.scalar(select(Environment).where(Environment.rollout_pk == row.id))
     return schemas.Rollout(
         **_item(run, overrides, row, group_id, phase, step),
         run_name=run.training.run_name,
+        is_run_alive=is_alive(run.training),
+        group_index=row.group_index,
         instruction=None if task is None else task.instruction,
         category=None if task is None else task.category,
         difficulty=None if task is None else task.difficulty,
@@ -186,7 +190,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         validation=None if validation is None else _validation(validation),
         judgement=await _judgement(run, row.id),
         device=None if device is None else _device(device),
-        overrides=await list_overrides(run, row.id),
+        overrides=verdicts,
         history=await _history(run, row.id),
         replayed_at_steps=await _replayed_at(run, row.id),
         siblings=await _siblings(run, row.group_pk),

@@ -93,7 +93,7 @@ async def add_override(run: OpenRun, rollout_id: Id, request: OverrideRequest) -
 
 @router.get("/runs/{run_id}/tasks")
 async def list_tasks(run: OpenRun) -> list[schemas.TaskStats]:
-    """Tasks of the training steps, hardest first."""
+    """Tasks of training steps, hardest first, then those that are only evaluated."""
     return await task_queries.list_tasks(run)
 
 

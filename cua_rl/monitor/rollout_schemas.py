@@ -60,11 +60,19 @@ class GroupSummary(Shown):
     replays: list[Replay]
 
 
+class SourceRef(Shown):
+    """A step, an evaluation or the baseline of the same run."""
+
+    phase: Phase
+    step: int
+
+
 class SourceDetail(Shown):
     """A step or an evaluation with its groups x rollouts grid."""
 
     run_id: str
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
     phase: Phase
     step: int
     status: StepStatus
@@ -80,8 +88,8 @@ class SourceDetail(Shown):
     started_at: datetime
     rollouts_ended_at: datetime | None
     ended_at: datetime | None
-    previous_step: int | None
-    next_step: int | None
+    previous: SourceRef | None = Field(description="the step before, or the evaluation before, the baseline included")
+    next: SourceRef | None
     groups: list[GroupSummary]
 
 
@@ -108,6 +116,7 @@ class GroupDetail(Shown):
 
     run_id: str
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
     phase: Phase
     step: int
     group: GroupSummary
@@ -267,6 +276,8 @@ class Rollout(RolloutItem):
     """A rollout with all its turns."""
 
     run_name: str
+    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
+    group_index: int
     category: str | None
     difficulty: str | None
     tags: list[str]
@@ -284,16 +295,17 @@ class Rollout(RolloutItem):
 
 
 class TaskStats(Shown):
-    """How one task goes in a run's training steps."""
+    """How one task goes in a run: in its training steps, and in the latest evaluation that tried it."""
 
     task_id: str
     instruction: str | None
     category: str | None
     difficulty: str | None
-    num_groups: int
+    num_groups: int = Field(description="in training steps; 0 for a task that is only evaluated")
     num_failed_groups: int = Field(description="groups without any success")
     success: Rate
     recent: Rate = Field(description="in the last quarter of the run's steps")
+    held_out: Rate = Field(description="in the latest evaluation that tried it, the baseline included")
     last_step: int | None
 
 
@@ -328,8 +340,14 @@ class TaskDetail(Shown):
     difficulty: str | None
     tags: list[str]
     max_turns: int | None
-    success: Rate
+    training: Rate = Field(description="in all training steps")
+    baseline: Rate | None = Field(description="before training, null if the task is not evaluated")
+    last_eval: Rate | None = Field(description="latest finished evaluation with the task, null if there is none")
+    last_eval_step: int | None
     history: list[TaskPoint] = Field(description="training steps, then evaluations, each in order")
+    examined: SourceRef | None = Field(
+        description="the evaluation that instances and failures are of; null: all training steps"
+    )
     instances: list[TaskInstance] = Field(description="hardest first, at most 100")
     stop_reasons: list[Count] = Field(description="of rollouts that failed")
     failed_checks: list[Count] = Field(description="query, expected and actual of failed validations, most frequent")

@@ -94,7 +94,7 @@ async def get_metrics(
 
 @router.get("/{run_id}/timeline")
 async def get_timeline(run: OpenRun) -> list[schemas.TimelineItem]:
-    """Baseline, steps and evaluations in the order in which they began."""
+    """Baseline, steps and evaluations in the order of training."""
     return await run_queries.load_timeline(run)
 
 

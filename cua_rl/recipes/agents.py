@@ -51,6 +51,8 @@ class AgentSettings(Protocol):
     @property
     def allowed_media_domains(self) -> Sequence[str]: ...
     @property
+    def max_turns(self) -> int: ...
+    @property
     def task_timeout_s(self) -> float: ...
     @property
     def turn_timeout_s(self) -> float: ...
@@ -94,7 +96,7 @@ def make_agent(
             base_url=settings.gbox_mini_agent_base_url or DEFAULT_BASE_URL,
             agent=settings.gbox_mini_agent_agent,
             action_space=settings.gbox_mini_agent_standard_action_space,
-            max_run_time_s=settings.task_timeout_s,
+            max_run_time_s=settings.task_timeout_s + settings.max_turns * settings.turn_timeout_s,
             max_step_time_s=settings.turn_timeout_s,
         )
         return MiniAgent(mini, gateway)

@@ -216,6 +216,7 @@ def _make_server(
             max_lora_rank=max_lora_rank(max((item.adapter.rank for item in models if item.adapter), default=8)),
             max_model_len=engine.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=plan.max_images,
             gpu_memory_utilization=engine.gpus.gpu_memory_utilization,
             gpus=engine.gpus.server_gpus,
             tensor_parallel=engine.gpus.tensor_parallel,
@@ -260,7 +261,7 @@ SHOWN_PRESETS = {
     "With boxes of GBox, or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }
-"""What the settings above replace, for --help."""
+"""What replaces defaults, for --help and docs/settings.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from cua_rl.recipes.gym_devices import name_gym
 from cua_rl.recipes.judge_config import check_judge, plan_judge, require_precision
 from cua_rl.recipes.model_folder import make_image_renderer, max_positions, num_attention_heads
 from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.preflight import most_screenshots, require_model_server, require_room
+from cua_rl.recipes.preflight import plan_max_images, require_model_server, require_room
 from cua_rl.recipes.run_devices import make_run_backend, require_own_model, smallest_screen
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
@@ -59,6 +59,8 @@ class EvaluationPlan:
     """By the folder of the model."""
     devices: DeviceBackend
     tasks: tuple[Task, ...]
+    max_images: int
+    """Most images of one prompt."""
     reward: RewardFunction
     judge: JudgeConfig | None
     history: History
@@ -101,7 +103,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     await check_judge(judge)
     if judge is not None and held_out.is_judged:
         require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
-    await _require_room(config, engines, tasks)
+    max_images = await _require_room(config, engines, tasks)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
@@ -109,6 +111,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         engines=engines,
         devices=devices,
         tasks=tasks,
+        max_images=max_images,
         reward=load_reward(config.reward),
         judge=judge,
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
@@ -116,16 +119,16 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     )
 
 
-async def _require_room(config: EvaluateConfig, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` if a model's context cannot hold the longest task, or its server is not there for it."""
+async def _require_room(config: EvaluateConfig, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]) -> int:
+    """The images of the longest prompt; raises `ConfigError` if a model's context or its server cannot hold that."""
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
-    screen = smallest_screen(config)
+    screen, max_images = smallest_screen(config), plan_max_images(config, num_turns)
     for engine in engines.values():
         if screen is not None:
             require_room(config, engine.renderer, screen, num_turns=num_turns, max_model_len=engine.max_model_len)
         if config.base_url is not None:
-            num_images = most_screenshots(config, num_turns)
-            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=num_images)
+            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=max_images)
+    return max_images
 
 
 def _check_agent(config: EvaluateConfig, models: Sequence[Model]) -> None:

@@ -21,10 +21,13 @@ from cua_rl.errors import ConfigError
 from cua_rl.renderers.renderer import Renderer
 
 if TYPE_CHECKING:
+    import httpx
+
     from cua_rl.monitor.sender import MonitorAddress
 
 QUESTION_TIMEOUT_S = 2.0
 _PROBE_SIDE_PX = 64
+_PLENTY_OF_IMAGES = 32
 
 
 class ContextSettings(Protocol):
@@ -34,6 +37,10 @@ class ContextSettings(Protocol):
     def history(self) -> HistoryPolicy: ...
     @property
     def history_images(self) -> int: ...
+    @property
+    def agent(self) -> str: ...
+    @property
+    def max_images(self) -> int | None: ...
     @property
     def max_turns(self) -> int: ...
     @property
@@ -72,8 +79,24 @@ def require_adb(program: str = "adb") -> None:
 
 
 def most_screenshots(settings: ContextSettings, num_turns: int) -> int:
-    """Most screenshots of one prompt; every turn shows one, and old ones may be dropped."""
+    """Most screenshots of one prompt of our agent; every turn shows one, and old ones may be dropped."""
     return num_turns if settings.history == "full" else min(num_turns, settings.history_images)
+
+
+def plan_max_images(settings: ContextSettings, num_turns: int) -> int:
+    """Images of one prompt that the model server must take; raises `ConfigError` if fewer are configured.
+
+    Agents that are not ours may show more than one a turn: they get what is configured, or plenty.
+    """
+    needed = most_screenshots(settings, num_turns)
+    if settings.agent != "gbox":
+        return settings.max_images or max(needed, _PLENTY_OF_IMAGES)
+    if settings.max_images is not None and settings.max_images < needed:
+        raise ConfigError(
+            f"max_images: expected at least {needed}, the screenshots of {num_turns} turns, got {settings.max_images}; "
+            "raise it, lower max_turns, or let old screenshots go with history=block_drop"
+        )
+    return settings.max_images or needed
 
 
 def require_room(
@@ -107,7 +130,7 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
     async with httpx.AsyncClient(base_url=root, trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
         try:
             model = await fetch_model(client)
-            probe = await client.post("/tokenize", json=_probe(model.name, num_images))
+            complaint = await _complaint_about(client, model.name, num_images)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
             raise ConfigError(
                 f"base_url: expected a vLLM server at {root!r}, got {type(error).__name__}: {error}; start one there, "
@@ -118,10 +141,10 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
             f"max_model_len: expected at most {model.max_model_len}, the context of the server at {root!r}, got "
             f"{max_model_len}; lower it, or start that server with --max-model-len {max_model_len}"
         )
-    if probe.status_code == HTTPStatus.BAD_REQUEST and "At most" in probe.text:
+    if complaint is not None:
         raise ConfigError(
             f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
-            f"{root!r} that says {_said(probe.text)!r}; start it with --limit-mm-per-prompt "
+            f"{root!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
             f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
         )
 
@@ -167,15 +190,23 @@ def _blank_image(width_px: int, height_px: int) -> bytes:
     return buffer.getvalue()
 
 
+async def _complaint_about(client: "httpx.AsyncClient", model: str, num_images: int) -> str | None:
+    """What the server says against so many images in one prompt; None if nothing, or if it is too busy to say."""
+    import httpx
+
+    try:
+        answer = await client.post("/tokenize", json=_probe(model, num_images))
+    except httpx.ReadTimeout:
+        return None
+    start = answer.text.find("At most")
+    if answer.status_code != HTTPStatus.BAD_REQUEST or start < 0:
+        return None
+    return answer.text[start:].split('"')[0][:120]
+
+
 def _probe(model: str, num_images: int) -> dict[str, Any]:
     """A request that makes the server count images, and compute nothing."""
     data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     parts: Sequence[dict[str, Any]] = [image] * num_images
     return {"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]}
-
-
-def _said(text: str) -> str:
-    """The server's own sentence about its limit."""
-    start = text.find("At most")
-    return text[start:].split('"')[0][:120]

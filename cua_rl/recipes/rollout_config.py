@@ -42,7 +42,8 @@ class RolloutConfig(JudgeSettings):
     """The settings that training and evaluation share."""
 
     renderer_name: str | None = chz.field(
-        default=None, doc="how conversations become tokens; None detects it from the model"
+        default=None,
+        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
 
     # Agent
@@ -110,8 +111,14 @@ class RolloutConfig(JudgeSettings):
     )
     lease_timeout_s: float = chz.field(default=300.0, doc="longest wait for a device to be made, all tries together")
     setup_timeout_s: float = chz.field(default=300.0, doc="longest set-up of a task on its device")
-    turn_timeout_s: float = chz.field(default=300.0, doc="longest turn, sampling included")
-    task_timeout_s: float = chz.field(default=1800.0, doc="longest work of the agent on one task, all turns together")
+    turn_timeout_s: float = chz.field(
+        default=300.0, doc="most time of model server and device for one turn; more is a fault"
+    )
+    task_timeout_s: float = chz.field(
+        default=1800.0,
+        doc="most time that the policy spends itself on one task, by waiting or, outside this process, between its "
+        "requests; then it ends as with its turns used up",
+    )
     validate_timeout_s: float = chz.field(default=60.0, doc="longest validation of a task on its device")
 
     # Gym servers
@@ -125,6 +132,9 @@ class RolloutConfig(JudgeSettings):
 
     # Model server and gateway
     max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
+    max_images: int | None = chz.field(
+        default=None, doc="most screenshots of one prompt that vLLM takes; None is what history and turns need"
+    )
     server_gpus: list[int] | None = chz.field(
         default=None, doc="GPUs of vLLM, such as 0,1; None is about half of several (an evaluation takes all)"
     )
@@ -164,6 +174,7 @@ _SMALLEST = {
     "screen_scale": 1,
     "max_tokens": 1,
     "max_num_seqs": 1,
+    "max_images": 1,
     "server_tensor_parallel": 1,
     "history_images": 1,
     "history_block": 1,

@@ -60,6 +60,8 @@ class RunDeviceSettings(DeviceSettings, Protocol):
     @property
     def setup_timeout_s(self) -> float: ...
     @property
+    def max_turns(self) -> int: ...
+    @property
     def turn_timeout_s(self) -> float: ...
     @property
     def task_timeout_s(self) -> float: ...
@@ -86,7 +88,7 @@ def make_run_backend(
             return make_backend(settings)
 
 
-def require_own_model(settings: RunDeviceSettings, model_name: str | None) -> None:
+def require_own_model(settings: DeviceSettings, model_name: str | None) -> None:
     """Raise `ConfigError` if the tiny model of this package would meet another device than its own."""
     place = find_site(settings.tasks) or settings.device
     if model_name is None and place != "simulator":
@@ -176,7 +178,8 @@ def _make_boxes(settings: RunDeviceSettings, log_path: Path) -> DeviceBackend:
     from cua_rl.devices.gbox.device import Capture
     from cua_rl.devices.gbox.service import make_gbox
 
-    stages = (settings.setup_timeout_s, settings.task_timeout_s, settings.validate_timeout_s)
+    agent_s = settings.task_timeout_s + settings.max_turns * settings.turn_timeout_s
+    stages = (settings.setup_timeout_s, agent_s, settings.validate_timeout_s)
     plan = BoxPlan(
         box_type=settings.box_type,
         run_name=log_path.name,

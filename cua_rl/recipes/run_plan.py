@@ -27,7 +27,7 @@ from cua_rl.recipes.model_folder import (
     require_trainable,
 )
 from cua_rl.recipes.preflight import (
-    most_screenshots,
+    plan_max_images,
     require_model_server,
     require_monitor,
     require_room,
@@ -63,6 +63,8 @@ class RunPlan:
     judge: JudgeConfig | None
     """None if no task needs one, and none is asked for beside validators."""
     history: History
+    max_images: int
+    """Most images of one prompt."""
     max_lora_rank: int
     gpus: GpuPlan
     checkpoint_path: Path | None
@@ -80,6 +82,7 @@ class RunPlan:
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
+            "max_images": self.max_images,
             "sampler": self.config.base_url or "started by the run",
             "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
             **self.gpus.effective(),
@@ -116,9 +119,9 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     screen = smallest_screen(config)
     if screen is not None:
         require_room(config, renderer, screen, num_turns=num_turns, max_model_len=config.max_model_len)
+    max_images = plan_max_images(config, num_turns)
     if config.base_url is not None:
-        num_images = most_screenshots(config, num_turns)
-        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=num_images)
+        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=max_images)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -131,6 +134,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         reward=load_reward(config.reward),
         judge=judge,
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
+        max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
         gpus=_gpu_plan(config, model_path, environ),
         checkpoint_path=find_checkpoint(

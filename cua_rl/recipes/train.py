@@ -40,6 +40,7 @@ from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
+from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts
@@ -89,6 +90,8 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             await follow_move(folder, plan.run_name, url)
         own = await _open_recorder(stack, plan, url)
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
+        if plan.config.trace:
+            recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))
         report = open_report(stack, plan, folder, first_step)
         shown_at = await show_run(stack, plan.config, url, folder.path)
         if shown_at is not None:
@@ -198,6 +201,7 @@ def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalSe
             max_lora_rank=plan.max_lora_rank,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=plan.max_images,
             gpu_memory_utilization=plan.gpus.gpu_memory_utilization,
             gpus=plan.gpus.server_gpus,
             tensor_parallel=plan.gpus.tensor_parallel,
@@ -333,7 +337,7 @@ SHOWN_PRESETS = {
     "With boxes of GBox, or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }
-"""What the settings above replace, for --help."""
+"""What replaces defaults, for --help and docs/settings.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -247,6 +247,10 @@ class CLIConfig(RolloutConfig):
         default=0, doc="checkpoints whose step is a multiple of this stay on disk too, 0 for none"
     )
     num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are shown and logged")
+    trace: bool = chz.field(
+        default=False,
+        doc="write each rollout into trace/ of the run's folder: screenshots with the action drawn, and the text",
+    )
     compute_post_kl: bool = chz.field(
         default=False, doc="measure how far each step moved the policy (one more forward pass)"
     )

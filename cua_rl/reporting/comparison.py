@@ -28,6 +28,10 @@ class ModelRow:
     reward_mean: float
     success_rate_by_category: Mapping[str, float]
     success_rate_by_difficulty: Mapping[str, float]
+    worst: float
+    """The success rate of first tries if all that a fault ended had failed."""
+    best: float
+    """The same if they had succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +101,17 @@ def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
     """Header and one row per model, as text; pass@1 is the success rate and is left out."""
     counts = sorted({k for model in models for k in model.pass_at if k > 1})
     passes = [f"pass@{k}" for k in counts]
-    header = ["model", "success", "95 % interval", *passes, "tasks", "attempts", "faults", "turns"]
-    return [header, *(_table_row(model, counts) for model in models)]
+    bounds = ["if faults failed / succeeded"] if any(model.num_faults for model in models) else []
+    header = ["model", "success", "95 % interval", *bounds, *passes, "tasks", "attempts", "faults", "turns"]
+    return [header, *(_table_row(model, counts, has_bounds=bool(bounds)) for model in models)]
 
 
-def _table_row(model: ModelRow, counts: Sequence[int]) -> list[str]:
+def _table_row(model: ModelRow, counts: Sequence[int], *, has_bounds: bool) -> list[str]:
     return [
         model.name,
         _percent(model.success_rate),
         f"{_percent(model.low)} to {_percent(model.high)}",
+        *([f"{_percent(model.worst)} / {_percent(model.best)}"] if has_bounds else []),
         *(_percent(model.pass_at.get(k)) for k in counts),
         str(model.num_tasks),
         str(model.num_rollouts),

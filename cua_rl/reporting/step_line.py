@@ -46,6 +46,11 @@ def format_evaluation_line(label: str, suite: str, metrics: Mapping[str, float])
         notes.append(f"95 % interval {low:.2f}-{high:.2f}")
     if f"{prefix}/num_rollouts" in metrics:
         notes.append(f"{metrics[f'{prefix}/num_rollouts']:.0f} rollouts")
+    if f"{prefix}/success_rate_worst" in metrics:
+        worst, best = metrics[f"{prefix}/success_rate_worst"], metrics[f"{prefix}/success_rate_best"]
+        notes.append(
+            f"{metrics[f'{prefix}/num_faults']:.0f} faults: {worst:.2f}-{best:.2f} if all had failed or succeeded"
+        )
     return text + (f" ({', '.join(notes)})" if notes else "")
 
 

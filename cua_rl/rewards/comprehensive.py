@@ -38,8 +38,9 @@ def _outcome_parts(evidence: Evidence) -> dict[str, float]:
     match evidence.stop_reason:
         case StopReason.FINISHED:
             return {"finished": 0.3}
-        case StopReason.MAX_TURNS:
-            return {"out_of_turns": -0.5, "effort": 0.1 if evidence.num_actions >= 3 else 0.0}
+        case StopReason.MAX_TURNS | StopReason.MAX_TIME as spent:
+            effort = 0.1 if evidence.num_actions >= 3 else 0.0
+            return {"out_of_turns" if spent is StopReason.MAX_TURNS else "out_of_time": -0.5, "effort": effort}
         case _:
             return {"broken_off": -1.0}
 

@@ -36,6 +36,11 @@ class Evidence:
         return self.stop_reason == StopReason.FINISHED
 
     @property
+    def is_out_of_budget(self) -> bool:
+        """True if the agent went on until its turns or its time were used up."""
+        return self.stop_reason in (StopReason.MAX_TURNS, StopReason.MAX_TIME)
+
+    @property
     def num_errors(self) -> int:
         """Turns that did nothing because the model got its answer or its action wrong."""
         return self.num_parse_failures + self.num_rejected_actions

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import fsum
 
 from cua_rl.rewards.evidence import Evidence
-from cua_rl.types import Reward, StopReason
+from cua_rl.types import Reward
 
 RewardFunction = Callable[[Evidence], Reward]
 """The facts of a finished rollout -> its reward."""
@@ -56,14 +56,14 @@ def completion_reward(evidence: Evidence) -> Reward:
 
 
 def efficiency_reward(evidence: Evidence) -> Reward:
-    """Success (1), less 0.02 per turn and 0.1 per error; without it -0.5 if the turns ran out, 0.1 for an attempt.
+    """Success (1), less 0.02 per turn and 0.1 per error; without it -0.5 if turns or time ran out, 0.1 for an attempt.
 
     A solved task gets at least 0.2, an unsolved one from -1 to 0.1.
     """
     parts = {
         "success": 1.0 if evidence.success else 0.0,
         "attempted": ATTEMPTED if _gave_up_after_trying(evidence) else 0.0,
-        "timeout": -0.5 if not evidence.success and evidence.stop_reason == StopReason.MAX_TURNS else 0.0,
+        "timeout": -0.5 if not evidence.success and evidence.is_out_of_budget else 0.0,
         "turns": -0.02 * evidence.num_turns,
         "errors": -0.1 * evidence.num_errors,
     }
@@ -82,4 +82,4 @@ def shaped_reward(evidence: Evidence) -> Reward:
 
 
 def _gave_up_after_trying(evidence: Evidence) -> bool:
-    return not evidence.success and evidence.stop_reason != StopReason.MAX_TURNS and evidence.num_actions > 0
+    return not evidence.success and not evidence.is_out_of_budget and evidence.num_actions > 0

@@ -7,14 +7,15 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 from uuid import uuid4
 
 from cua_rl.agent.external import ExternalAgent
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
+from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent, OnTurn
 from cua_rl.agent.mini_agent import MiniAgent
+from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.client import AgentReport
 from cua_rl.devices.gym.device import GymDevice
@@ -78,8 +79,9 @@ class TimeLimits:
 
     prepare_s: float = 300.0
     turn_s: float = 300.0
-    """From one turn's end to the next one's, sampling included."""
+    """Of model server and device together, from one turn's end to the next one's; beyond it, it is a fault."""
     agent_s: float = 1800.0
+    """The policy's own time, in which neither model server nor device work for it; it ends the rollout as turns do."""
     validate_s: float = 60.0
 
 
@@ -190,25 +192,29 @@ class RolloutRunner:
         first_success_turn: int | None = None
 
         async with self._devices.lease(plan.task, rollout_id=rollout_id) as device:
-            turn_limit = asyncio.timeout(None)
+            clock = RolloutClock(
+                policy_s=self._limits.agent_s,
+                turn_s=self._limits.turn_s,
+                acts_between_calls=isinstance(self._agent, ExternalAgent | MiniAgent),
+            )
 
             async def on_turn(done: AgentTurn) -> None:
                 nonlocal first_success_turn
-                _put_off(turn_limit, self._limits.turn_s)
-                turn = join_turn(len(turns), done, self._gateway.turns(rollout_id))
-                turns.append(turn)
-                await self._recorder.record(TurnTaken(rollout_id=rollout_id, turn=turn))
-                if self._watch_goal and first_success_turn is None and plan.task.validate is not None:
-                    is_reached = (await validate(plan.task, device, None)).success
-                    first_success_turn = len(turns) if is_reached else None
+                clock.next_turn()
+                with clock.call():
+                    turn = join_turn(len(turns), done, self._gateway.turns(rollout_id))
+                    turns.append(turn)
+                    await self._recorder.record(TurnTaken(rollout_id=rollout_id, turn=turn))
+                    if self._watch_goal and first_success_turn is None and plan.task.validate is not None:
+                        is_reached = (await validate(plan.task, device, None)).success
+                        first_success_turn = len(turns) if is_reached else None
 
             await self._recorder.record(_started(plan, rollout_id, device, max_turns))
             async with time_limit("set-up", self._limits.prepare_s):
                 await prepare(plan.task, device)
                 instruction = await instruct(plan.task, device)
-            async with time_limit("the agent", self._limits.agent_s):
-                async with time_limit("a turn", self._limits.turn_s, turn_limit):
-                    done = await self._act(instruction, device, rollout_id, max_turns, on_turn)
+            async with clock.limit():
+                done = await self._act(instruction, device, rollout_id, max_turns, on_turn, clock)
             if isinstance(device, GymDevice):
                 device.report(_report(done, turns, max_turns))
             validation: Validation | None = None
@@ -227,15 +233,38 @@ class RolloutRunner:
             )
 
     async def _act(
-        self, instruction: str, device: Device, rollout_id: str, max_turns: int, on_turn: OnTurn
+        self,
+        instruction: str,
+        device: Device,
+        rollout_id: str,
+        max_turns: int,
+        on_turn: OnTurn,
+        clock: RolloutClock,
     ) -> AgentOutcome:
         """Let the agent work: inside this process over a client, outside it over the rollout's address."""
         match self._agent:
             case ExternalAgent() | MiniAgent() as outside:
-                return await outside.run(instruction, device, rollout_id, max_turns=max_turns, on_turn=on_turn)
-            case inside:
+                return await outside.run(
+                    instruction, device, rollout_id, max_turns=max_turns, on_turn=on_turn, clock=clock
+                )
+            case GBoxAgent() as policy:
+                num_turns = 0
+
+                async def on_timed_turn(done: AgentTurn) -> None:
+                    nonlocal num_turns
+                    await on_turn(done)
+                    num_turns += 1
+                    if clock.is_used_up:
+                        raise _TimeUsedUp
+
+                client, timed = self._gateway.openai_client(rollout_id), TimedDevice(device, clock)
+                try:
+                    return await policy.run(instruction, timed, client, max_turns=max_turns, on_turn=on_timed_turn)
+                except _TimeUsedUp:
+                    return AgentOutcome(stop_reason=StopReason.MAX_TIME, num_turns=num_turns)
+            case other:  # an expert, which operates the device as what it is, and does not wait
                 client = self._gateway.openai_client(rollout_id)
-                return await inside.run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
+                return await other.run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
 
     async def _judged(self, task: Task, outcome: Outcome, turns: Sequence[Turn]) -> Outcome:
         """The outcome with what the judge says of it; asked when the device is given back, it needs the record only.
@@ -272,26 +301,21 @@ class RolloutRunner:
         return self._reward(evidence)
 
 
-@asynccontextmanager
-async def time_limit(stage: str, limit_s: float, limit: asyncio.Timeout | None = None) -> AsyncGenerator[None]:
-    """End the block after `limit_s` seconds, or when a `limit` that is put off from time to time expires.
+class _TimeUsedUp(Exception):
+    """The policy's time ended with the turn: nothing of that turn is lost."""
 
-    Raises `TimeoutError` with a message; one from inside passes as it is.
-    """
-    limit = limit or asyncio.timeout(None)
+
+@asynccontextmanager
+async def time_limit(stage: str, limit_s: float) -> AsyncGenerator[None]:
+    """End the block after `limit_s` seconds: raises `TimeoutError` with a message; one from inside passes as it is."""
+    limit = asyncio.timeout(limit_s)
     try:
         async with limit:
-            _put_off(limit, limit_s)
             yield
     except TimeoutError as error:
         if not limit.expired():
             raise
         raise TimeoutError(f"expected {stage} to take at most {limit_s:g} s, it took longer") from error
-
-
-def _put_off(limit: asyncio.Timeout, by_s: float) -> None:
-    with suppress(RuntimeError):  # it has expired, and is about to end what it limits
-        limit.reschedule(asyncio.get_running_loop().time() + by_s)
 
 
 async def validate(task: Task, device: Device, answer: str | None) -> Validation:

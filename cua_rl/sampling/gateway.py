@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib import import_module
@@ -185,9 +185,23 @@ class Gateway:
         watch = rollout.watch
         if watch is not None:
             watch.admit(len(rollout.turns) + rollout.num_under_way)
+        with nullcontext() if watch is None else watch.clock.call():
+            turn, parsed, num_prompt_tokens = await self._watched_answer(rollout_id, rollout, request, api)
+            self.num_requests += 1
+            rollout.turns.append(turn)
+            rollout.answers.append(EarlierAnswer(text=turn.text, parsed=parsed))
+            if watch is not None:
+                await watch.answered(turn)
+        return _answer(turn, parsed, num_prompt_tokens)
+
+    async def _watched_answer(
+        self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
+    ) -> tuple[ModelTurn, ParsedAnswer, int]:
+        """One answer; whoever watches the rollout hears why there is none."""
+        watch = rollout.watch
         rollout.num_under_way += 1
         try:
-            turn, parsed, num_prompt_tokens = await self._answer(rollout_id, rollout, request, api)
+            return await self._answer(rollout_id, rollout, request, api)
         except ContextOverflow:
             if watch is not None:
                 watch.overflowed()
@@ -198,12 +212,6 @@ class Gateway:
             raise
         finally:
             rollout.num_under_way -= 1
-        self.num_requests += 1
-        rollout.turns.append(turn)
-        rollout.answers.append(EarlierAnswer(text=turn.text, parsed=parsed))
-        if watch is not None:
-            await watch.answered(turn)
-        return _answer(turn, parsed, num_prompt_tokens)
 
     async def _answer(
         self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
@@ -258,7 +266,7 @@ class Gateway:
     def _payload(
         self, items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, seed: int | None
     ) -> Mapping[str, object]:
-        return sampling_request(self._renderer.replay(items), tools, params, seed)
+        return sampling_request(*self._renderer.to_send(items, tools), params, seed)
 
     def _check_length(self, prompt: ModelInput, params: SamplingParams) -> None:
         if prompt.length + params.max_tokens > self._client.max_model_len:

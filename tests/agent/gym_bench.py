@@ -13,7 +13,7 @@ from cua_rl.devices.pool import DevicePool, PoolLimits
 from cua_rl.events import Source
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_server import serve_app
@@ -81,7 +81,9 @@ async def open_gym(tasks: Sequence[Task] | None = None) -> AsyncGenerator[tuple[
 
 
 @asynccontextmanager
-async def open_bench(renderer: Qwen3VLRenderer, *, limits: GymLimits = QUICK) -> AsyncGenerator[GymBench]:
+async def open_bench(
+    renderer: Qwen3VLRenderer, *, limits: GymLimits = QUICK, time_limits: TimeLimits | None = None
+) -> AsyncGenerator[GymBench]:
     """Everything on sockets, with gbox-mini-agent's double at work."""
     fake, mini = FakeVllm(renderer), MiniAgentDouble()
     async with open_gym() as (gym, gym_url), serve_app(mini.app(), "127.0.0.1", 0) as mini_url:
@@ -103,6 +105,7 @@ async def open_bench(renderer: Qwen3VLRenderer, *, limits: GymLimits = QUICK) ->
                     reward=score_reward,
                     recorder=recorder,
                     max_turns=3,
+                    time_limits=time_limits,
                 )
                 source = {"source_type": "gym", "gym_base_url": gym_url, "gym_id": "phones"}
                 loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM)

@@ -22,7 +22,7 @@ from cua_rl.errors import DeviceError
 from cua_rl.events import Source, TurnTaken
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_server import serve_app
@@ -62,19 +62,21 @@ class Bench:
         self.device = FakeDevice()
         self.recorder = FakeRecorder()
 
-    async def run(self, work: Work, *, max_turns: int = 3) -> Rollout:
+    async def run(self, work: Work, *, max_turns: int = 3, time_limits: TimeLimits | None = None) -> Rollout:
         async def endpoint(request: Request) -> JSONResponse:
             desk = Desk(await request.json())
             async with desk.http:
                 return JSONResponse(await work(desk))
 
         async with serve_app(Starlette(routes=[Route("/", endpoint, methods=["POST"])]), "127.0.0.1", 0) as url:
-            return await self._run(AgentService(url=url), max_turns)
+            return await self._run(AgentService(url=url), max_turns, time_limits)
 
     async def run_command(self, *argv: str, max_turns: int = 3) -> Rollout:
         return await self._run(AgentCommand(argv=argv, log_folder=self.folder), max_turns)
 
-    async def _run(self, program: AgentService | AgentCommand, max_turns: int) -> Rollout:
+    async def _run(
+        self, program: AgentService | AgentCommand, max_turns: int, time_limits: TimeLimits | None = None
+    ) -> Rollout:
         async def make_device(task: object) -> Any:
             return self.device
 
@@ -85,6 +87,7 @@ class Bench:
             reward=binary_reward,
             recorder=self.recorder,
             max_turns=max_turns,
+            time_limits=time_limits,
             make_id=lambda: "r1",
         )
         source = Source(phase="step", step=0)
@@ -144,6 +147,44 @@ async def test_an_agent_that_asks_on_after_its_last_turn_is_refused_and_ended(be
 
     assert (rollout.stop_reason, len(rollout.turns)) == (StopReason.MAX_TURNS, 2)
     assert (refusals[0].status_code, refusals[0].json()["error"]["code"]) == (403, "max_turns_reached")
+
+
+async def test_an_agent_that_takes_its_time_between_requests_ends_as_with_its_turns_used_up(bench: Bench) -> None:
+    async def work(desk: Desk) -> Any:
+        await desk.ask()
+        await desk.act(action="click", coordinate=[0, 0])
+        await asyncio.Event().wait()
+
+    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=0.3))
+
+    assert (rollout.stop_reason, rollout.reward and rollout.reward.total) == (StopReason.MAX_TIME, 0.0)
+    assert [turn.action for turn in rollout.turns] == [Click(x=0, y=0)]
+
+
+async def test_an_agent_that_never_asks_in_its_time_is_a_fault(bench: Bench) -> None:
+    async def work(desk: Desk) -> Any:
+        await asyncio.Event().wait()
+
+    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=0.1))
+
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)
+
+
+async def test_a_slow_model_server_costs_an_agent_none_of_its_time(bench: Bench) -> None:
+    bench.fake.delay_s = 0.3
+
+    async def work(desk: Desk) -> Any:
+        for _ in range(3):
+            await desk.ask()
+        await desk.act(action="terminate", status="success")
+
+    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=0.6))
+    bench.fake.gate = asyncio.Event()
+    hanging = await bench.run(work, time_limits=TimeLimits(turn_s=0.2))
+    bench.fake.gate.set()
+
+    assert (rollout.stop_reason, len(rollout.turns)) == (StopReason.FINISHED, 3)
+    assert (hanging.stop_reason, hanging.reward) == (StopReason.TIME_LIMIT, None)
 
 
 async def test_only_the_bearer_of_the_token_operates_the_device(bench: Bench) -> None:

@@ -8,6 +8,7 @@ import pytest_asyncio
 from cua_rl.actions import Click, Drag, PressButton, Scroll, TypeText
 from cua_rl.agent.mini_agent_actions import parse_mini_agent_action
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.rollout.run import TimeLimits
 from cua_rl.types import Observation, StopReason
 from tests.agent.gym_bench import GymBench, call, open_bench
 
@@ -89,6 +90,17 @@ async def test_a_hung_run_is_a_fault_that_frees_its_device(bench: GymBench) -> N
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TIME_LIMIT, None)
     assert "gave no sign" in (rollout.error or "")
     assert bench.gym.num_open == 0
+
+
+async def test_a_run_that_takes_its_time_ends_as_with_its_steps_used_up(small_renderer: Qwen3VLRenderer) -> None:
+    async with open_bench(small_renderer, time_limits=TimeLimits(agent_s=0.3)) as bench:
+        bench.mini.hangs_after_steps = 1  # noticed as a fault after a second only
+        bench.fake.default_answer = call(action="wait", time=0)
+
+        rollout = await bench.run()
+
+    assert (rollout.stop_reason, len(rollout.turns)) == (StopReason.MAX_TIME, 1)
+    assert rollout.reward is not None
 
 
 async def test_a_busy_server_is_asked_again_and_a_broken_one_is_a_fault(bench: GymBench) -> None:

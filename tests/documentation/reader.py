@@ -23,7 +23,7 @@ import chz
 
 from cua_rl.errors import ConfigError
 from cua_rl.recipes import evaluate, export_rollout, make_tiny_model, make_tiny_page_model, rebuild_datums, sft, train
-from cua_rl.recipes.command_line import given_names, list_settings
+from cua_rl.recipes.command_line import list_settings, parse_command_line
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.setting_values import UnfitValueError, parse_value
 from scripts.chaos_kill import ChaosConfig
@@ -51,6 +51,7 @@ WITHOUT_OPTIONS = {
     "benchmarks.trainer_steps": 3,
     "benchmarks.trl_steps": 3,
     "cua_rl.monitor.openapi": 0,
+    "cua_rl.recipes.rl_minimal": 0,
 }
 """Programs without an argument parser, and how many arguments they take."""
 NO_SUCH_OPTION = "--no-such-option"
@@ -202,10 +203,8 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
 
 def _python_values(config_class: type[Any], arguments: Sequence[str]) -> dict[str, Any]:
     """What a caller in Python writes for these arguments."""
-    from cua_rl.recipes.command_line import parse_command_line
-
     config = parse_command_line(config_class, arguments)
-    names = {name.split(".", 1)[0] for name in given_names(arguments)}
+    names = {re.split(r"[.=]", word.removeprefix("--"))[0].replace("-", "_") for word in arguments}
     return {name: getattr(config, name) for name in chz.chz_fields(config_class) if name in names}
 
 
@@ -289,6 +288,8 @@ def _takes(module: str, arguments: Sequence[str]) -> None:
 def _parses(module: str, arguments: Sequence[str]) -> None:
     """Its parser takes the arguments: with one more that it cannot know, it complains of that one and nothing else."""
     path = ROOT / f"{module.replace('.', '/')}.py"
+    if "import argparse" not in path.read_text(encoding="utf-8"):  # it would run
+        raise WrongExample(f"expected a rule for {module} in tests/documentation/reader.py, got none")
     complaint, status = _main_of(lambda: runpy.run_path(str(path), run_name="__main__"), module, arguments)
     if status != 2 or f"unrecognized arguments: {NO_SUCH_OPTION}\n" not in complaint:
         raise WrongExample(f"expected {module} to take {list(arguments)!r}, got status {status}: {complaint[-300:]}")

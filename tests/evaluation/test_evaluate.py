@@ -96,3 +96,21 @@ async def test_an_evaluation_tries_every_task_so_often_and_records_it_under_its_
     assert [(event.group_size, event.policy_version) for event in started] == [(2, 7)]
     assert sum(isinstance(event, GroupEnded) and event.source == SOURCE for event in recorder.events) == 2
     assert isinstance(recorder.events[-1], EvaluationEnded)
+
+
+def test_bounds_say_what_may_hang_on_faults() -> None:
+    def task(successes: tuple[bool, ...], **faults: Any) -> TaskOutcomes:
+        turns = (1,) * len(successes)
+        return TaskOutcomes(category="app", difficulty="easy", successes=successes, num_turns=turns, **faults)
+
+    # 1 of 2; a success at the second try and one at the first; given up: (1/2 + 1/2 + 0) / 3, (1/2 + 1 + 1) / 3
+    tasks = [
+        task((True, False)),
+        task((True, True), num_faults=1, retried=(True,)),
+        task((), num_faults=3, num_given_up=1),
+    ]
+    result = summarise(tasks)
+
+    assert (result.worst, result.best) == (pytest.approx(1 / 3), pytest.approx(2.5 / 3))
+    assert "eval/x/success_rate_worst" in result.metrics("x")
+    assert "eval/x/success_rate_worst" not in summarise(tasks[:1]).metrics("x")

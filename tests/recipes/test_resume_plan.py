@@ -10,7 +10,7 @@ def test_a_group_that_lost_too_many_members_is_not_trained_after_a_resume_either
     survivors = [rollout(reward=1.0, rollout_id="a"), rollout(reward=0.0, rollout_id="b")]
     progress = Progress(
         done_indices=(),
-        untrained=(UntrainedGroup(group=group(*survivors), last_step=1),),
+        untrained=(UntrainedGroup(group=group(*survivors), last_step=2),),
         newest_steps={0: 0},
         evaluated_steps=frozenset(),
     )

@@ -66,6 +66,9 @@ def test_outside_a_terminal_every_event_is_one_plain_line() -> None:
                 "eval/held_out/success_rate_low": 0.29,
                 "eval/held_out/success_rate_high": 0.53,
                 "eval/held_out/num_rollouts": 64.0,
+                "eval/held_out/num_faults": 3.0,
+                "eval/held_out/success_rate_worst": 0.39,
+                "eval/held_out/success_rate_best": 0.43,
             },
         )
         display.begin_steps()
@@ -75,7 +78,8 @@ def test_outside_a_terminal_every_event_is_one_plain_line() -> None:
     # 8 s for 2 steps leave 8 x 4 = 32 s
     assert output.getvalue().splitlines() == [
         "starting the model server",
-        "Baseline held_out | Success: 0.406 (95 % interval 0.29-0.53, 64 rollouts)",
+        "Baseline held_out | Success: 0.406 (95 % interval 0.29-0.53, 64 rollouts, "
+        "3 faults: 0.39-0.43 if all had failed or succeeded)",
         "Step 2/10 (20.0%) | Success: 0.250 | Reward: 0.250 | Loss: 0.0234 | Sampler gap: 0.0078 | LR: 1.00e-05 | "
         "tok/s: 413 | ETA: 32s",
     ]

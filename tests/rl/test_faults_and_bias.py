@@ -6,7 +6,8 @@ from random import Random
 from statistics import fmean, pvariance
 from typing import Any
 
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.actions import Wait
+from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent
 from cua_rl.errors import DeviceError
 from cua_rl.events import GroupEnded, RolloutStarted
 from cua_rl.rewards.reward import binary_reward
@@ -71,11 +72,15 @@ class CountedDevices:
 
 
 async def run_with_faults(fault_rate: float) -> tuple[list[RolloutGroup], CountedDevices, FakeGateway, list[Any]]:
+    return await run_with(LuckyAgent(Random(1), fault_rate))
+
+
+async def run_with(agent: Any) -> tuple[list[RolloutGroup], CountedDevices, FakeGateway, list[Any]]:
     devices, gateway, recorder = CountedDevices(), FakeGateway(), FakeRecorder()
     runner = RolloutRunner(
         devices=devices,  # type: ignore[arg-type]
         gateway=gateway,  # type: ignore[arg-type]
-        agent=LuckyAgent(Random(1), fault_rate),  # type: ignore[arg-type]
+        agent=agent,
         reward=binary_reward,
         recorder=recorder,
         max_turns=5,
@@ -105,3 +110,42 @@ async def test_with_a_fifth_of_devices_lost_batches_hold_and_rewards_are_unbiase
     assert devices.num_leased == 0
     assert gateway.open == set()
     assert devices.most_leased <= 32
+
+
+class WaitingAgent(GBoxAgent):
+    """Three in ten rollouts succeed, two fail at once, five ask for a wait that is longer than their time."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.random = random
+        self.num_turns = 0
+
+    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+        self.num_turns += 1
+        response_id, luck = f"resp-{self.num_turns}", self.random.random()
+        client.append(model_turn(prompt(text(1, 2)), response_id=response_id))
+        if luck > 0.5:
+            await device.execute(Wait(duration_s=3600.0))
+        device.device.state = "1" if luck < 0.3 else "0"
+        await on_turn(
+            AgentTurn(
+                index=0,
+                response_id=response_id,
+                before=await device.observe(),
+                action=None,
+                action_error=None,
+                after=None,
+                durations_s={},
+            )
+        )
+        return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1)
+
+
+async def test_rollouts_that_end_because_of_the_policy_stay_in_the_batch_whatever_their_outcome() -> None:
+    groups, *_ = await run_with(WaitingAgent(Random(1)))
+
+    rewards = [reward for group in groups for reward in group.rewards]
+    stops = [rollout.stop_reason for group in groups for rollout in group.rollouts]
+    assert len(rewards) == NUM_STEPS * GROUPS_PER_BATCH * GROUP_SIZE
+    assert abs(fmean(rewards) - 0.3) < 3 * sqrt(0.3 * 0.7 / len(rewards))  # 0.60 if what ran out of time were left out
+    assert abs(stops.count(StopReason.MAX_TIME) / len(stops) - 0.5) < 0.04

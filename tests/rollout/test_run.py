@@ -170,15 +170,8 @@ async def test_a_turn_that_takes_too_long_ends_the_rollout_and_many_short_ones_d
     steady = await Bench(Pausing(0.03, num_turns=6), time_limits=limits).runner.run(plan())
 
     assert (slow.stop_reason, slow.reward) == (StopReason.TIME_LIMIT, None)
-    assert slow.error == "expected a turn to take at most 0.1 s, it took longer"
+    assert slow.error == "expected model server and device to take at most 0.1 s for a turn, they took longer"
     assert steady.stop_reason == StopReason.FINISHED  # 0.18 s, but no turn took 0.1 s
-
-
-async def test_the_agents_whole_work_has_a_limit_too() -> None:
-    rollout = await Bench(Pausing(0.03, num_turns=99), time_limits=TimeLimits(agent_s=0.1)).runner.run(plan())
-
-    assert rollout.error == "expected the agent to take at most 0.1 s, it took longer"
-    assert len(rollout.turns) >= 1
 
 
 async def test_a_group_of_which_too_few_survive_is_kept_but_teaches_nothing() -> None:

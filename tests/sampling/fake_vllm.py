@@ -28,6 +28,7 @@ class FakeVllm:
 
     renderer: Qwen3VLRenderer
     default_answer: str = "done"
+    delay_s: float = 0.0
     answers: deque[str] = field(default_factory=deque)
     failures: deque[int] = field(default_factory=deque)
     """Statuses of the next answers."""
@@ -94,6 +95,7 @@ class FakeVllm:
         if self.dies_once_at is not None and not self.dies_once_at.exists():
             self.dies_once_at.touch()
             os._exit(9)
+        await asyncio.sleep(self.delay_s)
         if self.gate is not None:
             await self.gate.wait()
         if self.failures:

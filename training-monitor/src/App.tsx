@@ -8,7 +8,7 @@ import { RunPage } from "./pages/RunPage";
 import { RunsPage } from "./pages/RunsPage";
 import { SourcePage } from "./pages/SourcePage";
 import { TaskPage } from "./pages/TaskPage";
-import { Link, matchPath, navigate, Router, useLocation, useRoute, type Params, type Route } from "./router";
+import { Link, navigate, Router, useLocation, useRoute, type Params, type Route } from "./router";
 import { Help } from "./ui/Help";
 import { Icon } from "./ui/icons";
 import { useShortcuts } from "./ui/keys";
@@ -69,9 +69,6 @@ function Shell() {
     window.addEventListener("keydown", listen);
     return () => window.removeEventListener("keydown", listen);
   }, []);
-  useEffect(() => {
-    document.title = titleOf(path);
-  }, [path]);
   useShortcuts({
     j: () => moveRow(1),
     k: () => moveRow(-1),
@@ -85,6 +82,7 @@ function Shell() {
       <a className="skip" href="#content">To the content</a>
       <TopBar path={path} live={live} openPalette={() => setPalette(true)} openHelp={() => setHelp(true)} />
       <main id="content">
+        {GONE_TEXT[live] && <div className="notice">{GONE_TEXT[live]}</div>}
         {page ?? (
           <Empty title="There is no such page" page>
             <p>The address is of no page of the monitor.</p>
@@ -98,14 +96,19 @@ function Shell() {
   );
 }
 
-function titleOf(path: string): string {
-  const rollout = matchPath("/runs/:run/rollouts/:rollout", path);
-  if (rollout) return `rollout ${of(rollout, "rollout").slice(0, 8)} · cua_rl`;
-  const parts = path.split("/").filter(Boolean).slice(2);
-  return parts.length ? `${parts.slice(0, 2).join(" ")} · cua_rl` : "cua_rl monitor";
-}
+const LIVE_TEXT: Record<LiveState, string> = {
+  on: "live",
+  off: "offline, trying again",
+  away: "monitor off",
+  ended: "run ended, monitor off",
+  connecting: "connecting",
+};
 
-const LIVE_TEXT: Record<LiveState, string> = { on: "live", off: "offline, trying again", connecting: "connecting" };
+/** What to do about a monitor that is gone: what has been loaded can still be read. */
+const GONE_TEXT: Partial<Record<LiveState, string>> = {
+  away: "The monitor does not answer any more. `make monitor` shows the runs again.",
+  ended: "The run has ended, and the monitor that ran beside it. `make monitor` shows the run again.",
+};
 
 function TopBar(props: { path: string; live: LiveState; openPalette: () => void; openHelp: () => void }) {
   const theme = useTheme();
@@ -119,7 +122,7 @@ function TopBar(props: { path: string; live: LiveState; openPalette: () => void;
         ))}
       </nav>
       <span className="grow" />
-      <span className={`live-dot ${props.live}`} role="status"><span className="live-text">{LIVE_TEXT[props.live]}</span></span>
+      <span className={`live-dot ${props.live}`} role="status" title={GONE_TEXT[props.live]}><span className="live-text">{LIVE_TEXT[props.live]}</span></span>
       <button type="button" className="button" aria-label="Go to Ctrl K" onClick={props.openPalette}>
         <Icon name="search" /><span className="hint">Go to <kbd>Ctrl K</kbd></span>
       </button>

@@ -63,6 +63,17 @@ export function useSearchParam(name: string, fallback = ""): [string, (value: st
   return [value, set];
 }
 
+/** Change query parameters in one go, leaving no entry in the history; an empty value takes one away. */
+export function replaceSearch(changes: Record<string, string>): void {
+  const current = new URLSearchParams(window.location.search);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === "") current.delete(name);
+    else current.set(name, value);
+  }
+  const query = current.toString();
+  navigate(window.location.pathname + (query ? `?${query}` : ""), { replace: true });
+}
+
 /** Match "/runs/:runId/steps/:step" against a path; null if it does not fit. */
 export function matchPath(pattern: string, path: string): Params | null {
   const wanted = pattern.split("/").filter(Boolean);

@@ -6,19 +6,23 @@ from io import BytesIO
 from PIL import Image
 
 from cua_rl.events import Event
-from cua_rl.types import Chunk, ImageChunk, ModelInput, Observation, Rollout, Turn
+from cua_rl.types import Chunk, ImageChunk, ModelInput, Observation, Rollout, RolloutGroup, Turn
 from tests.real.database.recorded import make_group, source_events, step_end
 
 
 def make_step_events(step: int) -> list[Event]:
     """A step of one group, trained."""
-    group = make_group(seed=step, group_id=f"group-{step}")
-    group = replace(
+    group = with_images(make_group(seed=step, group_id=f"group-{step}"))
+    return [*source_events(group, step), step_end(group, step)]
+
+
+def with_images(group: RolloutGroup) -> RolloutGroup:
+    """The group with screenshots that are images."""
+    return replace(
         group,
         rollouts=tuple(map(_with_images, group.rollouts)),
         faulty=tuple(map(_with_images, group.faulty)),
     )
-    return [*source_events(group, step), step_end(group, step)]
 
 
 def _with_images(rollout: Rollout) -> Rollout:

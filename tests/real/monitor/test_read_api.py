@@ -89,7 +89,8 @@ async def test_a_run_is_found_by_name_and_status_and_shows_its_figures(shown: Sh
     timeline = await shown.json(f"{RUN}/timeline")
     assert [(item["phase"], item["step"]) for item in timeline] == [("baseline", 0), ("step", 1), ("step", 2)]
     failures = await shown.json(f"{RUN}/failures")
-    assert failures["stop_reasons"]["device_error"] == [1, 1]
+    assert failures["training"]["kinds"]["device_error"] == [1, 1]
+    assert failures["evaluations"]["kinds"]["device_error"] == [1]
     assert [error["message"] for error in failures["errors"]] == ["the device is gone"]
     (task,) = await shown.json(f"{RUN}/tasks")
     assert task["success"]["num_rollouts"] == sum(point["num_rollouts"] for point in series["success"]) == 6

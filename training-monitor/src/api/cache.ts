@@ -150,6 +150,22 @@ export function useQuery<T>(path: string | null): Query<T> {
   return { ...(snapshot as { data: T | undefined; error: ApiError | null; loading: boolean }), reload };
 }
 
+/** What is known of an address, without asking for it. */
+export function peek<T>(path: string): T | undefined {
+  return entries.get(path)?.data as T | undefined;
+}
+
+const REFRESH_MS = 30_000;
+
+/** Load again now and then while `active`: a process that is killed announces nothing. */
+export function useRefresh(reload: () => void, active: boolean): void {
+  useEffect(() => {
+    if (!active) return;
+    const timer = window.setInterval(reload, REFRESH_MS);
+    return () => window.clearInterval(timer);
+  }, [reload, active]);
+}
+
 const MAX_DELAY_MS = 60_000;
 
 type Pending = { timer: number; due: number };

@@ -303,7 +303,7 @@ export interface paths {
         };
         /**
          * List Tasks
-         * @description Tasks of the training steps, hardest first.
+         * @description Tasks of training steps, hardest first, then those that are only evaluated.
          */
         get: operations["list_tasks_api_runs__run_id__tasks_get"];
         put?: never;
@@ -343,7 +343,7 @@ export interface paths {
         };
         /**
          * Get Timeline
-         * @description Baseline, steps and evaluations in the order in which they began.
+         * @description Baseline, steps and evaluations in the order of training.
          */
         get: operations["get_timeline_api_runs__run_id__timeline_get"];
         put?: never;
@@ -615,6 +615,14 @@ export interface components {
          * @description An evaluation (phase eval) or the evaluation of the untrained model (phase baseline).
          */
         Evaluation: {
+            /** By Category */
+            by_category: {
+                [key: string]: components["schemas"]["Rate"];
+            };
+            /** By Difficulty */
+            by_difficulty: {
+                [key: string]: components["schemas"]["Rate"];
+            };
             /** Ended At */
             ended_at: string | null;
             /** Group Size */
@@ -651,21 +659,23 @@ export interface components {
             success: components["schemas"]["Rate"];
         };
         /**
-         * Failures
-         * @description How rollouts and turns failed, counted per step; every list aligns with `steps`.
+         * FailureCounts
+         * @description How rollouts that have ended failed, counted per step; every list aligns with `steps`.
          */
-        Failures: {
+        FailureCounts: {
             /**
-             * Errors
-             * @description most frequent messages of infrastructure faults
+             * Kinds
+             * @description rollouts without success: wrong_final_state if the agent said that it was done, else what ended it
              */
-            errors: components["schemas"]["ErrorCount"][];
-            /** Steps */
-            steps: number[];
-            /** Stop Reasons */
-            stop_reasons: {
+            kinds: {
                 [key: string]: number[];
             };
+            /** Num Rollouts */
+            num_rollouts: number[];
+            /** Num Successes */
+            num_successes: number[];
+            /** Steps */
+            steps: number[];
             /**
              * Turn Failures
              * @description turns whose answer could not be understood, by kind
@@ -675,6 +685,19 @@ export interface components {
             };
         };
         /**
+         * Failures
+         * @description What went wrong in training, and in evaluations, where step 0 is the baseline.
+         */
+        Failures: {
+            /**
+             * Errors
+             * @description most frequent messages of infrastructure faults, of both
+             */
+            errors: components["schemas"]["ErrorCount"][];
+            evaluations: components["schemas"]["FailureCounts"];
+            training: components["schemas"]["FailureCounts"];
+        };
+        /**
          * GroupDetail
          * @description The rollouts of a group side by side, on one clock.
          */
@@ -682,6 +705,11 @@ export interface components {
             /** Duration S */
             duration_s: number;
             group: components["schemas"]["GroupSummary"];
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
             /**
              * Phase
              * @enum {string}
@@ -996,7 +1024,7 @@ export interface components {
             steps: number[];
             /**
              * Success
-             * @description of training steps, with intervals
+             * @description of finished training steps, with intervals
              */
             success: components["schemas"]["SuccessPoint"][];
         };
@@ -1131,10 +1159,17 @@ export interface components {
             error: string | null;
             /** Group Id */
             group_id: string;
+            /** Group Index */
+            group_index: number;
             /** History */
             history: components["schemas"]["StatusChange"][];
             /** Instruction */
             instruction: string | null;
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
             /** @description null if no judge was asked */
             judgement: components["schemas"]["JudgementShown"] | null;
             /**
@@ -1355,7 +1390,10 @@ export interface components {
             config: {
                 [key: string]: unknown;
             };
-            /** Elapsed S */
+            /**
+             * Elapsed S
+             * @description until its end; until now if it is alive, else until it fell silent
+             */
             elapsed_s: number;
             /** Ended At */
             ended_at: string | null;
@@ -1363,7 +1401,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless running
+             * @description expected time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /** Evaluations */
@@ -1404,7 +1442,10 @@ export interface components {
              * @description rollouts of ended groups, those of evaluations included
              */
             num_rollouts: number;
-            /** Num Running Rollouts */
+            /**
+             * Num Running Rollouts
+             * @description 0 unless the run is alive
+             */
             num_running_rollouts: number;
             /**
              * Progress
@@ -1416,15 +1457,20 @@ export interface components {
              * @description project whose token sent the run, null for a run of this database
              */
             project: string | null;
-            /** Reward Mean */
+            /**
+             * Reward Mean
+             * @description of the latest finished step
+             */
             reward_mean: number | null;
             /** Run Id */
             run_id: string;
             /** Run Name */
             run_name: string;
+            /** @description null unless running */
+            running_step: components["schemas"]["RunningStep"] | null;
             /**
              * Sparkline
-             * @description success rate over the steps, at most 60 points
+             * @description success rate over the finished steps, at most 60 points
              */
             sparkline: (number | null)[];
             /**
@@ -1444,9 +1490,14 @@ export interface components {
             step_time_s: number | null;
             /**
              * Success Rate
-             * @description of the latest trained step
+             * @description of the latest finished step
              */
             success_rate: number | null;
+            /**
+             * Success Step
+             * @description the latest finished step
+             */
+            success_step: number | null;
             /** Total Steps */
             total_steps: number;
         };
@@ -1464,7 +1515,10 @@ export interface components {
         RunSummary: {
             /** @description success on held-out tasks before training */
             baseline: components["schemas"]["Rate"] | null;
-            /** Elapsed S */
+            /**
+             * Elapsed S
+             * @description until its end; until now if it is alive, else until it fell silent
+             */
             elapsed_s: number;
             /** Ended At */
             ended_at: string | null;
@@ -1472,7 +1526,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless running
+             * @description expected time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /**
@@ -1510,15 +1564,20 @@ export interface components {
              * @description project whose token sent the run, null for a run of this database
              */
             project: string | null;
-            /** Reward Mean */
+            /**
+             * Reward Mean
+             * @description of the latest finished step
+             */
             reward_mean: number | null;
             /** Run Id */
             run_id: string;
             /** Run Name */
             run_name: string;
+            /** @description null unless running */
+            running_step: components["schemas"]["RunningStep"] | null;
             /**
              * Sparkline
-             * @description success rate over the steps, at most 60 points
+             * @description success rate over the finished steps, at most 60 points
              */
             sparkline: (number | null)[];
             /**
@@ -1538,11 +1597,29 @@ export interface components {
             step_time_s: number | null;
             /**
              * Success Rate
-             * @description of the latest trained step
+             * @description of the latest finished step
              */
             success_rate: number | null;
+            /**
+             * Success Step
+             * @description the latest finished step
+             */
+            success_step: number | null;
             /** Total Steps */
             total_steps: number;
+        };
+        /**
+         * RunningStep
+         * @description The step under way and its groups that have ended: short rollouts end first, so this is no step's success.
+         */
+        RunningStep: {
+            /** Num Ended Groups */
+            num_ended_groups: number;
+            /** Num Groups */
+            num_groups: number;
+            /** Step */
+            step: number;
+            success: components["schemas"]["Rate"];
         };
         /**
          * ScreenshotRef
@@ -1598,12 +1675,16 @@ export interface components {
             group_size: number;
             /** Groups */
             groups: components["schemas"]["GroupSummary"][];
+            /**
+             * Is Run Alive
+             * @description running, with a sign of life in the last minute
+             */
+            is_run_alive: boolean;
             /** Metrics */
             metrics: {
                 [key: string]: number | null;
             };
-            /** Next Step */
-            next_step: number | null;
+            next: components["schemas"]["SourceRef"] | null;
             /** Num Datums */
             num_datums: number | null;
             /** Num Ended Groups */
@@ -1617,8 +1698,8 @@ export interface components {
             phase: "baseline" | "step" | "eval";
             /** Policy Version */
             policy_version: number;
-            /** Previous Step */
-            previous_step: number | null;
+            /** @description the step before, or the evaluation before, the baseline included */
+            previous: components["schemas"]["SourceRef"] | null;
             /** Rollouts Ended At */
             rollouts_ended_at: string | null;
             /** Run Id */
@@ -1641,6 +1722,19 @@ export interface components {
             /** Trained Policy Version */
             trained_policy_version: number | null;
         };
+        /**
+         * SourceRef
+         * @description A step, an evaluation or the baseline of the same run.
+         */
+        SourceRef: {
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "baseline" | "step" | "eval";
+            /** Step */
+            step: number;
+        };
         /** StatusChange */
         StatusChange: {
             /**
@@ -1658,7 +1752,7 @@ export interface components {
          * @description Why a rollout ended.
          * @enum {string}
          */
-        StopReason: "finished" | "max_turns" | "context_overflow" | "time_limit" | "device_error" | "sampling_error" | "task_error";
+        StopReason: "finished" | "max_turns" | "max_time" | "context_overflow" | "time_limit" | "device_error" | "sampling_error" | "task_error";
         /**
          * SuccessPoint
          * @description Success of one step's rollouts, or of one evaluation.
@@ -1687,10 +1781,14 @@ export interface components {
          * @description Success over time of one task, and where it fails.
          */
         TaskDetail: {
+            /** @description before training, null if the task is not evaluated */
+            baseline: components["schemas"]["Rate"] | null;
             /** Category */
             category: string | null;
             /** Difficulty */
             difficulty: string | null;
+            /** @description the evaluation that instances and failures are of; null: all training steps */
+            examined: components["schemas"]["SourceRef"] | null;
             /**
              * Failed Checks
              * @description query, expected and actual of failed validations, most frequent
@@ -1713,6 +1811,10 @@ export interface components {
             instances: components["schemas"]["TaskInstance"][];
             /** Instruction */
             instruction: string | null;
+            /** @description latest finished evaluation with the task, null if there is none */
+            last_eval: components["schemas"]["Rate"] | null;
+            /** Last Eval Step */
+            last_eval_step: number | null;
             /** Max Turns */
             max_turns: number | null;
             /** Run Id */
@@ -1724,11 +1826,12 @@ export interface components {
              * @description of rollouts that failed
              */
             stop_reasons: components["schemas"]["Count"][];
-            success: components["schemas"]["Rate"];
             /** Tags */
             tags: string[];
             /** Task Id */
             task_id: string;
+            /** @description in all training steps */
+            training: components["schemas"]["Rate"];
             /** Turn Failures */
             turn_failures: components["schemas"]["Count"][];
         };
@@ -1769,13 +1872,15 @@ export interface components {
         };
         /**
          * TaskStats
-         * @description How one task goes in a run's training steps.
+         * @description How one task goes in a run: in its training steps, and in the latest evaluation that tried it.
          */
         TaskStats: {
             /** Category */
             category: string | null;
             /** Difficulty */
             difficulty: string | null;
+            /** @description in the latest evaluation that tried it, the baseline included */
+            held_out: components["schemas"]["Rate"];
             /** Instruction */
             instruction: string | null;
             /** Last Step */
@@ -1785,7 +1890,10 @@ export interface components {
              * @description groups without any success
              */
             num_failed_groups: number;
-            /** Num Groups */
+            /**
+             * Num Groups
+             * @description in training steps; 0 for a task that is only evaluated
+             */
             num_groups: number;
             /** @description in the last quarter of the run's steps */
             recent: components["schemas"]["Rate"];
@@ -1795,7 +1903,7 @@ export interface components {
         };
         /**
          * TimelineItem
-         * @description A step, an evaluation or the baseline, in the order in which they ran.
+         * @description A step, an evaluation or the baseline, in the order of training.
          */
         TimelineItem: {
             /** Duration S */

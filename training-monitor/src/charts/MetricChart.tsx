@@ -23,6 +23,8 @@ export type ChartProps = {
   xLabel?: string;
 };
 
+const MAX_VALUES = 8; // in the legend
+
 type Hover = { index: number; left: number };
 
 const NO_RANGE = () => undefined;
@@ -169,9 +171,11 @@ function Readout(props: {
   const format = props.format ?? ((value: number) => formatNumber(value));
   const last = (points: Series["points"]) => points.findLast((point) => point.y !== null)?.y ?? null;
   const values = series.map((one, index) => {
-    const value = hover && drawn ? drawn.data[drawn.lines[index] ?? 0]?.[hover.index] : last(one.points);
-    return { one, value };
-  });
+    const line = drawn?.lines[index] ?? 0;
+    const at = (column: number) => (hover && drawn ? (drawn.data[column]?.[hover.index] ?? null) : null);
+    const [high, low] = drawn?.bounded[index] ? [at(line + 1), at(line + 2)] : [null, null];
+    return { one, value: hover && drawn ? at(line) : last(one.points), low, high };
+  }).filter(({ value }) => value !== null && value !== undefined);
   const x = hover && drawn ? drawn.data[0][hover.index] : null;
   return (
     <span className="chart-readout num" aria-live="polite">
@@ -181,15 +185,16 @@ function Readout(props: {
         </span>
       )}
       {values
-        .filter(({ value }) => value !== null && value !== undefined)
-        .slice(0, 5)
-        .map(({ one, value }) => (
-          <span key={one.label} className="chart-key">
+        .slice(0, MAX_VALUES)
+        .map(({ one, value, low, high }) => (
+          <span key={one.id ?? one.label} className="chart-key">
             {series.length > 1 && <i style={{ background: one.color.startsWith("--") ? `var(${one.color})` : one.color }} />}
             {series.length > 1 && <span className="dim truncate">{one.label}</span>}
             <b>{format(value as number)}</b>
+            {low !== null && high !== null && <span className="faint">{format(low)} to {format(high)}</span>}
           </span>
         ))}
+      {values.length > MAX_VALUES && <span className="faint">and {values.length - MAX_VALUES} more</span>}
     </span>
   );
 }

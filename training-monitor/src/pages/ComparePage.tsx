@@ -4,15 +4,17 @@ import { comparePage, comparePath, metricsPath, runPage, runsPath, sourcePage } 
 import type { MetricSeries, Page, RunComparison, RunSummary } from "../api/types";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
-import { paletteColor, type Series } from "../charts/series";
+import { PALETTE, paletteColor, type Series } from "../charts/series";
 import { formatPercent } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
+import { runLabels } from "../runs";
 import { Icon } from "../ui/icons";
 import { Empty, Loaded, PageHead, Panel } from "../ui/parts";
 import { ConfigTable } from "./RunConfig";
 import { points } from "./RunCharts";
 
-const MAX_RUNS = 6;
+const MAX_RUNS = PALETTE.length; // a colour for each
+const MAX_ASKED = 12; // by the API, at once
 const UNIT: [number, number] = [0, 1.02];
 const percent = (value: number) => formatPercent(value);
 const CHARTS = [
@@ -32,14 +34,16 @@ const CHARTS = [
 export function ComparePage() {
   const [runsText] = useSearchParam("runs");
   const [find, setFind] = useSearchParam("find");
-  const ids = useMemo(() => runsText.split(",").filter(Boolean).slice(0, MAX_RUNS), [runsText]);
-  const comparison = useQuery<RunComparison>(ids.length > 0 ? comparePath(ids) : null);
-  const choices = useQuery<Page<RunSummary>>(runsPath({}));
+  const asked = useMemo(() => [...new Set(runsText.split(",").filter(Boolean))], [runsText]);
+  const ids = asked.slice(0, MAX_RUNS);
+  const comparison = useQuery<RunComparison>(asked.length > 0 ? comparePath(asked.slice(0, MAX_ASKED)) : null);
+  const choices = useQuery<Page<RunSummary>>(runsPath({ limit: 200 }));
   const others = (choices.data?.items ?? []).filter((run) => !ids.includes(run.run_id));
+  const names = useMemo(() => runLabels(choices.data?.items ?? []), [choices.data]);
   const add = (
     <select className="field" aria-label="Add a run" value="" disabled={ids.length >= MAX_RUNS} onChange={(event) => navigate(comparePage([...ids, event.target.value]), { replace: true })}>
-      <option value="">Add a run…</option>
-      {others.map((run) => <option key={run.run_id} value={run.run_id}>{run.run_name}</option>)}
+      <option value="">{ids.length >= MAX_RUNS ? `${MAX_RUNS} runs are all that fit` : "Add a run…"}</option>
+      {others.map((run) => <option key={run.run_id} value={run.run_id}>{names.get(run.run_id)}</option>)}
     </select>
   );
   return (
@@ -49,35 +53,57 @@ export function ComparePage() {
         <Empty title="No run is chosen"><p>Add runs above, or tick them in the list of runs.</p></Empty>
       ) : (
         <Loaded query={comparison}>
-          {(both) => (
-            <>
-              <RunChips runs={both.runs} />
-              <ComparedCharts runs={both.runs} />
-              <Panel
-                title="Settings that differ"
-                flush
-                actions={<input className="field" type="search" aria-label="Find a setting" placeholder="Find a setting" value={find} onChange={(event) => setFind(event.target.value)} />}
-              >
-                <ConfigTable names={both.runs.map((run) => run.run_name)} rows={both.config} find={find} only={both.runs.length > 1} />
-              </Panel>
-            </>
-          )}
+          {(found) => <Comparison found={found} numAsked={asked.length} find={find} setFind={setFind} />}
         </Loaded>
       )}
     </>
   );
 }
 
-function RunChips({ runs }: { runs: readonly RunSummary[] }) {
-  const ids = runs.map((run) => run.run_id);
+/** The first runs, as many as there are colours; those that do not fit are named. */
+function Comparison(props: { found: RunComparison; numAsked: number; find: string; setFind: (text: string) => void }) {
+  const { found, numAsked, find, setFind } = props;
+  const runs = found.runs.slice(0, MAX_RUNS);
+  const labels = useMemo(() => runLabels(found.runs), [found.runs]);
+  const left = found.runs.slice(MAX_RUNS).map((run) => labels.get(run.run_id));
+  const unnamed = numAsked - found.runs.length;
+  const rows = found.config.map((row) => {
+    const values = row.values.slice(0, MAX_RUNS);
+    return { ...row, values, is_different: new Set(values.map((value) => JSON.stringify(value))).size > 1 };
+  });
+  return (
+    <>
+      {numAsked > runs.length && (
+        <div className="notice warn" role="status">
+          <b>{runs.length} of {numAsked} runs are shown.</b> Left out: {left.join(", ")}{unnamed > 0 ? ` and ${unnamed} more` : ""}. Take one away to make room.
+        </div>
+      )}
+      <RunChips runs={runs} labels={labels} />
+      <ComparedCharts runs={runs} labels={labels} />
+      <Panel
+        title="Settings that differ"
+        flush
+        actions={<input className="field" type="search" aria-label="Find a setting" placeholder="Find a setting" value={find} onChange={(event) => setFind(event.target.value)} />}
+      >
+        <ConfigTable names={runs.map((run) => labels.get(run.run_id) ?? run.run_name)} rows={rows} find={find} only={runs.length > 1} />
+      </Panel>
+    </>
+  );
+}
+
+type Labelled = { runs: readonly RunSummary[]; labels: ReadonlyMap<string, string> };
+
+function RunChips({ runs, labels }: Labelled) {
+  const [asked] = useSearchParam("runs");
+  const ids = [...new Set(asked.split(",").filter(Boolean))];
   return (
     <ul className="row wrap">
       {runs.map((run, index) => (
         <li key={run.run_id} className="run-chip">
           <i style={{ background: paletteColor(index) }} />
-          <Link to={runPage(run.run_id)}>{run.run_name}</Link>
+          <Link to={runPage(run.run_id)}>{labels.get(run.run_id)}</Link>
           <span className="faint num">{formatPercent(run.last_eval?.rate ?? run.success_rate)}</span>
-          <button type="button" className="button quiet icon small" aria-label={`Leave out ${run.run_name}`} onClick={() => navigate(comparePage(ids.filter((id) => id !== run.run_id)), { replace: true })}>
+          <button type="button" className="button quiet icon small" aria-label={`Leave out ${labels.get(run.run_id)}`} onClick={() => navigate(comparePage(ids.filter((id) => id !== run.run_id)), { replace: true })}>
             <Icon name="close" size={12} />
           </button>
         </li>
@@ -86,28 +112,25 @@ function RunChips({ runs }: { runs: readonly RunSummary[] }) {
   );
 }
 
-function ComparedCharts({ runs }: { runs: readonly RunSummary[] }) {
+function ComparedCharts({ runs, labels }: Labelled) {
   const view = useChartView();
   const slots = Array.from({ length: MAX_RUNS }, (_, index) => runs[index]);
   // one hook per place, in the same order at every render
   const all = slots.map((run) => useQuery<MetricSeries>(run ? metricsPath(run.run_id) : null).data);
   const loaded = runs.flatMap((run, index) => {
     const metrics = all[index];
-    return metrics ? [{ run, metrics, color: paletteColor(index) }] : [];
+    return metrics ? [{ metrics, color: paletteColor(index), id: run.run_id, label: labels.get(run.run_id) ?? run.run_name }] : [];
   });
   const key = all.map((metrics, index) => `${runs[index]?.run_id}:${metrics?.steps.length}:${metrics?.evaluations.length}`).join();
   const success = useMemo(
-    () => loaded.map(({ run, metrics, color }): Series => ({ label: run.run_name, color, points: points(metrics.success) })),
-    [key],
+    () => loaded.map(({ metrics, ...one }): Series => ({ ...one, points: points(metrics.success) })),
+    [key, labels],
   );
   const evals = useMemo(
-    () => loaded.map(({ run, metrics, color }): Series => ({ label: run.run_name, color, points: points(metrics.evaluations), dots: true })),
-    [key],
+    () => loaded.map(({ metrics, ...one }): Series => ({ ...one, points: points(metrics.evaluations), dots: true })),
+    [key, labels],
   );
-  const open = (x: number, series: Series, phase: string) => {
-    const run = runs.find((one) => one.run_name === series.label);
-    if (run) navigate(sourcePage(run.run_id, phase, x));
-  };
+  const open = (x: number, series: Series, phase: string) => series.id && navigate(sourcePage(series.id, phase, x));
   return (
     <>
       <ChartControls view={view} />
@@ -124,15 +147,14 @@ function ComparedCharts({ runs }: { runs: readonly RunSummary[] }) {
   );
 }
 
-type LoadedRun = { run: RunSummary; metrics: MetricSeries; color: string };
+type LoadedRun = { id: string; label: string; metrics: MetricSeries; color: string };
 
 function MetricOfRuns(props: { chart: { name: string; title: string }; loaded: LoadedRun[]; stamp: string; view: ChartView; pick: (x: number, series: Series) => void }) {
   const { chart, loaded, stamp } = props;
   const series = useMemo(
     () =>
-      loaded.map(({ run, metrics, color }): Series => ({
-        label: run.run_name,
-        color,
+      loaded.map(({ metrics, ...one }): Series => ({
+        ...one,
         points: metrics.steps.map((step, row) => ({ x: step, y: metrics.series[chart.name]?.[row] ?? null })),
       })),
     [chart.name, stamp],

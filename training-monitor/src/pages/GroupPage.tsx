@@ -1,9 +1,10 @@
 import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
-import { useQuery } from "../api/cache";
+import { useQuery, useRefresh } from "../api/cache";
 import { groupPath, rolloutPage, runPage, sourceName, sourcePage, taskPage } from "../api/paths";
 import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
+import { shownSuccess } from "../rollout/verdict";
 import { Screenshot } from "../rollout/Screenshot";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
@@ -13,6 +14,7 @@ import { Empty, Loaded, Outcome, PageHead, Panel, Stat, StatusBadge } from "../u
 /** The rollouts of a group side by side, on one clock. */
 export function GroupPage(props: { runId: string; phase: string; step: string; groupId: string }) {
   const query = useQuery<GroupDetail>(groupPath(props.runId, props.phase, props.step, props.groupId));
+  useRefresh(query.reload, query.data?.group.status === "running" && query.data.is_run_alive);
   return <Loaded query={query} height={480}>{(detail) => <GroupView detail={detail} />}</Loaded>;
 }
 
@@ -51,7 +53,9 @@ function GroupView({ detail }: { detail: GroupDetail }) {
   };
   const moments = useMemo(() => turnTimes(detail.rollouts), [detail.rollouts]);
   const jump = (direction: number) => {
-    const next = direction > 0 ? moments.find((at) => at > time + 0.005) : moments.findLast((at) => at < time - 0.005);
+    const text = new URLSearchParams(window.location.search).get("t"); // keys may come faster than pages
+    const now = text === null ? duration : Number(text) || 0;
+    const next = direction > 0 ? moments.find((at) => at > now + 0.005) : moments.findLast((at) => at < now - 0.005);
     if (next !== undefined) setTimeText(next >= duration ? "" : next.toFixed(2));
   };
   useShortcuts({
@@ -69,11 +73,11 @@ function GroupView({ detail }: { detail: GroupDetail }) {
           { label: sourceName(detail.phase, detail.step), to: sourcePage(detail.run_id, detail.phase, detail.step) },
           { label: `Group ${group.group_index + 1}` },
         ]}
-        title={<>{group.instruction ?? group.task_id} {group.is_constant && <span className="badge">constant: teaches nothing</span>}</>}
-        note={<><Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
+        title={group.instruction ?? group.task_id}
+        note={<>{detail.phase === "step" && group.is_constant && <span className="badge">constant: teaches nothing</span>} <Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
       />
       <dl className="stats">
-        <Stat label="Successes">{group.num_successes ?? "–"}<small>of {group.num_rollouts ?? detail.rollouts.length}</small></Stat>
+        <Successes detail={detail} />
         <Stat label="Reward">{formatNumber(group.reward_mean, 3)}<small>± {formatNumber(group.reward_std, 2)}</small></Stat>
         <Stat label="Faults">{group.num_faulty ?? 0}</Stat>
         <Stat label="Replayed">{group.replays.length}</Stat>
@@ -107,12 +111,26 @@ function GroupView({ detail }: { detail: GroupDetail }) {
           <>
             <Lanes detail={detail} time={time} duration={duration} seek={(at) => setTimeText(at >= duration ? "" : at.toFixed(2))} />
             <div className="side-by-side">
-              {detail.rollouts.map((rollout) => <Member key={rollout.rollout_id} rollout={rollout} runId={detail.run_id} time={time} />)}
+              {detail.rollouts.map((rollout) => <Member key={rollout.rollout_id} rollout={rollout} detail={detail} time={time} />)}
             </div>
           </>
         )}
       </Panel>
     </>
+  );
+}
+
+/** As the badges below have them, verdicts of people included; what the validator said stands beside it. */
+function Successes({ detail }: { detail: GroupDetail }) {
+  const { group, rollouts } = detail;
+  const judged = rollouts.filter((rollout) => shownSuccess(rollout) !== null && rollout.status !== "failed");
+  const isOverridden = rollouts.some((rollout) => rollout.override_success !== null);
+  const byValidator = isOverridden ? `, ${group.num_successes ?? "–"} by the validator` : "";
+  return (
+    <Stat label="Successes">
+      {judged.length ? judged.filter(shownSuccess).length : "–"}
+      <small>of {group.num_rollouts ?? rollouts.length}{byValidator}</small>
+    </Stat>
   );
 }
 
@@ -150,23 +168,24 @@ function Lanes(props: { detail: GroupDetail; time: number; duration: number; see
   );
 }
 
-function Member({ rollout, runId, time }: { rollout: ClockRollout; runId: string; time: number }) {
+function Member({ rollout, detail, time }: { rollout: ClockRollout; detail: GroupDetail; time: number }) {
   const moment = momentOf(rollout, time);
   const turn = rollout.turns[moment.turn];
   const sha256 = turn ? (moment.acting ? turn.before_sha256 : (turn.after_sha256 ?? turn.before_sha256)) : null;
   const end = rollout.started_s + (rollout.duration_s ?? Number.POSITIVE_INFINITY);
+  const isBehind = time >= end && time < detail.duration_s; // it has ended while others go on
   return (
-    <article className={`member ${time >= end ? "ended" : ""}`}>
-      <Link to={rolloutPage(runId, rollout.rollout_id, moment.turn)} aria-label={`Rollout ${rollout.member_index + 1}, turn ${moment.turn + 1}`} data-row>
+    <article className={`member ${isBehind ? "ended" : ""}`}>
+      <Link to={rolloutPage(detail.run_id, rollout.rollout_id, moment.turn)} aria-label={`Rollout ${rollout.member_index + 1}, turn ${moment.turn + 1}`} data-row>
         <Screenshot sha256={sha256} action={moment.acting ? turn?.action : null} alt={`Rollout ${rollout.member_index + 1} at this time`} />
       </Link>
       <div className="row between">
         <b className="num">#{rollout.member_index + 1}</b>
-        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={rollout.override_success ?? rollout.success} fault={rollout.status === "failed"} />}
+        {rollout.status === "running" ? <StatusBadge status="running" alive={detail.is_run_alive} /> : <Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />}
       </div>
       <div className="member-facts num">
         <span>turn {moment.turn + 1}/{rollout.turns.length}</span>
-        <span title="reward, advantage">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
+        <span title="reward and advantage, as they were trained on">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
       </div>
       <div className="faint truncate">{moment.acting ? (describeAction(turn?.action)?.line ?? words(turn?.failure_kind ?? "no action")) : words(rollout.stop_reason ?? "")}</div>
     </article>

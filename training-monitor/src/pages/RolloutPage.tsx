@@ -1,5 +1,5 @@
 import { useCallback, useEffect, useState } from "react";
-import { useQuery } from "../api/cache";
+import { useQuery, useRefresh } from "../api/cache";
 import { downloadPath, groupPage, rolloutPage, rolloutPath, runPage, sourceName, sourcePage, taskPage, tokensPath } from "../api/paths";
 import type { Rollout, TurnDetail, TurnTokens } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, plural, words } from "../format";
@@ -10,49 +10,57 @@ import { RolloutFacts } from "../rollout/RolloutFacts";
 import { Stage } from "../rollout/Stage";
 import { adapterName, TokenStrip } from "../rollout/TokenStrip";
 import { StageTimings } from "../rollout/StageTimings";
-import { Link, navigate, useSearchParam } from "../router";
+import { shownSuccess } from "../rollout/verdict";
+import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
-import { Loaded, Outcome, PageHead, Panel, Stat, StatusBadge } from "../ui/parts";
+import { Loaded, Outcome, PageHead, Panel, Problem, Stat, StatusBadge } from "../ui/parts";
 
 export function RolloutPage({ runId, rolloutId }: { runId: string; rolloutId: string }) {
   const query = useQuery<Rollout>(rolloutPath(runId, rolloutId));
+  useRefresh(query.reload, query.data?.status === "running" && query.data.is_run_alive);
   return <Loaded query={query} height={560}>{(rollout) => <RolloutView rollout={rollout} reload={query.reload} />}</Loaded>;
 }
 
-/** The verdict that counts for a reader: a person's, if there is one. */
-export function shownSuccess(rollout: Pick<Rollout, "success" | "override_success">): boolean | null {
-  return rollout.override_success ?? rollout.success;
+/** Which of `count` turns an address shows. */
+function turnOf(search: URLSearchParams, count: number): number {
+  if (search.get("follow")) return count - 1;
+  return Math.min(Math.max(0, Number(search.get("turn") ?? 1) - 1 || 0), Math.max(0, count - 1));
+}
+
+/** The address of another rollout at the same turn, with tokens coloured alike. */
+function besides(runId: string, rolloutId: string): string {
+  const kept = new URLSearchParams(window.location.search);
+  for (const name of ["token", "follow"]) kept.delete(name);
+  return rolloutPage(runId, rolloutId) + (kept.size > 0 ? `?${kept.toString()}` : "");
 }
 
 function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void }) {
-  const [turnText, setTurnText] = useSearchParam("turn");
+  const { search } = useLocation();
   const [follow, setFollow] = useSearchParam("follow");
-  const [, setToken] = useSearchParam("token");
   const [playing, setPlaying] = useState(false);
   const count = rollout.turns.length;
-  const asked = turnText === "" ? 0 : Number(turnText) - 1;
-  const index = follow ? count - 1 : Math.min(Math.max(0, asked || 0), Math.max(0, count - 1));
+  const index = turnOf(search, count);
   const turn = rollout.turns[index];
   const goTo = useCallback(
     (next: number) => {
       const bounded = Math.min(Math.max(0, next), count - 1);
-      setFollow("");
-      setToken("");
-      setTurnText(bounded === 0 ? "" : String(bounded + 1));
+      replaceSearch({ follow: "", token: "", turn: bounded <= 0 ? "" : String(bounded + 1) });
     },
-    [count, setFollow, setToken, setTurnText],
+    [count],
   );
-  const sibling = (step: number) => {
+  // from the address, not from what is drawn: keys may come faster than pages
+  const step = (by: number) => goTo(turnOf(new URLSearchParams(window.location.search), count) + by);
+  const sibling = (by: number) => {
     const at = rollout.siblings.findIndex((one) => one.rollout_id === rollout.rollout_id);
-    const next = rollout.siblings[at + step];
-    if (next) navigate(rolloutPage(rollout.run_id, next.rollout_id));
+    const next = rollout.siblings[at + by];
+    if (next) navigate(besides(rollout.run_id, next.rollout_id));
   };
   useShortcuts({
-    ArrowLeft: () => goTo(index - 1),
-    ArrowRight: () => goTo(index + 1),
-    h: () => goTo(index - 1),
-    l: () => goTo(index + 1),
+    ArrowLeft: () => step(-1),
+    ArrowRight: () => step(1),
+    h: () => step(-1),
+    l: () => step(1),
     Home: () => goTo(0),
     End: () => goTo(count - 1),
     " ": () => setPlaying((before) => !before),
@@ -65,13 +73,13 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
     <>
       <RolloutHead rollout={rollout} follow={follow !== ""} setFollow={(on) => setFollow(on ? "1" : "")} step={sibling} />
       <RolloutStats rollout={rollout} />
-      {rollout.error && <div className="notice bad"><b>{words(rollout.stop_reason ?? "fault")}</b> {rollout.error}</div>}
+      {rollout.error && <Problem head={words(rollout.stop_reason ?? "fault")}>{rollout.error}</Problem>}
       {turn ? (
         <div className="rollout-layout">
           <div className="stack rollout-stage">
             <Panel
               title={<>Turn {turn.turn_index + 1} <span className="faint">of {count}</span></>}
-              actions={<Player playing={playing} setPlaying={setPlaying} index={index} count={count} goTo={goTo} />}
+              actions={<Player playing={playing} setPlaying={setPlaying} index={index} count={count} goTo={goTo} step={step} />}
             >
               <Stage turn={turn} playing={playing} />
             </Panel>
@@ -84,7 +92,7 @@ function RolloutView({ rollout, reload }: { rollout: Rollout; reload: () => void
         <div className="rollout-layout">
           <Panel title="No turns yet">
             <p className="dim">
-              {rollout.status === "running"
+              {rollout.status === "running" && rollout.is_run_alive
                 ? "The rollout is getting its device; its first turn appears here by itself."
                 : "The rollout ended before the model was asked for an action."}
             </p>
@@ -105,7 +113,7 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
         { label: "Runs", to: "/" },
         { label: rollout.run_name, to: runPage(rollout.run_id) },
         { label: sourceName(rollout.phase, rollout.step), to: sourcePage(rollout.run_id, rollout.phase, rollout.step) },
-        { label: "Group", to: groupPage(rollout, rollout.group_id) },
+        { label: `Group ${rollout.group_index + 1}`, to: groupPage(rollout, rollout.group_id) },
         { label: `Rollout ${rollout.member_index + 1}` },
       ]}
       title={rollout.instruction ?? rollout.task_id}
@@ -119,7 +127,7 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
       }
       actions={
         <>
-          {rollout.status === "running" && (
+          {rollout.status === "running" && rollout.is_run_alive && (
             <button type="button" className="button" aria-pressed={props.follow} onClick={() => props.setFollow(!props.follow)}>
               <Icon name="follow" /> Follow
             </button>
@@ -144,16 +152,24 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
   );
 }
 
+function validatorSays(rollout: Rollout): string {
+  return rollout.success === null ? "nothing" : rollout.success ? "success" : "failure";
+}
+
 function RolloutStats({ rollout }: { rollout: Rollout }) {
-  const versions = [...new Set(rollout.turns.map((turn) => turn.policy_version))];
+  const versions = [...new Set(rollout.turns.map((turn) => turn.policy_version))].sort((a, b) => a - b);
   const first = versions[0];
   return (
     <dl className="stats">
-      <Stat label="Outcome"><Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />{rollout.override_success !== null && <small>overridden</small>}</Stat>
-      <Stat label="Reward">{formatNumber(rollout.override_reward ?? rollout.reward)}</Stat>
+      <Stat label="Outcome"><Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />{rollout.override_success !== null && <small>overridden, validator: {validatorSays(rollout)}</small>}</Stat>
+      <Stat label="Reward">
+        {formatNumber(rollout.override_reward ?? rollout.reward)}
+        {rollout.override_reward !== null && <small>overridden, trained on {formatNumber(rollout.reward)}</small>}
+        {rollout.override_success !== null && rollout.override_reward === null && <small>as trained on, not judged again</small>}
+      </Stat>
       <Stat label="Advantage">{formatSigned(rollout.advantage)}</Stat>
       <Stat label="Turns">{rollout.num_turns}<small>of {rollout.max_turns ?? "–"}</small></Stat>
-      <Stat label="Ended by">{rollout.stop_reason ? words(rollout.stop_reason) : <StatusBadge status={rollout.status} />}</Stat>
+      <Stat label="Ended by">{rollout.stop_reason ? words(rollout.stop_reason) : <StatusBadge status={rollout.status} alive={rollout.is_run_alive} />}</Stat>
       <Stat label="Adapter" hint="The adapter that sampled the turns">{first === undefined ? "–" : <span className="mono">{versions.length > 1 ? `${first}–${versions.at(-1)}` : adapterName(first)}</span>}</Stat>
       <Stat label="Duration">{formatDuration(rollout.duration_s)}</Stat>
       <Stat label="Device">{rollout.device_id ?? "–"}</Stat>
@@ -189,7 +205,7 @@ function TurnPanels({ rollout, turn }: { rollout: Rollout; turn: TurnDetail }) {
 
 function ModelOutput({ turn }: { turn: TurnDetail }) {
   return (
-    <div className="model-output">
+    <div className="model-output" tabIndex={0} role="group" aria-label="What the model answered">
       {turn.thinking && (
         <div className="thinking">
           <h3>Thinking</h3>

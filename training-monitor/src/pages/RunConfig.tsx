@@ -2,6 +2,7 @@ import { useQuery } from "../api/cache";
 import { comparePath, runsPath } from "../api/paths";
 import type { ConfigRow, Page, Run, RunComparison, RunSummary } from "../api/types";
 import { useSearchParam } from "../router";
+import { runLabels } from "../runs";
 import { Empty, Loaded, Panel } from "../ui/parts";
 
 /** The run's settings, beside those of another run if one is chosen. */
@@ -9,9 +10,10 @@ export function RunConfig({ run }: { run: Run }) {
   const [other, setOther] = useSearchParam("with");
   const [find, setFind] = useSearchParam("find");
   const [only, setOnly] = useSearchParam("only");
-  const runs = useQuery<Page<RunSummary>>(runsPath({}));
+  const runs = useQuery<Page<RunSummary>>(runsPath({ limit: 200 }));
   const comparison = useQuery<RunComparison>(other ? comparePath([run.run_id, other]) : null);
   const own = Object.keys(run.config).map((key): ConfigRow => ({ key, values: [run.config[key]], is_different: false }));
+  const labels = runLabels(runs.data?.items ?? []);
   const choices = (runs.data?.items ?? []).filter((one) => one.run_id !== run.run_id);
   return (
     <Panel
@@ -24,7 +26,7 @@ export function RunConfig({ run }: { run: Run }) {
             compare with
             <select className="field" value={other} onChange={(event) => setOther(event.target.value)}>
               <option value="">no other run</option>
-              {choices.map((one) => <option key={one.run_id} value={one.run_id}>{one.run_name}</option>)}
+              {choices.map((one) => <option key={one.run_id} value={one.run_id}>{labels.get(one.run_id)}</option>)}
             </select>
           </label>
           {other && (
@@ -38,7 +40,7 @@ export function RunConfig({ run }: { run: Run }) {
     >
       {other ? (
         <Loaded query={comparison}>
-          {(both) => <ConfigTable names={both.runs.map((one) => one.run_name)} rows={both.config} find={find} only={only === "1"} />}
+          {(both) => <ConfigTable names={both.runs.map((one) => runLabels(both.runs).get(one.run_id) ?? one.run_name)} rows={both.config} find={find} only={only === "1"} />}
         </Loaded>
       ) : (
         <ConfigTable names={[run.run_name]} rows={own} find={find} only={false} />

@@ -3,14 +3,22 @@ import { rolloutPage, rolloutsPath, shortSourceName } from "../api/paths";
 import type { Page, RolloutItem, Run } from "../api/types";
 import { formatNumber, plural } from "../format";
 import { Screenshot } from "../rollout/Screenshot";
+import { shownSuccess } from "../rollout/verdict";
 import { Link } from "../router";
 import { Empty, Loaded, Outcome, Panel, StatusBadge } from "../ui/parts";
 
 const SHOWN = 24;
+const NONE: Page<RolloutItem> = { items: [], next_cursor: null };
+
+function idleTitle(run: Run): string {
+  if (run.is_alive) return "No rollout is under way: the trainer is at work. The latest ones:";
+  return run.status === "running" ? "The run gives no sign of life. Its latest rollouts:" : "The run has ended. Its latest rollouts:";
+}
 
 /** What the devices show right now; when none is at work, how the latest rollouts ended. */
 export function RunLive({ run }: { run: Run }) {
-  const running = useQuery<Page<RolloutItem>>(rolloutsPath(run.run_id, { status: "running", limit: SHOWN }));
+  const underWay = useQuery<Page<RolloutItem>>(run.is_alive ? rolloutsPath(run.run_id, { status: "running", limit: SHOWN }) : null);
+  const running = run.is_alive ? underWay : { ...underWay, data: NONE };
   const idle = running.data?.items.length === 0;
   const latest = useQuery<Page<RolloutItem>>(idle ? rolloutsPath(run.run_id, { limit: SHOWN }) : null);
   return (
@@ -24,9 +32,11 @@ export function RunLive({ run }: { run: Run }) {
           <Loaded query={latest}>
             {(page) =>
               page.items.length === 0 ? (
-                <Empty title="No rollout yet"><p>The first ones appear here as soon as a device is ready.</p></Empty>
+                <Empty title={run.is_alive ? "No rollout yet" : "No rollout"}>
+                  <p>{run.is_alive ? "The first ones appear here as soon as a device is ready." : "The run ended before its first rollout began."}</p>
+                </Empty>
               ) : (
-                <Panel title={run.status === "running" ? "No rollout is under way: the trainer is at work. The latest ones:" : "The run has ended. Its latest rollouts:"}>
+                <Panel title={idleTitle(run)}>
                   <Wall run={run} rollouts={page.items} follow={false} />
                 </Panel>
               )
@@ -48,7 +58,7 @@ function Wall({ run, rollouts, follow }: { run: Run; rollouts: readonly RolloutI
 
 function Card({ run, rollout, follow }: { run: Run; rollout: RolloutItem; follow: boolean }) {
   const title = rollout.instruction ?? rollout.task_id;
-  const outcome = rollout.override_success ?? rollout.success;
+  const outcome = shownSuccess(rollout);
   return (
     <article className="member">
       <Link to={`${rolloutPage(run.run_id, rollout.rollout_id)}${follow ? "?follow=1" : ""}`} data-row aria-label={`Rollout of ${title}`}>
@@ -61,7 +71,7 @@ function Card({ run, rollout, follow }: { run: Run; rollout: RolloutItem; follow
       <div className="clamp-2">{title}</div>
       <div className="row between">
         <span className="faint num">{shortSourceName(rollout.phase, rollout.step)}</span>
-        {rollout.status === "running" ? <StatusBadge status="running" /> : <Outcome success={outcome} fault={rollout.status === "failed"} />}
+        {rollout.status === "running" ? <StatusBadge status="running" alive={run.is_alive} /> : <Outcome success={outcome} fault={rollout.status === "failed"} />}
       </div>
       <div className="member-facts num">
         <span>{plural(rollout.num_turns, "turn")}</span>

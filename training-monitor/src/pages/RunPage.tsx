@@ -1,10 +1,12 @@
-import { useQuery } from "../api/cache";
+import { useQuery, useRefresh } from "../api/cache";
 import { runPath } from "../api/paths";
 import type { Run } from "../api/types";
 import { formatAgo, formatDuration, formatNumber, formatPercent, formatTime, plural } from "../format";
 import { useSearchParam } from "../router";
+import { whenSeen } from "../runs";
+import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
-import { Loaded, PageHead, Stat, Tabs } from "../ui/parts";
+import { Loaded, PageHead, Problem, Stat, Tabs } from "../ui/parts";
 import { RunCharts } from "./RunCharts";
 import { RunConfig } from "./RunConfig";
 import { RunEvals } from "./RunEvals";
@@ -16,9 +18,19 @@ import { RunTimeline } from "./RunTimeline";
 
 const TABS = ["", "timeline", "live", "tasks", "evals", "failures", "config"] as const;
 type Tab = (typeof TABS)[number];
+const TAB_NAMES: Record<Tab, string> = {
+  "": "Charts",
+  timeline: "Timeline",
+  live: "Live",
+  tasks: "Tasks",
+  evals: "Evaluations",
+  failures: "Failures",
+  config: "Configuration",
+};
 
 export function RunPage({ runId }: { runId: string }) {
   const query = useQuery<Run>(runPath(runId));
+  useRefresh(query.reload, query.data?.is_alive ?? false);
   return <Loaded query={query} height={480}>{(run) => <RunView run={run} />}</Loaded>;
 }
 
@@ -26,29 +38,23 @@ function RunView({ run }: { run: Run }) {
   const [tabText, setTab] = useSearchParam("tab");
   const tab: Tab = TABS.find((one) => one === tabText) ?? "";
   const open = (next: Tab) => setTab(next, false);
+  const counts: Partial<Record<Tab, number>> = { ...(run.num_running_rollouts ? { live: run.num_running_rollouts } : {}), evals: run.evaluations.length };
   useShortcuts(Object.fromEntries(TABS.map((one, index) => [String(index + 1), () => open(one)])));
   return (
     <>
       <PageHead
         crumbs={[{ label: "Runs", to: "/" }, { label: run.run_name }]}
         title={<>{run.run_name} <RunStatus run={run} /></>}
+        view={tab === "" ? undefined : TAB_NAMES[tab]}
         note={<span className="mono truncate">{run.log_path}</span>}
       />
-      {run.error && <div className="notice bad"><b>The run failed.</b> {run.error}</div>}
+      {run.error && <Problem head="The run failed">{run.error}</Problem>}
       <RunStats run={run} />
       <Tabs
         label="Views of the run"
         value={tab}
         onChange={open}
-        options={[
-          { value: "", label: "Charts" },
-          { value: "timeline", label: "Timeline" },
-          { value: "live", label: "Live", count: run.num_running_rollouts || null },
-          { value: "tasks", label: "Tasks" },
-          { value: "evals", label: "Evaluations", count: run.evaluations.length },
-          { value: "failures", label: "Failures" },
-          { value: "config", label: "Configuration" },
-        ]}
+        options={TABS.map((value) => ({ value, label: TAB_NAMES[value], count: counts[value] ?? null }))}
       >
         <TabContent tab={tab} run={run} />
       </Tabs>
@@ -75,22 +81,42 @@ function TabContent({ tab, run }: { tab: Tab; run: Run }) {
   }
 }
 
+/** What is left of a run that goes on, else how long it took and when that was. */
+function TimeStat({ run }: { run: Run }) {
+  const now = useNow();
+  const hint = `started ${formatTime(run.started_at)}`;
+  if (run.is_alive) {
+    const evaluation = run.evaluations.find((one) => one.status === "running");
+    const finishing = evaluation ? `final evaluation, ${evaluation.num_ended_groups} of ${plural(evaluation.num_groups, "group")}` : "finishing";
+    return (
+      <Stat label="Time left" hint={hint}>
+        {formatDuration(run.eta_s)}
+        <small>{run.num_completed_steps >= run.total_steps ? finishing : `${formatDuration(run.elapsed_s)} so far`}</small>
+      </Stat>
+    );
+  }
+  if (run.status === "running") {
+    return <Stat label="Last sign of life" hint={hint}>{formatAgo(run.heartbeat_at, now)}<small>after {formatDuration(run.elapsed_s)}</small></Stat>;
+  }
+  return <Stat label="Took" hint={hint}>{formatDuration(run.elapsed_s)}<small>{whenSeen(run, now)}</small></Stat>;
+}
+
 function RunStats({ run }: { run: Run }) {
   const { baseline, last_eval: held } = run;
   return (
     <dl className="stats">
       <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>
-      <Stat label={run.status === "running" ? "Time left" : "Took"} hint={`started ${formatTime(run.started_at)}`}>
-        {run.status === "running" ? formatDuration(run.eta_s) : formatDuration(run.elapsed_s)}
-        <small>{run.status === "running" ? `${formatDuration(run.elapsed_s)} so far` : formatAgo(run.started_at)}</small>
+      <TimeStat run={run} />
+      <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
+        {formatPercent(run.success_rate, 1)}
+        {run.running_step && <small>step {run.running_step.step} under way</small>}
       </Stat>
-      <Stat label="Success, latest step">{formatPercent(run.success_rate, 1)}</Stat>
       <Stat label="Held-out success" hint="baseline → latest evaluation">
         {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
         {formatPercent((held ?? baseline)?.rate, 0)}
         {(held ?? baseline) && <small>{formatPercent((held ?? baseline)?.low)} to {formatPercent((held ?? baseline)?.high)}</small>}
       </Stat>
-      <Stat label="Reward">{formatNumber(run.reward_mean, 3)}</Stat>
+      <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>
       <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
       <Stat label="Step time" hint="median of the last ten steps">{formatDuration(run.step_time_s)}</Stat>
       <Stat label="Starts" hint="how often the run was started or resumed">{plural(run.num_attempts, "start")}</Stat>

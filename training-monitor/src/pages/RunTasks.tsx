@@ -4,6 +4,7 @@ import { taskPage, tasksPath } from "../api/paths";
 import type { Run, TaskStats } from "../api/types";
 import { formatPercent, formatSigned } from "../format";
 import { Link, useSearchParam } from "../router";
+import { fits } from "../search";
 import { Empty, IntervalBar, Loaded, Panel, Segments } from "../ui/parts";
 
 const ORDERS = [
@@ -13,11 +14,18 @@ const ORDERS = [
   { value: "name", label: "Name" },
 ] as const;
 
-/** Tasks of the run's training steps, the ones that need attention first. */
+const SHOWN = [
+  { value: "", label: "All" },
+  { value: "training", label: "Training" },
+  { value: "held-out", label: "Held-out" },
+] as const;
+
+/** Tasks of the run, the ones that need attention first. */
 export function RunTasks({ run }: { run: Run }) {
   const query = useQuery<TaskStats[]>(tasksPath(run.run_id));
   const [find, setFind] = useSearchParam("find");
   const [order, setOrder] = useSearchParam("order");
+  const [shown, setShown] = useSearchParam("tasks");
   return (
     <Panel
       title={<>Tasks <span className="faint">{query.data?.length ?? ""}</span></>}
@@ -25,13 +33,19 @@ export function RunTasks({ run }: { run: Run }) {
       actions={
         <>
           <input className="field" type="search" aria-label="Find a task" placeholder="Find a task" value={find} onChange={(event) => setFind(event.target.value)} />
+          <Segments label="Tasks shown" value={shown} options={SHOWN} onChange={setShown} />
           <Segments label="Order" value={order} options={ORDERS} onChange={setOrder} />
         </>
       }
     >
-      <Loaded query={query}>{(tasks) => <TaskTable run={run} tasks={tasks} find={find} order={order} />}</Loaded>
+      <Loaded query={query}>{(tasks) => <TaskTable run={run} tasks={tasks.filter((task) => isOf(task, shown))} find={find} order={order} />}</Loaded>
     </Panel>
   );
+}
+
+function isOf(task: TaskStats, shown: string): boolean {
+  if (shown === "training") return task.num_groups > 0;
+  return shown !== "held-out" || task.held_out.rate !== null;
 }
 
 function change(task: TaskStats): number {
@@ -40,10 +54,8 @@ function change(task: TaskStats): number {
 
 function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly TaskStats[]; find: string; order: string }) {
   const shown = useMemo(() => {
-    const wanted = find.toLowerCase();
-    const fits = (task: TaskStats) => [task.task_id, task.instruction, task.category].some((text) => text?.toLowerCase().includes(wanted));
-    const kept = tasks.filter(fits);
-    const recent = (task: TaskStats) => task.recent.rate ?? task.success.rate ?? 2;
+    const kept = tasks.filter((task) => fits(find, [task.task_id, task.instruction, task.category]));
+    const recent = (task: TaskStats) => task.recent.rate ?? task.success.rate ?? task.held_out.rate ?? 2;
     if (order === "falling") kept.sort((a, b) => change(a) - change(b));
     else if (order === "rising") kept.sort((a, b) => change(b) - change(a));
     else if (order === "name") kept.sort((a, b) => a.task_id.localeCompare(b.task_id));
@@ -51,7 +63,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
     return kept;
   }, [tasks, find, order]);
   if (shown.length === 0) {
-    return <Empty title="No task"><p>{tasks.length ? "No task has this name; clear the search." : "Tasks appear when their first group has ended."}</p></Empty>;
+    return <Empty title="No task"><p>{tasks.length ? "No task has these words in its name, instruction or category; clear the search." : "Tasks appear when their first group has ended."}</p></Empty>;
   }
   return (
     <div className="table-scroll">
@@ -64,6 +76,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
             <th className="right">Last quarter</th>
             <th className="right">Whole run</th>
             <th className="right" title="Last quarter against the whole run">Change</th>
+            <th className="right" title="In the latest evaluation that tried it">Held-out</th>
             <th className="right">Groups</th>
             <th className="right">Never solved</th>
             <th className="right">Last step</th>
@@ -71,7 +84,7 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
         </thead>
         <tbody>
           {shown.slice(0, 300).map((task) => {
-            const recent = task.recent.rate === null ? task.success : task.recent;
+            const recent = [task.recent, task.success, task.held_out].find((rate) => rate.rate !== null) ?? task.success;
             const moved = change(task);
             return (
               <tr key={task.task_id}>
@@ -83,9 +96,10 @@ function TaskTable({ run, tasks, find, order }: { run: Run; tasks: readonly Task
                 <td className="interval-cell">{recent.rate === null ? null : <IntervalBar value={recent.rate} low={recent.low} high={recent.high} />}</td>
                 <td className="right"><b>{formatPercent(task.recent.rate)}</b></td>
                 <td className="right dim">{formatPercent(task.success.rate)}</td>
-                <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{formatSigned(Math.round(moved * 100))}</td>
-                <td className="right">{task.num_groups}</td>
-                <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_failed_groups}</td>
+                <td className={`right ${moved > 0.02 ? "good" : moved < -0.02 ? "bad" : "faint"}`}>{task.num_groups > 0 ? formatSigned(Math.round(moved * 100)) : "–"}</td>
+                <td className="right">{formatPercent(task.held_out.rate)}</td>
+                <td className="right">{task.num_groups || "–"}</td>
+                <td className={`right ${task.num_failed_groups ? "" : "faint"}`}>{task.num_groups > 0 ? task.num_failed_groups : "–"}</td>
                 <td className="right">{task.last_step ?? "–"}</td>
               </tr>
             );

@@ -1,18 +1,20 @@
+import { Fragment } from "react";
 import { useQuery } from "../api/cache";
 import { sourceName, sourcePage, timelinePath } from "../api/paths";
 import type { Run, TimelineItem } from "../api/types";
 import { formatDuration, formatNumber, formatPercent } from "../format";
+import { clockOf, laneOf, restartsOf, type Restart } from "../timeline";
 import { Link } from "../router";
 import { Empty, IntervalBar, Loaded, Progress, StatusBadge } from "../ui/parts";
 
-/** Baseline, steps and evaluations in the order in which they ran, on one clock. */
+/** Baseline, steps and evaluations in the order of training, on one clock, and where the run was started again. */
 export function RunTimeline({ run }: { run: Run }) {
   const query = useQuery<TimelineItem[]>(timelinePath(run.run_id));
   return (
     <Loaded query={query}>
       {(items) =>
         items.length === 0 ? (
-          <Empty title="Nothing has begun"><p>The baseline or the first step appears here by itself.</p></Empty>
+          <Empty title="Nothing has begun"><p>{run.is_alive ? "The baseline or the first step appears here by itself." : "The run ended before its baseline or first step began."}</p></Empty>
         ) : (
           <Timeline run={run} items={items} />
         )
@@ -23,9 +25,10 @@ export function RunTimeline({ run }: { run: Run }) {
 
 function Timeline({ run, items }: { run: Run; items: readonly TimelineItem[] }) {
   const newest = [...items].reverse();
+  const restarts = restartsOf(run.history, items);
   return (
     <section className="panel">
-      <Clock run={run} items={items} />
+      <Clock run={run} items={items} restarts={restarts} />
       <div className="table-scroll">
         <table className="data">
           <thead>
@@ -42,21 +45,25 @@ function Timeline({ run, items }: { run: Run; items: readonly TimelineItem[] }) 
             </tr>
           </thead>
           <tbody>
-            {newest.map((item) => (
-              <tr key={`${item.phase}-${item.step}`}>
-                <td><Link className="text-link" data-row to={sourcePage(run.run_id, item.phase, item.step)}>{sourceName(item.phase, item.step)}</Link></td>
-                <td><StatusBadge status={item.status} /></td>
-                <td>
-                  <div className="row num"><Progress value={item.progress} label="Groups that have ended" /><span className="faint">{item.num_ended_groups}/{item.num_groups}</span></div>
-                </td>
-                <td className="interval-cell">{item.success.rate === null ? null : <IntervalBar value={item.success.rate} low={item.success.low} high={item.success.high} />}</td>
-                <td className="right">{formatPercent(item.success.rate, 1)}</td>
-                <td className="right">{formatNumber(item.reward_mean, 3)}</td>
-                <td className="right mono">{item.policy_version}</td>
-                <td className="right">{formatDuration(between(item.started_at, item.rollouts_ended_at ?? item.ended_at))}</td>
-                <td className="right">{formatDuration(item.duration_s)}</td>
-              </tr>
+            {newest.map((item, index) => (
+              <Fragment key={`${item.phase}-${item.step}`}>
+                {restarts.filter((one) => one.after === items.length - 1 - index).reverse().map((one) => <RestartRow key={one.at} restart={one} items={items} />)}
+                <tr>
+                  <td><Link className="text-link" data-row to={sourcePage(run.run_id, item.phase, item.step)}>{sourceName(item.phase, item.step)}</Link></td>
+                  <td><StatusBadge status={item.status} alive={run.is_alive} /></td>
+                  <td>
+                    <div className="row num"><Progress value={item.progress} label="Groups that have ended" /><span className="faint">{item.num_ended_groups}/{item.num_groups}</span></div>
+                  </td>
+                  <td className="interval-cell">{item.success.rate === null ? null : <IntervalBar value={item.success.rate} low={item.success.low} high={item.success.high} />}</td>
+                  <td className="right">{item.ended_at === null && item.success.rate !== null ? <span className="faint" title="of the groups that have ended: short rollouts end first">{formatPercent(item.success.rate, 1)} so far</span> : formatPercent(item.success.rate, 1)}</td>
+                  <td className="right">{formatNumber(item.reward_mean, 3)}</td>
+                  <td className="right mono">{item.policy_version}</td>
+                  <td className="right">{formatDuration(between(item.started_at, item.rollouts_ended_at ?? item.ended_at))}</td>
+                  <td className="right">{formatDuration(item.duration_s)}</td>
+                </tr>
+              </Fragment>
             ))}
+            {restarts.filter((one) => one.after < 0).reverse().map((one) => <RestartRow key={one.at} restart={one} items={items} />)}
           </tbody>
         </table>
       </div>
@@ -68,37 +75,77 @@ function between(start: string, end: string | null): number | null {
   return end === null ? null : (Date.parse(end) - Date.parse(start)) / 1000;
 }
 
-/** The run to scale: how long each step took, its rollouts apart from its training. */
-function Clock({ run, items }: { run: Run; items: readonly TimelineItem[] }) {
-  const start = Math.min(...items.map((item) => Date.parse(item.started_at)));
-  const end = Math.max(...items.map((item) => Date.parse(item.ended_at ?? run.heartbeat_at)), start + 1);
-  const percent = (from: number, to: number) => `${(Math.max(0, to - from) / (end - start)) * 100}%`;
+const BEFORE: Record<string, string> = {
+  interrupted: "it was interrupted",
+  failed: "it failed",
+  cancelled: "it was cancelled",
+  completed: "it was complete",
+};
+
+function restartText(restart: Restart, items: readonly TimelineItem[]): string {
+  const next = items.slice(restart.after + 1).find((item) => item.phase === "step");
+  const where = next ? ` at ${sourceName(next.phase, next.step).toLowerCase()}` : "";
+  return `Resumed${where}, ${formatDuration((restart.at - restart.stopped) / 1000)} after ${BEFORE[restart.how] ?? "it stopped"}`;
+}
+
+function RestartRow({ restart, items }: { restart: Restart; items: readonly TimelineItem[] }) {
+  return (
+    <tr className="restart">
+      <td colSpan={9} title={new Date(restart.at).toLocaleString()}>{restartText(restart, items)}</td>
+    </tr>
+  );
+}
+
+const LANE_PX = 28;
+const LANES_PX = 120; // of all together, if there are many
+
+/** The run to scale: how long each step took, its rollouts apart from its training; what overlaps lies in lanes. */
+function Clock({ run, items, restarts }: { run: Run; items: readonly TimelineItem[]; restarts: readonly Restart[] }) {
+  const spans = items.map((item) => ({ from: Date.parse(item.started_at), to: Date.parse(item.ended_at ?? run.heartbeat_at) }));
+  const start = Math.min(...spans.map((span) => span.from));
+  const end = Math.max(...spans.map((span) => span.to), start + 1);
+  const at = clockOf(start, end, restarts);
+  const lanes = laneOf(spans.map((span) => ({ from: at(span.from), to: at(span.to) })));
+  const numLanes = Math.max(...lanes) + 1;
+  const height = Math.min(LANE_PX, LANES_PX / numLanes);
+  const percent = (share: number) => `${Math.max(0, share) * 100}%`;
   return (
     <div className="run-clock">
-      <div className="run-clock-track" aria-hidden="true">
-        {items.map((item) => {
-          const from = Date.parse(item.started_at);
-          const to = Date.parse(item.ended_at ?? run.heartbeat_at);
+      <div className="run-clock-track" aria-hidden="true" style={{ height: height * numLanes }}>
+        {items.map((item, index) => {
+          const { from, to } = spans[index] ?? { from: start, to: end };
           const middle = item.rollouts_ended_at ? Date.parse(item.rollouts_ended_at) : to;
+          const [left, right] = [at(from), at(to)];
           return (
             <Link
               key={`${item.phase}-${item.step}`}
               to={sourcePage(run.run_id, item.phase, item.step)}
               className={`run-clock-item ${item.phase} ${item.status}`}
-              style={{ left: percent(start, from), width: percent(from, to) }}
+              style={{ left: percent(left), width: percent(right - left), top: (lanes[index] ?? 0) * height + 2, height: height - 4 }}
               title={`${sourceName(item.phase, item.step)}: ${formatDuration(item.duration_s)}, success ${formatPercent(item.success.rate)}`}
               tabIndex={-1}
             >
-              <i style={{ width: `${((middle - from) / Math.max(1, to - from)) * 100}%`, ["--strength" as never]: `${30 + 70 * (item.success.rate ?? 0)}%` }} />
+              <i style={{ width: percent((at(middle) - left) / Math.max(1e-9, right - left)), ["--strength" as never]: `${30 + 70 * (item.success.rate ?? 0)}%` }} />
             </Link>
           );
         })}
+        {restarts.map((one) => <i key={one.at} className="run-clock-restart" style={{ left: percent(at(one.at)) }} title={restartText(one, items)} />)}
       </div>
       <div className="row between faint num">
-        <span>{new Date(start).toLocaleTimeString()}</span>
-        <span className="legend"><i className="swatch-step" /> rollouts <i className="swatch-train" /> training <i className="swatch-eval" /> evaluation <span>· the stronger, the more success</span></span>
-        <span>{new Date(end).toLocaleTimeString()}</span>
+        <span>{clockText(start, end, start)}</span>
+        <span className="legend">
+          <i className="swatch-step" /> rollouts <i className="swatch-train" /> training <i className="swatch-eval" /> evaluation
+          {restarts.length > 0 && <><i className="swatch-restart" /> resumed; the time in between is left out</>}
+          <span>· the stronger, the more success</span>
+        </span>
+        <span>{clockText(start, end, end)}</span>
       </div>
     </div>
   );
+}
+
+/** A time of day, with its date if the run went on over midnight. */
+function clockText(start: number, end: number, time: number): string {
+  const isOneDay = new Date(start).toDateString() === new Date(end).toDateString();
+  return isOneDay ? new Date(time).toLocaleTimeString() : new Date(time).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
 }

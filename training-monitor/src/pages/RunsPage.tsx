@@ -1,11 +1,13 @@
 import { useMemo, useState } from "react";
 import { runsPath, comparePage, runPage } from "../api/paths";
-import { prefetch, useQuery } from "../api/cache";
+import { prefetch, useQuery, useRefresh } from "../api/cache";
 import { runPath } from "../api/paths";
 import type { Page, RunSummary } from "../api/types";
 import { Sparkline } from "../charts/Sparkline";
-import { formatAgo, formatDuration, formatPercent } from "../format";
+import { formatAgo, formatPercent, formatTime } from "../format";
 import { Link, navigate, useSearchParam } from "../router";
+import { runLabels, timeLeft, whenSeen } from "../runs";
+import { useNow } from "../ui/clock";
 import { Empty, IntervalBar, Loaded, PageHead, Progress, Segments, StatusBadge } from "../ui/parts";
 
 const STATUSES = [
@@ -22,6 +24,7 @@ export function RunsPage() {
   const [cursors, setCursors] = useState<string[]>([]);
   const [selected, setSelected] = useState<readonly string[]>([]);
   const query = useQuery<Page<RunSummary>>(runsPath({ search, status, cursor: cursors.at(-1) }));
+  useRefresh(query.reload, query.data?.items.some((run) => run.is_alive) ?? false);
   const toggle = (runId: string) =>
     setSelected((before) => (before.includes(runId) ? before.filter((one) => one !== runId) : [...before, runId]));
   return (
@@ -110,7 +113,8 @@ function NoRuns({ filtered }: { filtered: boolean }) {
 }
 
 function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly string[]; toggle: (runId: string) => void }) {
-  const now = useMemo(() => Date.now(), [props.runs]);
+  const now = useNow();
+  const labels = useMemo(() => runLabels(props.runs), [props.runs]);
   return (
     <div className="table-scroll">
       <table className="data runs">
@@ -123,7 +127,7 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
             <th>Success in training</th>
             <th>Held-out success</th>
             <th className="right">Reward</th>
-            <th className="right">Started</th>
+            <th className="right">When</th>
           </tr>
         </thead>
         <tbody>
@@ -132,7 +136,7 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
               <td>
                 <input
                   type="checkbox"
-                  aria-label={`Compare ${run.run_name}`}
+                  aria-label={`Compare ${labels.get(run.run_id)}`}
                   checked={props.selected.includes(run.run_id)}
                   onChange={() => props.toggle(run.run_id)}
                 />
@@ -141,14 +145,16 @@ function RunsTable(props: { runs: readonly RunSummary[]; selected: readonly stri
                 <Link to={runPage(run.run_id)} className="run-name" data-row onMouseEnter={() => prefetch(runPath(run.run_id))}>
                   {run.run_name}
                 </Link>
-                <div className="faint truncate run-model">{run.model_name ?? "tiny model of the package"}{run.project ? ` · ${run.project}` : ""}</div>
+                <div className="faint truncate run-model">
+                  {[labels.get(run.run_id)?.slice(run.run_name.length + 3), run.model_name ?? "tiny model of the package", run.project].filter(Boolean).join(" · ")}
+                </div>
               </td>
               <td><RunStatus run={run} /></td>
               <td><RunProgress run={run} /></td>
               <td><SuccessCell run={run} /></td>
               <td><HeldOut run={run} /></td>
               <td className="right">{run.reward_mean === null ? "–" : run.reward_mean.toFixed(2)}</td>
-              <td className="right dim" title={new Date(run.started_at).toLocaleString()}>{formatAgo(run.started_at, now)}</td>
+              <td className="right dim" title={`started ${formatTime(run.started_at)}${run.ended_at ? `, ended ${formatTime(run.ended_at)}` : ""}`}>{whenSeen(run, now)}</td>
             </tr>
           ))}
         </tbody>
@@ -170,8 +176,7 @@ function RunProgress({ run }: { run: RunSummary }) {
     <div className="run-progress">
       <Progress value={run.progress} label={`Progress of ${run.run_name}`} />
       <span className="faint num">
-        {run.num_completed_steps} / {run.total_steps} steps ·{" "}
-        {run.eta_s === null ? formatDuration(run.elapsed_s) : `${formatDuration(run.eta_s)} left`}
+        {run.num_completed_steps} / {run.total_steps} steps · {timeLeft(run)}
       </span>
     </div>
   );

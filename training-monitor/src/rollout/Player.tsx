@@ -10,10 +10,11 @@ type Props = {
   index: number;
   count: number;
   goTo: (turn: number) => void;
+  step: (by: number) => void;
 };
 
 /** The rollout as a film, and the keys of a tape recorder. */
-export function Player({ playing, setPlaying, index, count, goTo }: Props) {
+export function Player({ playing, setPlaying, index, count, goTo, step }: Props) {
   const [speed, setSpeed] = useState(1);
   useEffect(() => {
     if (!playing) return;
@@ -32,13 +33,13 @@ export function Player({ playing, setPlaying, index, count, goTo }: Props) {
       <button type="button" className="button quiet icon" aria-label="First turn" title="First turn  Home" disabled={index === 0} onClick={() => goTo(0)}>
         <Icon name="first" />
       </button>
-      <button type="button" className="button quiet icon" aria-label="Previous turn" title="Previous turn  ←" disabled={index === 0} onClick={() => goTo(index - 1)}>
+      <button type="button" className="button quiet icon" aria-label="Previous turn" title="Previous turn  ←" disabled={index === 0} onClick={() => step(-1)}>
         <Icon name="left" />
       </button>
       <button type="button" className="button icon" aria-label={playing ? "Pause the film" : "Play as a film"} title="Play as a film  Space" onClick={start}>
         <Icon name={playing ? "pause" : "play"} />
       </button>
-      <button type="button" className="button quiet icon" aria-label="Next turn" title="Next turn  →" disabled={index + 1 >= count} onClick={() => goTo(index + 1)}>
+      <button type="button" className="button quiet icon" aria-label="Next turn" title="Next turn  →" disabled={index + 1 >= count} onClick={() => step(1)}>
         <Icon name="right" />
       </button>
       <button type="button" className="button quiet icon" aria-label="Last turn" title="Last turn  End" disabled={index + 1 >= count} onClick={() => goTo(count - 1)}>

@@ -4,7 +4,7 @@ import type { Rollout } from "../api/types";
 import { formatDuration, formatNumber, formatTime, words } from "../format";
 import { Link } from "../router";
 import { Icon } from "../ui/icons";
-import { Outcome, Panel, StatusBadge } from "../ui/parts";
+import { Clamped, Outcome, Panel } from "../ui/parts";
 import { JudgementPanel } from "./JudgementPanel";
 import { OverrideDialog } from "./OverrideDialog";
 
@@ -56,7 +56,7 @@ export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: ()
         </dl>
         <ol className="history">
           {rollout.history.map((change, index) => (
-            <li key={index}><StatusBadge status={change.new_status} /> <span className="faint num">{formatTime(change.changed_at)}</span></li>
+            <li key={index}><span className="badge">{words(change.new_status)}</span> <span className="faint num">{formatTime(change.changed_at)}</span></li>
           ))}
         </ol>
       </Panel>
@@ -83,22 +83,22 @@ function ValidationFacts({ rollout }: { rollout: Rollout }) {
           <dt>query</dt>
           <dd><code>{validation.query}</code></dd>
           <dt>expected</dt>
-          <dd><code>{validation.expected}</code></dd>
+          <dd><Clamped lines={5}><code>{validation.expected}</code></Clamped></dd>
           <dt>actual</dt>
-          <dd><code className={validation.success ? "good" : "bad"}>{validation.actual}</code></dd>
+          <dd><Clamped lines={5}><code className={validation.success ? "good" : "bad"}>{validation.actual}</code></Clamped></dd>
           <dt>took</dt>
           <dd className="num">{formatDuration(validation.duration_s)}</dd>
         </>
       ) : (
         <>
           <dt>validation</dt>
-          <dd className="dim">{rollout.status === "running" ? "comes when the rollout has ended" : "none: an infrastructure fault ended the rollout"}</dd>
+          <dd className="dim">{rollout.status !== "running" ? "none: an infrastructure fault ended the rollout" : rollout.is_run_alive ? "comes when the rollout has ended" : "none: the run was interrupted"}</dd>
         </>
       )}
       {rollout.answer !== null && (
         <>
           <dt>the agent said</dt>
-          <dd>{rollout.answer}</dd>
+          <dd><Clamped lines={6}>{rollout.answer}</Clamped></dd>
         </>
       )}
       {parts.map(([name, value]) => (

@@ -27,7 +27,8 @@ export function TokenStrip({ tokens, turn, rollout }: Props) {
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
-    const next = Math.min(views.length - 1, Math.max(0, (chosen?.index ?? -1) + step));
+    const now = new URLSearchParams(window.location.search).get("token"); // keys may come faster than pages
+    const next = Math.min(views.length - 1, Math.max(0, Number(now ?? -1) + step));
     setToken(String(next));
   };
   return (

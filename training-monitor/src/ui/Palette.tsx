@@ -1,41 +1,57 @@
-import { useMemo, useState, type KeyboardEvent } from "react";
+import { useEffect, useMemo, useState, type KeyboardEvent } from "react";
 import { useQuery } from "../api/cache";
-import { rolloutPage, rolloutsPath, runPage, runsPath, sourcePage, tasksPath, taskPage } from "../api/paths";
-import type { Page, RolloutItem, RunSummary, TaskStats } from "../api/types";
+import { rolloutPage, rolloutsPath, runPage, runsPath, sourceName, sourcePage, tasksPath, taskPage, timelinePath } from "../api/paths";
+import type { Page, RolloutItem, RunSummary, TaskStats, TimelineItem } from "../api/types";
 import { navigate } from "../router";
+import { runLabels } from "../runs";
+import { fits } from "../search";
 import { Dialog } from "./parts";
 
 type Entry = { label: string; note: string; to: string };
 
-/** Go anywhere by typing: runs, views of the current run, steps ("12"), tasks, the start of a rollout's id. */
+const SHOWN = 12;
+const VIEWS = ["charts", "timeline", "live", "tasks", "evals", "failures", "config"];
+
+/** Go anywhere by typing: runs, views of the current run, its steps ("12"), tasks, the start of a rollout's id. */
 export function Palette({ runId, onClose }: { runId: string | null; onClose: () => void }) {
   const [text, setText] = useState("");
   const [chosen, setChosen] = useState(0);
-  const runs = useQuery<Page<RunSummary>>(runsPath({}));
+  const [waiting, setWaiting] = useState(false); // Enter was pressed before all that fits was known
+  const typed = text.trim();
+  const newest = useQuery<Page<RunSummary>>(runsPath({}));
+  const runs = useQuery<Page<RunSummary>>(runsPath({ search: typed }));
   const tasks = useQuery<TaskStats[]>(runId ? tasksPath(runId) : null);
-  const isId = /^[0-9a-f]{6,}$/.test(text.trim());
-  const found = useQuery<Page<RolloutItem>>(runId && isId ? rolloutsPath(runId, { search: text.trim(), limit: 5 }) : null);
+  const sources = useQuery<TimelineItem[]>(runId && typed !== "" ? timelinePath(runId) : null);
+  const isId = /^[0-9a-f]{6,}$/.test(typed);
+  const found = useQuery<Page<RolloutItem>>(runId && isId ? rolloutsPath(runId, { search: typed, limit: 5 }) : null);
+  const isBusy = [runs, tasks, sources, found].some((query) => query.loading);
   const entries = useMemo(() => {
-    const wanted = text.trim().toLowerCase();
     const all: Entry[] = [];
-    if (runId && /^\d+$/.test(wanted)) {
-      all.push({ label: `Step ${wanted}`, note: "this run", to: sourcePage(runId, "step", wanted) });
-      all.push({ label: `Evaluation after ${wanted} steps`, note: "this run", to: sourcePage(runId, "eval", wanted) });
-    }
-    for (const one of found.data?.items ?? []) {
-      all.push({ label: `Rollout ${one.rollout_id.slice(0, 12)}`, note: one.task_id, to: rolloutPage(runId ?? "", one.rollout_id) });
-    }
+    const offer = (label: string, note: string, to: string, words: readonly (string | null)[] = []) => {
+      if (fits(typed, [label, note, ...words])) all.push({ label, note, to });
+    };
     if (runId) {
-      for (const tab of ["charts", "timeline", "live", "tasks", "evals", "failures", "config"]) {
-        all.push({ label: `This run: ${tab}`, note: "view", to: runPage(runId, tab === "charts" ? undefined : tab) });
+      for (const one of typed === "" ? [] : (sources.data ?? [])) {
+        const name = sourceName(one.phase, one.step);
+        const isMeant = /^\d+$/.test(typed) ? one.phase !== "baseline" && one.step === Number(typed) : fits(typed, [name]);
+        if (isMeant) all.push({ label: name, note: "this run", to: sourcePage(runId, one.phase, one.step) });
       }
+      for (const one of found.data?.items ?? []) {
+        all.push({ label: `Rollout ${one.rollout_id.slice(0, 12)}`, note: one.task_id, to: rolloutPage(runId, one.rollout_id) });
+      }
+      for (const tab of VIEWS) offer(`This run: ${tab}`, "view", runPage(runId, tab === "charts" ? undefined : tab));
     }
-    all.push({ label: "All runs", note: "page", to: "/" }, { label: "Benchmarks", note: "page", to: "/benchmarks" }, { label: "Compare runs", note: "page", to: "/compare" });
-    for (const run of runs.data?.items ?? []) all.push({ label: run.run_name, note: `run, ${run.status}`, to: runPage(run.run_id) });
-    for (const task of tasks.data ?? []) all.push({ label: task.task_id, note: "task", to: taskPage(runId ?? "", task.task_id) });
-    const isExact = (entry: Entry) => /^(Step|Evaluation|Rollout) /.test(entry.label);
-    return all.filter((entry) => wanted === "" || isExact(entry) || `${entry.label} ${entry.note}`.toLowerCase().includes(wanted)).slice(0, 12);
-  }, [text, runId, runs.data, tasks.data, found.data]);
+    offer("All runs", "page", "/");
+    offer("Benchmarks", "page", "/benchmarks");
+    offer("Compare runs", "page", "/compare");
+    const named = runs.data?.items ?? (newest.data?.items ?? []).filter((run) => fits(typed, [run.run_name]));
+    const labels = runLabels(named);
+    for (const run of named) all.push({ label: labels.get(run.run_id) ?? run.run_name, note: `run, ${run.status}`, to: runPage(run.run_id) });
+    for (const task of tasks.data ?? []) {
+      offer(task.task_id, task.instruction ?? "task", taskPage(runId ?? "", task.task_id), [task.category]);
+    }
+    return all.slice(0, SHOWN);
+  }, [typed, runId, newest.data, runs.data, sources.data, tasks.data, found.data]);
   const go = (entry: Entry | undefined) => {
     if (!entry) return;
     onClose();
@@ -47,8 +63,13 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
       const step = event.key === "ArrowDown" ? 1 : -1;
       setChosen((before) => (before + step + entries.length) % Math.max(1, entries.length));
     }
-    if (event.key === "Enter") go(entries[chosen]);
+    if (event.key !== "Enter") return;
+    if (isBusy) setWaiting(true);
+    else go(entries[chosen]);
   };
+  useEffect(() => {
+    if (waiting && !isBusy) go(entries[chosen]);
+  }, [waiting, isBusy]);
   return (
     <Dialog label="Go to" onClose={onClose}>
       <input
@@ -63,17 +84,18 @@ export function Palette({ runId, onClose }: { runId: string | null; onClose: () 
         onChange={(event) => {
           setText(event.target.value);
           setChosen(0);
+          setWaiting(false);
         }}
         onKeyDown={keys}
       />
-      <div className="palette-list" role="listbox" id="palette-list" aria-label="Places">
+      <div className="palette-list" role="listbox" id="palette-list" aria-label="Places" aria-busy={isBusy}>
         {entries.map((entry, index) => (
           <div key={entry.to + entry.label} id={`palette-${index}`} role="option" aria-selected={index === chosen} onMouseMove={() => setChosen(index)} onClick={() => go(entry)}>
             <span className="truncate">{entry.label}</span>
-            <span className="faint">{entry.note}</span>
+            <span className="faint truncate">{entry.note}</span>
           </div>
         ))}
-        {entries.length === 0 && <p className="dim panel-body">Nothing has this name.</p>}
+        {entries.length === 0 && <p className="dim panel-body">{isBusy ? "Searching…" : "Nothing has this name."}</p>}
       </div>
     </Dialog>
   );

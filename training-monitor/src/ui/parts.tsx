@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState, type FormEvent, type KeyboardEvent, type ReactNode } from "react";
+import { useEffect, useLayoutEffect, useRef, useState, type FormEvent, type KeyboardEvent, type ReactNode } from "react";
 import { ApiError, signIn, type Query } from "../api/cache";
 import { formatPercent, words } from "../format";
 import { Link } from "../router";
@@ -14,7 +14,11 @@ const STATUS_TONES: Record<string, string> = {
   stalled: "warn",
 };
 
-export function StatusBadge({ status }: { status: string }) {
+/** A status; what a dead run left under way was interrupted. */
+export function StatusBadge({ status, alive = true }: { status: string; alive?: boolean }) {
+  if (!alive && STATUS_TONES[status]?.endsWith("running")) {
+    return <span className="badge warn" title="The run gave no sign of life for more than a minute">interrupted</span>;
+  }
   return <span className={`badge ${STATUS_TONES[status] ?? ""}`}>{words(status)}</span>;
 }
 
@@ -48,9 +52,56 @@ export function Stat({ label, children, hint }: { label: string; children: React
   );
 }
 
+/** Text of at most so many lines; the rest on demand. */
+export function Clamped({ as: Tag = "div", lines, children }: { as?: "div" | "h1"; lines: number; children: ReactNode }) {
+  const box = useRef<HTMLDivElement & HTMLHeadingElement>(null);
+  const [isCut, setCut] = useState(false);
+  const [whole, setWhole] = useState(false);
+  useLayoutEffect(() => {
+    const target = box.current;
+    if (!target || whole) return;
+    const measure = () => setCut(target.scrollHeight > target.clientHeight + 2);
+    measure();
+    const observer = new ResizeObserver(measure);
+    observer.observe(target);
+    return () => observer.disconnect();
+  }, [children, lines, whole]);
+  return (
+    <>
+      <Tag ref={box} className={whole ? "clamped" : "clamped cut"} style={{ WebkitLineClamp: lines }}>{children}</Tag>
+      {(isCut || whole) && (
+        <button type="button" className="link-button" aria-expanded={whole} onClick={() => setWhole(!whole)}>
+          {whole ? "Show less" : "Show all"}
+        </button>
+      )}
+    </>
+  );
+}
+
+/** What went wrong, in a box: what kind of thing, then the message, of which long ones are cut. */
+export function Problem({ head, children }: { head: string; children: string }) {
+  return (
+    <div className="notice bad">
+      <b>{head}</b>
+      <Clamped lines={8}>{children}</Clamped>
+    </div>
+  );
+}
+
+/** What the browser's tab says: the page first, then what it is a part of. */
+function usePageTitle(names: readonly string[]): void {
+  const title = [...names, "cua_rl"].join(" · ");
+  useEffect(() => {
+    document.title = title;
+  }, [title]);
+}
+
 export type Crumb = { label: string; to?: string };
 
-export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; note?: ReactNode; actions?: ReactNode }) {
+/** A page's heading. `view` names the part of the page that is shown. */
+export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; view?: string; note?: ReactNode; actions?: ReactNode }) {
+  const names = props.crumbs?.slice(1).reverse().map((crumb) => crumb.label) ?? [String(props.title)];
+  usePageTitle(props.view ? [props.view, ...names] : names);
   return (
     <header className="page-head">
       <div className="titles">
@@ -65,8 +116,8 @@ export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; note?: Rea
             </ol>
           </nav>
         )}
-        <h1 className="row wrap">{props.title}</h1>
-        {props.note && <div className="dim row wrap">{props.note}</div>}
+        {typeof props.title === "string" ? <Clamped as="h1" lines={3}>{props.title}</Clamped> : <h1 className="row wrap">{props.title}</h1>}
+        {props.note && <div className="dim row wrap page-note">{props.note}</div>}
       </div>
       {props.actions && <div className="row wrap">{props.actions}</div>}
     </header>
@@ -75,6 +126,9 @@ export function PageHead(props: { crumbs?: Crumb[]; title: ReactNode; note?: Rea
 
 /** Says that there is nothing, and what to do; `page` if it is all that the page shows. */
 export function Empty({ title, page, children }: { title: string; page?: boolean; children?: ReactNode }) {
+  useEffect(() => {
+    if (page) document.title = `${title} · cua_rl`;
+  }, [page, title]);
   return (
     <div className="empty">
       {page ? <h1>{title}</h1> : <strong>{title}</strong>}
@@ -83,8 +137,8 @@ export function Empty({ title, page, children }: { title: string; page?: boolean
   );
 }
 
-/** Asks for the monitor's token; `onDone` is called once it has been accepted. */
-export function TokenForm({ onDone }: { onDone?: () => void }) {
+/** Asks for the monitor's token; `onDone` is called once it has been accepted, `submit` says what happens then. */
+export function TokenForm({ onDone, submit: label = "Sign in" }: { onDone?: () => void; submit?: string }) {
   const [token, setToken] = useState("");
   const [problem, setProblem] = useState("");
   const submit = async (event: FormEvent) => {
@@ -110,7 +164,7 @@ export function TokenForm({ onDone }: { onDone?: () => void }) {
           onChange={(event) => setToken(event.target.value)}
         />
         <button className="button primary" type="submit" disabled={token.trim() === ""}>
-          Sign in
+          {label}
         </button>
       </div>
       {problem && <p className="bad" role="alert">{problem}</p>}
@@ -177,6 +231,8 @@ export function Segments<T extends string>(props: {
   );
 }
 
+const TAB_ROOM_PX = 24; // a part of the next tab shows that there is one
+
 /** Tabs as the ARIA pattern has them: arrow keys move, the panel follows. */
 export function Tabs<T extends string>(props: {
   label: string;
@@ -186,6 +242,13 @@ export function Tabs<T extends string>(props: {
   children: ReactNode;
 }) {
   const list = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const [box, tab] = [list.current, list.current?.querySelector('[aria-selected="true"]')];
+    if (!box || !tab) return;
+    const [outer, inner] = [box.getBoundingClientRect(), tab.getBoundingClientRect()];
+    if (inner.left < outer.left) box.scrollLeft -= outer.left - inner.left + TAB_ROOM_PX;
+    else if (inner.right > outer.right) box.scrollLeft += inner.right - outer.right + TAB_ROOM_PX;
+  }, [props.value]);
   const move = (event: KeyboardEvent) => {
     const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
     if (!step) return;

@@ -1,0 +1,174 @@
+"""Whose time a rollout takes: the policy's own, or that of model server and device, which work for it.
+
+What the policy decides must end as a result, what infrastructure does as a fault. If a rollout that fails slowly were
+left out as a fault, those that succeed would be left over. So the policy has a budget for what it asks to wait (and for
+what an agent outside this process does between its requests), which runs out as turns do; and model server and device
+have a limit for each turn, which makes a fault of a call that hangs. Neither is charged with the other's time.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from cua_rl.actions import Action, Wait
+from cua_rl.devices.device import Device, DeviceKind
+from cua_rl.types import Observation
+
+
+class RolloutClock:
+    """Counts down the policy's seconds, and those that model server and device have for a turn, never both at a time.
+
+    With `acts_between_calls`, as an agent outside this process does, the policy's time runs whenever no call of model
+    or device is under way; else only while a wait that it asked for is carried out.
+    """
+
+    def __init__(self, *, policy_s: float, turn_s: float, acts_between_calls: bool) -> None:
+        self._acts_between_calls = acts_between_calls
+        self._turn_s = self._turn_left_s = turn_s
+        self._policy_left_s = policy_s
+        self._num_calls = 0
+        self._num_waits = 0
+        """Calls under way in which the device only does the waiting that was asked for."""
+        self._since = asyncio.get_running_loop().time()
+        self._turn_limit = asyncio.timeout(None)
+        self._changed = asyncio.Event()
+
+    @property
+    def policy_left_s(self) -> float:
+        """What is left of the policy's time; 0 if it is used up."""
+        self._count()
+        return max(0.0, self._policy_left_s)
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.policy_left_s == 0.0
+
+    async def used_up(self) -> None:
+        """Wait until the policy's time is used up."""
+        while left_s := self.policy_left_s:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s if self._is_policys else None):
+                    await self._changed.wait()
+
+    def next_turn(self) -> None:
+        """Model server and device have their whole limit again."""
+        self._count()
+        self._turn_left_s = self._turn_s
+        self._go_on()
+
+    def credit(self, seconds: float) -> None:
+        """Give the policy back what turned out to be somebody else's time; negative to charge it."""
+        self._policy_left_s += seconds
+        self._go_on()
+
+    @contextmanager
+    def call(self) -> Generator[None]:
+        """Model server or device work while the block runs."""
+        self._count()
+        self._num_calls += 1
+        self._go_on()
+        try:
+            yield
+        finally:
+            self._count()
+            self._num_calls -= 1
+            self._go_on()
+
+    @contextmanager
+    def wait(self, duration_s: float) -> Generator[None]:
+        """The policy's time runs in the call that the block is part of, for as long as was asked; then the device's."""
+        ended = False
+
+        def end() -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                self._count()
+                self._num_waits -= 1
+                self._go_on()
+
+        self._count()
+        self._num_waits += 1
+        self._go_on()
+        timer = asyncio.get_running_loop().call_later(duration_s, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncGenerator[None]:
+        """End the block with a `TimeoutError` where model server and device take too long for a turn."""
+        try:
+            async with self._turn_limit:
+                self._since = asyncio.get_running_loop().time()
+                self._go_on()
+                yield
+        except TimeoutError as error:
+            if not self._turn_limit.expired():
+                raise
+            raise TimeoutError(
+                f"expected model server and device to take at most {self._turn_s:g} s for a turn, they took longer"
+            ) from error
+
+    @property
+    def _is_policys(self) -> bool:
+        return self._num_calls == self._num_waits and (self._acts_between_calls or self._num_waits > 0)
+
+    def _count(self) -> None:
+        """Charge whose time it was since the last change."""
+        now = asyncio.get_running_loop().time()
+        passed_s, self._since = now - self._since, now
+        if self._is_policys:
+            self._policy_left_s -= passed_s
+        else:
+            self._turn_left_s -= passed_s
+
+    def _go_on(self) -> None:
+        when = None if self._is_policys else asyncio.get_running_loop().time() + self._turn_left_s
+        with suppress(RuntimeError):  # not entered yet, left already, or about to end what it limits
+            self._turn_limit.reschedule(when)
+        self._changed.set()
+
+
+@dataclass(frozen=True, slots=True)
+class TimedDevice:
+    """A device whose work is on its own account, and the waiting that it is asked for on the policy's.
+
+    A wait for which there is not enough time left is cut short.
+    """
+
+    device: Device
+    clock: RolloutClock
+
+    @property
+    def device_id(self) -> str:
+        return self.device.device_id
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self.device.kind
+
+    async def observe(self) -> Observation:
+        with self.clock.call():
+            return await self.device.observe()
+
+    async def execute(self, action: Action) -> None:
+        with self.clock.call():
+            if not isinstance(action, Wait):
+                await self.device.execute(action)
+                return
+            left_s = self.clock.policy_left_s
+            with self.clock.wait(min(action.duration_s, left_s)):
+                await self.device.execute(replace(action, duration_s=min(action.duration_s, left_s)))
+            if action.duration_s >= left_s:
+                self.clock.credit(-left_s)
+
+    async def query(self, name: str) -> str:
+        return await self.device.query(name)
+
+    async def close(self) -> None:
+        await self.device.close()

@@ -1,0 +1,67 @@
+"""Several runs on one page: who is who, and how many fit."""
+
+import re
+
+import pytest
+
+from tests.real.monitor_web.conftest import Window
+from tests.real.monitor_web.runs import add_run, begin, finished, step
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_runs_with_one_name_are_told_apart_and_lead_to_their_own(window: Window) -> None:
+    page, url = window.page, window.site.database_url
+    short = await add_run(url, begin("run", "/home/ada/runs/run", seed=1), *step(1, prefix="ada"), finished())
+    long = await add_run(
+        url, begin("run", "/home/bob/runs/run", seed=2), *step(1, prefix="bob"), *step(2, prefix="bob"), finished()
+    )
+    await window.open(f"/compare?runs={short},{long}")
+    reward = page.locator('.chart-plot[aria-label^="Reward: 3 points"] .u-over')
+    await reward.wait_for()
+
+    names = await page.locator(".run-chip a").all_inner_texts()
+    assert len(set(names)) == 2, names
+    assert "ada" in names[0]
+    assert "bob" in names[1]
+    keys = page.locator('figure[aria-label="Reward"] .chart-key')
+    assert [name in await keys.nth(place).inner_text() for place, name in enumerate(names)] == [True, True]
+    columns = await page.locator("table.config th").all_inner_texts()
+    assert columns[1:] == names
+
+    box = await reward.bounding_box()
+    await reward.click(position={"x": box["width"] - 2, "y": box["height"] / 2})  # only the second run has a step 2
+    await page.wait_for_url(re.compile(r"/step/2$"))
+    assert f"/runs/{long}/" in page.url
+
+
+async def test_lists_of_runs_to_choose_from_tell_runs_with_one_name_apart(window: Window) -> None:
+    page, url = window.page, window.site.database_url
+    for folder in ("/data/one/twin", "/data/two/twin"):
+        await add_run(url, begin("twin", folder), finished())
+    for path, choices in (
+        ("/compare", page.get_by_label("Add a run").locator("option")),
+        (f"/runs/{window.site.ended.run_id}?tab=config", page.get_by_label("compare with").locator("option")),
+    ):
+        await window.open(path)
+        await choices.filter(has_text="twin").nth(1).wait_for(state="attached")
+        names = await choices.filter(has_text="twin").all_inner_texts()
+        assert len(names) == 2
+        assert len(set(names)) == 2, names
+    await window.open("/?q=twin")
+    await page.locator("tbody tr").nth(1).wait_for()
+    rows = await page.locator("tbody tr .run-model").all_inner_texts()
+    assert ["one/twin" in rows[1], "two/twin" in rows[0]] == [True, True], rows
+
+
+async def test_more_runs_than_fit_are_named_and_none_disappears_silently(window: Window) -> None:
+    page, url = window.page, window.site.database_url
+    runs = [await add_run(url, begin(f"many-{number}"), *step(1, prefix=f"many-{number}")) for number in range(10)]
+    await window.open(f"/compare?runs={','.join(runs)}")
+    await page.locator(".run-chip").first.wait_for()
+    assert await page.locator(".run-chip").count() == 8
+    told = await page.get_by_role("status").filter(has_text="8 of 10").inner_text()
+    assert "many-8" in told
+    assert "many-9" in told
+    keys = page.locator('figure[aria-label="Reward"] .chart-key')
+    await keys.nth(7).wait_for()  # all eight have a value in the legend

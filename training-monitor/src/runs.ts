@@ -1,0 +1,42 @@
+import type { RunSummary } from "./api/types";
+import { formatAgo, formatDuration } from "./format";
+
+/** What runs are called, when each is seen, and whether one goes on. */
+
+type Named = Pick<RunSummary, "run_id" | "run_name" | "log_path">;
+
+/** What tells a run apart from others of its name: the end of its folder, as much of it as differs, else its id. */
+function mark(run: Named, namesakes: readonly Named[]): string {
+  const parts = run.log_path.split("/").filter(Boolean);
+  for (let count = 1; count <= parts.length; count += 1) {
+    const tail = parts.slice(-count).join("/");
+    if (namesakes.every((other) => other === run || !`/${other.log_path}`.endsWith(`/${tail}`))) return tail;
+  }
+  return `id ${run.run_id}`;
+}
+
+/** A text for each run that is unique among them: its name, with a part of its folder if others have the same name. */
+export function runLabels(runs: readonly Named[]): Map<string, string> {
+  return new Map(
+    runs.map((run) => {
+      const others = runs.filter((other) => other.run_name === run.run_name);
+      return [run.run_id, others.length > 1 ? `${run.run_name} · ${mark(run, others)}` : run.run_name];
+    }),
+  );
+}
+
+type Lived = Pick<RunSummary, "status" | "is_alive" | "started_at" | "ended_at" | "heartbeat_at">;
+
+/** How long ago the run began, if it goes on; else when it ended or was last seen. */
+export function whenSeen(run: Lived, now: number): string {
+  if (run.is_alive) return `started ${formatAgo(run.started_at, now)}`;
+  if (run.status === "running") return `last seen ${formatAgo(run.heartbeat_at, now)}`;
+  return `ended ${formatAgo(run.ended_at ?? run.heartbeat_at, now)}`;
+}
+
+/** What is left of a run that goes on, else how long it took. */
+export function timeLeft(run: Lived & Pick<RunSummary, "eta_s" | "elapsed_s" | "num_completed_steps" | "total_steps">): string {
+  if (run.eta_s !== null) return `${formatDuration(run.eta_s)} left`;
+  if (run.is_alive && run.num_completed_steps >= run.total_steps) return "all steps done";
+  return run.is_alive ? `${formatDuration(run.elapsed_s)} so far` : formatDuration(run.elapsed_s);
+}
