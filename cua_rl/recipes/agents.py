@@ -11,6 +11,7 @@ from typing import Protocol
 
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.history import HistoryPolicy, most_images
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
 from cua_rl.errors import ConfigError
 from cua_rl.renderers.renderer import Renderer
@@ -53,6 +54,10 @@ class AgentSettings(Protocol):
     @property
     def max_turns(self) -> int: ...
     @property
+    def history(self) -> HistoryPolicy: ...
+    @property
+    def history_images(self) -> int: ...
+    @property
     def task_timeout_s(self) -> float: ...
     @property
     def turn_timeout_s(self) -> float: ...
@@ -85,6 +90,17 @@ def check_agent(settings: AgentSettings) -> None:
         raise ConfigError(
             "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"
         )
+
+
+_MORE_IMAGES = 2
+"""Times as many screenshots per turn as our own agent has are served to agents whose prompts nobody knows before."""
+
+
+def served_images(settings: AgentSettings) -> int:
+    """Most images that one prompt must hold, which the model server is told before it starts."""
+    if settings.agent == "gbox":
+        return most_images(settings.history, max_images=settings.history_images, max_turns=settings.max_turns)
+    return _MORE_IMAGES * settings.max_turns
 
 
 def make_agent(

@@ -28,7 +28,7 @@ from cua_rl.evaluation.attempts import (
 )
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
-from cua_rl.recipes.agents import make_agent, open_gateway
+from cua_rl.recipes.agents import make_agent, open_gateway, served_images
 from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
@@ -197,6 +197,7 @@ def _make_server(
             max_lora_rank=max_lora_rank(max((item.adapter.rank for item in models if item.adapter), default=8)),
             max_model_len=engine.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=served_images(config),
             gpu_memory_utilization=engine.gpus.gpu_memory_utilization,
             gpus=engine.gpus.server_gpus,
             tensor_parallel=engine.gpus.tensor_parallel,

@@ -22,7 +22,7 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
-from cua_rl.recipes.agents import make_agent, open_gateway
+from cua_rl.recipes.agents import make_agent, open_gateway, served_images
 from cua_rl.recipes.command_line import given_names
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
 from cua_rl.recipes.learning import train_step_settings
@@ -168,15 +168,29 @@ async def _start_engine(
         async with asyncio.TaskGroup() as starting:
             starting.create_task(stack.enter_async_context(server), name="start-server")
             starting.create_task(stack.enter_async_context(trainer), name="start-trainer")
-    if checkpoint is not None:
-        await trainer.load_state(checkpoint.state_path)
-    elif plan.checkpoint_path is not None:
-        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+    await _load_weights(trainer, plan, folder, checkpoint)
     sampler = await stack.enter_async_context(SamplingClient(server))
     gateway = await stack.enter_async_context(
         open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config))
     )
     return Engine(trainer=trainer, sampler=sampler, gateway=gateway)
+
+
+async def _load_weights(
+    trainer: TrainingClient, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+) -> None:
+    """What the run goes on from, and what KL terms pull towards: what its first attempt started from.
+
+    That is kept in the run's folder, so that a resumed run has the same reference, whatever became of the original.
+    """
+    reference = folder.path / "reference"
+    if checkpoint is not None:
+        await trainer.load_state(checkpoint.state_path)
+    elif plan.checkpoint_path is not None:
+        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+        await trainer.save_weights_for_sampler(reference)
+    if plan.checkpoint_path is not None and train_step_settings(plan.config).has_kl_term:
+        await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
 
 
 def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:
@@ -189,6 +203,7 @@ def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalSe
             max_lora_rank=plan.max_lora_rank,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=served_images(config),
             gpu_memory_utilization=plan.gpus.gpu_memory_utilization,
             gpus=plan.gpus.server_gpus,
             tensor_parallel=plan.gpus.tensor_parallel,
