@@ -16,12 +16,12 @@ find_python() {
     local candidate
     for candidate in "${PYTHON_FOR_SETUP:-}" python3.11 python3.12 python3.13 python3; do
         # some of these may be launchers for versions that are not installed, so each is run
-        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    echo "setup: expected Python 3.11 or newer on PATH, found none; install it, or set PYTHON_FOR_SETUP to its path" >&2
+    echo "setup: expected Python 3.11, 3.12 or 3.13 on PATH, found none; install one, or set PYTHON_FOR_SETUP to its path" >&2
     exit 2
 }
 
