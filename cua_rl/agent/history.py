@@ -96,11 +96,6 @@ def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> Histo
             return DropOldScreenshots(max_images=max_images, block=block)
 
 
-def most_images(policy: HistoryPolicy, *, max_images: int, max_turns: int) -> int:
-    """Most screenshots in one prompt: one for each turn, the first included, or what the history leaves of them."""
-    return max_turns if policy == "full" else min(max_images, max_turns)
-
-
 def _without_images(items: Sequence[Json], num_dropped: int) -> list[Json]:
     kept: list[Json] = []
     for item in items:

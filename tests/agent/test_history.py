@@ -1,6 +1,6 @@
 import pytest
 
-from cua_rl.agent.history import DROPPED_IMAGE, DropOldScreenshots, FullHistory, make_history, most_images
+from cua_rl.agent.history import DROPPED_IMAGE, DropOldScreenshots, FullHistory, make_history
 from cua_rl.agent.responses import system_item, tool_result_item, user_item
 from cua_rl.errors import ConfigError
 from cua_rl.types import Observation
@@ -56,9 +56,3 @@ def test_a_history_is_made_by_name_and_numbers_that_do_not_fit_are_refused() -> 
         make_history("last_n", max_images=0, block=1)
     with pytest.raises(ConfigError, match=r"history_block: expected 2 to history_images=4 .* got 5"):
         make_history("block_drop", max_images=4, block=5)
-
-
-def test_the_server_is_told_how_many_screenshots_a_prompt_may_hold() -> None:
-    assert most_images("full", max_images=8, max_turns=50) == 50
-    assert most_images("block_drop", max_images=8, max_turns=50) == 8
-    assert most_images("last_n", max_images=8, max_turns=5) == 5
