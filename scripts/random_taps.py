@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class RandomTaps:
     """A policy behind the gateway's interface: taps somewhere, and now and then says what nobody understands.
 
-    `turn_s` is how long each answer takes; none at first.
+    `turn_s` is how long each answer takes; none at first. `done_share` is how often it says that it is done: never at
+    first.
     """
 
     def __init__(self, renderer: Renderer, seed: int = 0) -> None:
@@ -34,6 +35,7 @@ class RandomTaps:
         self._answers: dict[str, list[EarlierAnswer]] = {}
         self.policy_version = 0
         self.turn_s = 0.0
+        self.done_share = 0.0
 
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
@@ -81,6 +83,8 @@ class RandomTaps:
     def _text(self) -> str:
         if self._random.random() < 0.03:
             return _answer_text("Settings", '{"action": ')
+        if self._random.random() < self.done_share:
+            return _answer_text("Settings", '{"action": "terminate", "status": "success"}')
         x, y = (5 * self._random.randrange(5, 196) for _ in range(2))
         thought = " ".join(self._random.sample(["Phone", "Mail", "Clock", "Maps", "Notes", "Files", "Settings"], 3))
         arguments = f'{{"action": "click", "coordinate": [{x}, {y}]}}'

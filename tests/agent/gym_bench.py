@@ -59,7 +59,7 @@ class GymBench:
     async def run(self, number: int = 0) -> Rollout:
         return await self.runner.run(
             RolloutPlan(
-                source=Source(phase="step", step=0),
+                source=Source(phase="step", step=1),
                 group_id="g",
                 group_index=0,
                 member_index=0,

@@ -90,7 +90,7 @@ class Bench:
             time_limits=time_limits,
             make_id=lambda: "r1",
         )
-        source = Source(phase="step", step=0)
+        source = Source(phase="step", step=1)
         plan = RolloutPlan(
             source=source, group_id="g", group_index=0, member_index=0, task=make_task(max_turns=9), params=PARAMS
         )

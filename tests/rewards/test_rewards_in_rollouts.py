@@ -31,7 +31,7 @@ async def run(agent: Any, reward: RewardFunction, *, watch_goal: bool = False) -
         watch_goal=watch_goal,
     )
     params = SamplingParams(max_tokens=8, temperature=1.0)
-    source = Source(phase="step", step=0)
+    source = Source(phase="step", step=1)
     plan = RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=make_task(), params=params)
     return await runner.run(plan)
 

@@ -16,7 +16,7 @@ from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
-SOURCE = Source(phase="step", step=0)
+SOURCE = Source(phase="step", step=1)
 
 
 class Bench:

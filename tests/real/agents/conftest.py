@@ -70,7 +70,7 @@ class Engine:
             max_turns=max_turns,
         )
         params = SamplingParams(max_tokens=48, temperature=1.0)
-        plan = GroupPlan(source=Source(phase="step", step=0), group_size=GROUP_SIZE, params=params)
+        plan = GroupPlan(source=Source(phase="step", step=1), group_size=GROUP_SIZE, params=params)
         groups = [_with_spread(group) for group in await run_groups(runner, tasks, plan, _ignore)]
         batch = await asyncio.to_thread(build_batch, groups, "mean", self.renderer.image_token_id)
         result = await train_step(

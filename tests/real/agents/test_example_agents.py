@@ -33,7 +33,7 @@ async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder
     fake = FakeVllm(renderer)
     fake.answers.extend(ANSWERS)
     task = replace(demo_tasks()[0], max_turns=5)
-    source = Source(phase="step", step=0)
+    source = Source(phase="step", step=1)
     async with (
         serve_app(fake.app(), "127.0.0.1", 0) as url,
         ExternalServer(url) as server,

@@ -33,13 +33,16 @@ CONSOLE = {
     "Success": ("reward/success_rate", "{:.3f}"),
     "Reward": ("reward/mean", "{:.3f}"),
     "Loss": ("loss/policy", "{:.4f}"),
-    "KL": ("policy/kl_sampling_training/mean", "{:.4f}"),
+    "KL": ("policy/kl_base", "{:.4f}"),
+    "Sampler gap": ("policy/kl_sampling_training/mean", "{:.4f}"),
     "LR": ("optim/learning_rate", "{:.2e}"),
     "tok/s": ("time/tokens_per_s", "{:.0f}"),
     "Faults": ("rollout/num_faults", "{:.0f}"),
 }
 """What the console calls the metrics that it shows, and how many of their digits."""
 HELD_OUT = "eval/held_out"
+OF_FILES = {"progress/step", "progress/done_frac"}
+"""How far the run is: to be read off a metric file, which has nothing else; the others know it anyway."""
 
 Numbers = dict[str, float | None]
 Place = Mapping[int, Numbers]
@@ -54,7 +57,8 @@ async def run_in_a_small_world(url: str, folder: Path) -> str:
     with MetricLog(folder, config={}) as log:
         report = RunReport(metric_log=log, display=ProgressDisplay(NUM_STEPS, console=console), total_steps=NUM_STEPS)
         chosen = settings(max_steps=NUM_STEPS, group_size=4, eval_every=2)
-        await train(chosen, replace(made, log=report))
+        with_kl = replace(chosen.train, kl_penalty_coef=0.1, compute_post_kl=True)
+        await train(replace(chosen, train=with_kl), replace(made, log=report))
     started = TrainingStarted(
         run_name="run", log_path=str(folder), config={"group_size": 4}, first_step=1, total_steps=NUM_STEPS
     )
@@ -66,15 +70,13 @@ async def run_in_a_small_world(url: str, folder: Path) -> str:
 
 
 def of_file(folder: Path) -> tuple[Place, Place]:
-    """Steps and evaluations as metrics.jsonl has them; how far the run is has no place in the others."""
+    """Steps and evaluations as metrics.jsonl has them."""
     steps: dict[int, Numbers] = {}
     evaluations: dict[int, Numbers] = {}
     for record in read_records(folder / "metrics.jsonl"):
         place = evaluations if f"{HELD_OUT}/success_rate" in record else steps
         place[int(str(record["step"]))] = {
-            name: float(str(value))
-            for name, value in record.items()
-            if name != "step" and not name.startswith("progress/")
+            name: float(str(value)) for name, value in record.items() if name not in OF_FILES | {"step"}
         }
     return steps, evaluations
 
@@ -86,7 +88,7 @@ def of_tensorboard(folder: Path) -> tuple[Place, Place]:
     steps: dict[int, Numbers] = {}
     evaluations: dict[int, Numbers] = {}
     for tag in events.Tags()["scalars"]:
-        if not tag.startswith("progress/"):
+        if tag not in OF_FILES:
             place = evaluations if tag.startswith("eval/") else steps
             for point in events.Scalars(tag):
                 place.setdefault(point.step, {})[tag] = point.value

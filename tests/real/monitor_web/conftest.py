@@ -38,7 +38,9 @@ class RecordedRun:
 
     async def add_evaluation(self, phase: str) -> None:
         source = Source(phase=phase, step=self.num_steps)  # pyright: ignore[reportArgumentType]
+        self.policy.done_share = 0.5  # where it has done nothing: a wrong final state
         await seed_monitor.run_source(self.recorder, self.policy, source, num_groups=8, turns=2)
+        self.policy.done_share = 0.0
         await self.recorder.record(EvaluationEnded(source=source, metrics={}))
         await self.recorder.flush()
 

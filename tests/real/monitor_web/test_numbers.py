@@ -178,7 +178,9 @@ async def test_failures_name_the_wrong_final_state_and_show_evaluations_on_reque
         panel = page.locator(".panel").filter(has=page.get_by_role("heading", name="How rollouts fail"))
         shown = [int(text.replace(",", "")) for text in await panel.locator(".count-bars b").all_inner_texts()]
         assert sum(shown) == lost  # successes are no failures, whatever ended them
+    assert await panel.locator(".count-name").get_by_text("wrong final state").count() == 1
     assert "of=evaluations" in page.url
+    assert await page.get_by_text("in training and in evaluations").count() == 1
 
 
 async def test_groups_whose_rewards_are_equal_have_one_name(window: Window) -> None:

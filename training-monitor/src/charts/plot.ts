@@ -79,7 +79,7 @@ function lineSeries(one: Series, color: string, smoothing: number, holes: boolea
     stroke: color,
     width: one.dots ? 0 : 1.7,
     spanGaps: holes,
-    points: { show: !one.dots && one.points.length === 1, size: 6 }, // a line needs two
+    points: { show: one.points.length === 1 && !one.dots, size: 7, fill: color }, // a line needs two
     ...(one.dots ? { paths: () => null } : {}),
     ...(one.dashed ? { dash: [5, 4] } : {}),
   };
