@@ -10,7 +10,7 @@ check test fast: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check types fast format lint imports test-android monitor migration bench
+.PHONY: help setup train test check types fast format lint imports pythons test-android monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -43,6 +43,9 @@ imports:
 # tests of one file share a model server, a browser or a database: they stay together
 test: setup ## all tests, with the real model server, trainer and database: before every push
 	$(PYTHON) -m pytest -q --numprocesses=2 --dist=loadfile
+
+pythons: setup ## resolve what is installed for every Python that is supported; needs a package index
+	@scripts/check_pythons.sh
 
 test-android: setup ## tests on an attached Android phone or emulator, whose settings they change
 	$(PYTHON) -m pytest -q tests/real/android

@@ -66,7 +66,9 @@ class LossConfig:
     icepop_high: float | None = chz.field(
         default=None, doc="tokens whose trainer/sampler ratio is above this are masked; None masks none"
     )
-    kl_loss_coef: float = chz.field(default=0.0, doc="weight of the KL divergence from the base model in the loss")
+    kl_loss_coef: float = chz.field(
+        default=0.0, doc="weight of the KL divergence from what training started from in the loss"
+    )
     kl_loss_kind: KlKind = chz.field(default="k3", doc="how that divergence is estimated: k1 | k2 | k3")
     normalisation: Normalisation = chz.field(
         default="constant", doc="what a training step divides its summed loss by (cua_rl/rl/normalisation.py)"

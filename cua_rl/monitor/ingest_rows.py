@@ -107,7 +107,7 @@ def _find_run(scope: IngestScope, item: sent.SentTraining) -> int:
         image_token_id=int(item.cua_rl.get("image_token_id", 0)),
         attempt_id=_attempt_of(item.cua_rl) or uuid4(),
         status="running",
-        first_step=int(item.cua_rl.get("first_step", 0)),
+        first_step=int(item.cua_rl.get("first_step", 1)),
         total_steps=0,
         started_at=started,
         heartbeat_at=now(),

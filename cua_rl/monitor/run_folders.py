@@ -16,6 +16,7 @@ from cua_rl.errors import DatabaseError
 from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.live import LiveFeed, listening
 from cua_rl.monitor.schemas import LiveEvent
+from cua_rl.system import is_locked
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +32,8 @@ def has_database(folder: Path) -> bool:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a run holds the folder's lock; asking the kernel, so that we never hold it ourselves."""
-    lock = folder / RUN_LOCK
-    try:
-        inode = lock.stat().st_ino
-        held = Path("/proc/locks").read_text(encoding="ascii")
-    except OSError:
-        return False
-    return any(f":{inode} " in line and " FLOCK " in line for line in held.splitlines())
+    """Whether a run holds the folder's lock, which we never hold ourselves."""
+    return is_locked(folder / RUN_LOCK)
 
 
 async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: str) -> None:

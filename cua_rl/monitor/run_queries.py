@@ -228,8 +228,8 @@ async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
 
 
 def _place(item: schemas.TimelineItem) -> tuple[int, int]:
-    """Where in the order of training something is: an evaluation after n steps comes before step n, the n+1st."""
-    return item.step, ("baseline", "eval", "step").index(item.phase)
+    """Where in the order of training something is: an evaluation after n steps comes after step n."""
+    return item.step, ("baseline", "step", "eval").index(item.phase)
 
 
 def _sources(table: type[Step] | type[Eval], joined: Any, sums: Any, training_id: int) -> AnySelect:

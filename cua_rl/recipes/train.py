@@ -179,16 +179,30 @@ async def _start_engine(
         async with asyncio.TaskGroup() as starting:
             starting.create_task(stack.enter_async_context(server), name="start-server")
             starting.create_task(stack.enter_async_context(trainer), name="start-trainer")
-    if checkpoint is not None:
-        await trainer.load_state(checkpoint.state_path)
-    elif plan.checkpoint_path is not None:
-        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+    await _load_weights(trainer, plan, folder, checkpoint)
     sampler = await stack.enter_async_context(SamplingClient(server))
     gateway = await stack.enter_async_context(
         open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config))
     )
     judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
     return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
+
+
+async def _load_weights(
+    trainer: TrainingClient, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+) -> None:
+    """What the run goes on from, and what KL terms pull towards: what its first attempt started from.
+
+    That is kept in the run's folder, so that a resumed run has the same reference, whatever became of the original.
+    """
+    reference = folder.path / "reference"
+    if checkpoint is not None:
+        await trainer.load_state(checkpoint.state_path)
+    elif plan.checkpoint_path is not None:
+        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+        await trainer.save_weights_for_sampler(reference)
+    if plan.checkpoint_path is not None and train_step_settings(plan.config).has_kl_term:
+        await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
 
 
 def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:

@@ -167,9 +167,11 @@ class CLIConfig(RolloutConfig):
         "the others' mean; batch_std: centre in the group, divide by the step's std",
     )
     kl_penalty_coef: float = chz.field(
-        default=0.0, doc="weight of the KL divergence from the base model in the reward, token by token"
+        default=0.0, doc="weight of the KL divergence from what training started from in the reward, token by token"
     )
-    kl_loss_coef: float = chz.field(default=0.0, doc="weight of the KL divergence from the base model in the loss")
+    kl_loss_coef: float = chz.field(
+        default=0.0, doc="weight of the KL divergence from what training started from in the loss"
+    )
     kl_loss_kind: KlKind = chz.field(
         default="k3", doc="how the divergence in the loss is estimated, for the metric: k1, k2 or k3; same gradient"
     )

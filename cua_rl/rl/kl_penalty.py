@@ -1,4 +1,4 @@
-"""KL penalty against the base model in the reward, as a change of the advantages."""
+"""KL penalty against what training started from, in the reward, as a change of the advantages."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,11 +7,11 @@ from cua_rl.types import Datum
 
 
 def penalise_divergence(
-    datums: Sequence[Datum], base_logprobs: Sequence[Sequence[float]], coef: float
+    datums: Sequence[Datum], reference_logprobs: Sequence[Sequence[float]], coef: float
 ) -> tuple[list[Datum], float]:
-    """Lower the advantage of tokens that the policy likes better than the base model does; also the mean KL estimate.
+    """Lower the advantage of tokens that the policy likes better than the reference does; also the mean KL estimate.
 
-    Per trained token the estimate is d = sampling_logprob - base_logprob, and the advantage changes by coef * (mean(d)
+    Per trained token the estimate is d = sampling_logprob - reference_logprob; the advantage changes by coef * (mean(d)
     - d): the mean is taken out so that the penalty moves probability around instead of pushing all of it one way.
 
     A token answers for its own divergence only. Penalties that are summed over later tokens, discounted, have to be
@@ -20,21 +20,21 @@ def penalise_divergence(
     exact zeros.
     """
     gaps = [
-        logprob - base
-        for datum, row in zip(datums, base_logprobs, strict=True)
-        for logprob, base, is_trained in zip(datum.sampling_logprobs, row, datum.loss_mask, strict=True)
+        logprob - reference
+        for datum, row in zip(datums, reference_logprobs, strict=True)
+        for logprob, reference, is_trained in zip(datum.sampling_logprobs, row, datum.loss_mask, strict=True)
         if is_trained
     ]
     mean = sum(gaps) / len(gaps)
-    penalised = [_penalise(datum, row, coef, mean) for datum, row in zip(datums, base_logprobs, strict=True)]
+    penalised = [_penalise(datum, row, coef, mean) for datum, row in zip(datums, reference_logprobs, strict=True)]
     return penalised, mean
 
 
-def _penalise(datum: Datum, base: Sequence[float], coef: float, mean: float) -> Datum:
+def _penalise(datum: Datum, references: Sequence[float], coef: float, mean: float) -> Datum:
     advantages = tuple(
         advantage + coef * (mean - (logprob - reference)) if is_trained else 0.0
         for advantage, logprob, reference, is_trained in zip(
-            datum.advantages, datum.sampling_logprobs, base, datum.loss_mask, strict=True
+            datum.advantages, datum.sampling_logprobs, references, datum.loss_mask, strict=True
         )
     )
     return replace(datum, advantages=advantages)

@@ -29,7 +29,9 @@ class Trainer(Protocol):
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
 
-    async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
+    async def reference_logprobs(
+        self, datums: Sequence[Datum], *, temperature: float = 1.0
+    ) -> list[tuple[float, ...]]: ...
 
     async def forward_backward(
         self,
@@ -38,7 +40,7 @@ class Trainer(Protocol):
         *,
         token_weights: Sequence[float] | None = None,
         proximal_logprobs: Rows | None = None,
-        base_logprobs: Rows | None = None,
+        reference_logprobs: Rows | None = None,
     ) -> ForwardBackwardOutput: ...
 
     async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> OptimStepOutput: ...
@@ -180,7 +182,7 @@ class _Work:
     """A step's datums as they are trained on, and what travels beside them."""
 
     datums: list[Datum]
-    base: Rows | None = None
+    reference: Rows | None = None
     proximal: Rows | None = None
     rollouts_per_member: float = 1.0
     """Judged rollouts per rollout with datums."""
@@ -192,15 +194,15 @@ class _Work:
 
 
 async def _prepare(trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings) -> _Work:
-    """What the advantages still lack: the batch's deviation, the KL penalty; and the base model's opinion."""
+    """What the advantages still lack: the batch's deviation, the KL penalty; and the reference's opinion."""
     work = _Work(datums=list(datums))
     if settings.advantages == "batch_std":
         work.datums, work.metrics["loss/advantage_std"] = divide_by_batch_std(work.datums)
     if settings.has_kl_term:
-        work.base = await trainer.base_logprobs(work.datums, temperature=settings.loss.temperature)
-    if settings.kl_penalty_coef and work.base is not None:
+        work.reference = await trainer.reference_logprobs(work.datums, temperature=settings.loss.temperature)
+    if settings.kl_penalty_coef and work.reference is not None:
         work.datums, work.metrics["policy/kl_base"] = await asyncio.to_thread(
-            penalise_divergence, work.datums, work.base, settings.kl_penalty_coef
+            penalise_divergence, work.datums, work.reference, settings.kl_penalty_coef
         )
     return work
 
@@ -217,7 +219,7 @@ async def _forward_backward(
         loss,
         token_weights=token_weights(datums, loss, num_rollouts=work.num_rollouts(datums)),
         proximal_logprobs=chosen(work.proximal),
-        base_logprobs=chosen(work.base if loss.kl_loss_coef else None),
+        reference_logprobs=chosen(work.reference if loss.kl_loss_coef else None),
     )
 
 

@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from cua_rl.errors import SamplingError
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.sampling.load import ServerLoad
+from cua_rl.system import free_memory_frac as measure_free_memory_frac
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +53,4 @@ async def follow_load(
         except SamplingError as error:
             logger.debug("no look at the model server's load: %s", error)
             continue
-        pressure.observe(load, await asyncio.to_thread(free_memory_frac))
-
-
-def free_memory_frac(path: Path = Path("/proc/meminfo")) -> float:
-    """Share of the machine's memory that is available; 1.0 where the kernel does not say."""
-    if not path.exists():
-        return 1.0
-    fields = dict(line.split(":", 1) for line in path.read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) / int(fields["MemTotal"].split()[0])
+        pressure.observe(load, await asyncio.to_thread(measure_free_memory_frac))

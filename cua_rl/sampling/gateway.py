@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import uuid4
@@ -206,7 +207,7 @@ class Gateway:
             if watch is not None:
                 watch.overflowed()
             raise
-        except SamplingError as error:
+        except (SamplingError, ConfigError) as error:
             if watch is not None and not isinstance(error, RequestRejected):
                 watch.fail(error)
             raise
@@ -283,6 +284,14 @@ class Gateway:
         except RequestRejected as rejected:
             if "maximum context length" in rejected.message:
                 raise ContextOverflow(rejected.message) from rejected
+            has_adapter = (rollout.adapter or self._client.current) is not None
+            if (advice := advice_for(rejected, has_adapter=has_adapter)) is not None:
+                num_images = len(prompt.rendered.images)
+                raise ConfigError(
+                    f"expected a model server that takes every prompt of this configuration, it refused one with "
+                    f"{num_images} images and {prompt.rendered.length} tokens: {rejected.message} ({rejected.status}); "
+                    f"{advice}"
+                ) from rejected
             raise
 
     def _read(self, sampled: Sampled, *, has_tools: bool) -> tuple[str, ParsedAnswer]:
@@ -319,6 +328,25 @@ class Gateway:
                 self._renderer.decode(expected[near]),
             )
         return False, rebuild_prompt(sampled.prompt_ids, rendered, image_token_id)
+
+
+def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
+    """What to do about a refusal that no other rollout would be spared; None if it is this request's own fault.
+
+    Such a refusal is no accident of a rollout. Were it a fault, the rollouts that never get so far would be left over.
+    """
+    if "may be provided in one prompt" in rejected.message:
+        return (
+            "start the server with a larger --limit-mm-per-prompt, such as '{\"image\": 64}', or let the model see "
+            "fewer screenshots (history=block_drop, history_images, max_turns)"
+        )
+    match rejected.status:
+        case HTTPStatus.NOT_FOUND if not has_adapter:  # one may have got lost with a restart
+            return "see that the server still serves the model that the run began with"
+        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
+            return "see that the server answers without a key, or start one without"
+        case _:
+            return None
 
 
 def _request_seed(seed: int | None, number: int) -> int | None:

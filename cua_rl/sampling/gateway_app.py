@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from cua_rl.agent.gbox_agent import CONFIGURATION
 from cua_rl.agent.rollout_watch import RolloutOver
-from cua_rl.errors import SamplingError
+from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
@@ -90,6 +91,8 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
             return _error(400, str(error), "invalid_request_error", "context_length_exceeded")
         except RequestError as error:
             return _error(400, str(error), "invalid_request_error", "invalid_request")
+        except ConfigError as error:
+            return _error(400, str(error), "invalid_request_error", CONFIGURATION)
         except RequestRejected as error:
             return _error(error.status, error.message, "invalid_request_error", "rejected_by_model_server")
         except SamplingError as error:

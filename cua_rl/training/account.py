@@ -7,21 +7,18 @@ product forward and one backward (the gradient to its input), a trained one two 
 """
 
 import re
-import resource
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from cua_rl import system
 from cua_rl.training.batching import Grid
-
-_PAGE_BYTES = resource.getpagesize()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +163,8 @@ _COUNTS = ("tokens", "trained_tokens", "encoded_images", "reused_images")
 
 def _memory(device: torch.device) -> dict[str, float]:
     """GiB: this process's largest resident size ever, the present one, and CUDA's largest since the last time."""
-    rss_gib = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES / 2**30
-    peak_rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # the kernel updates it now and then
+    rss_gib = system.resident_bytes() / 2**30
+    peak_rss_gib = system.peak_resident_bytes() / 2**30
     memory = {"trainer/peak_rss_gib": max(peak_rss_gib, rss_gib), "trainer/rss_gib": rss_gib}
     if device.type == "cuda":
         memory["trainer/peak_cuda_gib"] = torch.cuda.max_memory_allocated(device) / 2**30

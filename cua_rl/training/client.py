@@ -70,6 +70,11 @@ class TrainingClient:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
+    async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        """The same of what training started from: the adapter of `load_reference`, else the base model."""
+        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="reference")
+        return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
+
     async def forward_backward(
         self,
         datums: Sequence[Datum],
@@ -77,7 +82,7 @@ class TrainingClient:
         *,
         token_weights: Sequence[float] | None = None,
         proximal_logprobs: Sequence[tuple[float, ...]] | None = None,
-        base_logprobs: Sequence[tuple[float, ...]] | None = None,
+        reference_logprobs: Sequence[tuple[float, ...]] | None = None,
     ) -> wire.ForwardBackwardOutput:
         """Add the gradient of the loss; several calls before one `optim_step` equal one call with all their datums.
 
@@ -88,7 +93,7 @@ class TrainingClient:
             loss=loss,
             token_weights=None if token_weights is None else tuple(token_weights),
             proximal_logprobs=None if proximal_logprobs is None else tuple(proximal_logprobs),
-            base_logprobs=None if base_logprobs is None else tuple(base_logprobs),
+            reference_logprobs=None if reference_logprobs is None else tuple(reference_logprobs),
         )
         return await self._ask(request, wire.ForwardBackwardOutput)
 
@@ -111,6 +116,10 @@ class TrainingClient:
         """Restore a checkpoint; without the optimizer only the weights, as the start of a new run."""
         done = await self._ask(wire.LoadState(path=path, with_optimizer=with_optimizer), wire.Done)
         self.policy_version = done.policy_version
+
+    async def load_reference(self, path: Path) -> None:
+        """Let KL terms pull towards the adapter in a folder; a frozen copy of it is held beside the trained one."""
+        await self._ask(wire.LoadReference(path=path), wire.Done)
 
     async def save_weights_for_sampler(self, path: Path) -> AdapterRef:
         """Write the folder that the model server loads: a peft adapter, or a model folder if everything is trained."""

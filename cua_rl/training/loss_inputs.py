@@ -28,7 +28,7 @@ def make_loss_tokens(
         advantages=_flat([datum.advantages for datum in datums], mask).to(device),
         turn_ids=turn_ids(mask).to(device),
         proximal_logprobs=rows(request.proximal_logprobs),
-        base_logprobs=rows(request.base_logprobs),
+        reference_logprobs=rows(request.reference_logprobs),
     )
 
 
@@ -57,7 +57,7 @@ def check_rows(request: wire.ForwardBackward) -> None:
         raise TrainingError(
             f"expected one token weight per datum, got {len(request.token_weights)} for {len(request.datums)} datums"
         )
-    for name, rows in (("proximal", request.proximal_logprobs), ("base", request.base_logprobs)):
+    for name, rows in (("proximal", request.proximal_logprobs), ("reference", request.reference_logprobs)):
         if rows is None:
             continue
         lengths = [len(row) for row in rows]
@@ -66,8 +66,10 @@ def check_rows(request: wire.ForwardBackward) -> None:
             raise TrainingError(
                 f"expected {name} log-probabilities aligned with the datums' {expected} tokens, got rows of {lengths}"
             )
-    if request.loss.kl_loss_coef and request.base_logprobs is None:
-        raise TrainingError("expected base log-probabilities with kl_loss_coef, got none: ask for base_logprobs first")
+    if request.loss.kl_loss_coef and request.reference_logprobs is None:
+        raise TrainingError(
+            "expected reference log-probabilities with kl_loss_coef, got none: ask for reference_logprobs first"
+        )
 
 
 def _flat(rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ class LossTokens:
     """int64, counted from 0: which tokens were sampled in one answer; a turn lies in one micro-batch as a whole."""
     proximal_logprobs: Tensor | None = None
     """Of the policy at the start of the step; None if that is the policy that is being differentiated."""
-    base_logprobs: Tensor | None = None
-    """Of the base model; needed for the KL term only."""
+    reference_logprobs: Tensor | None = None
+    """Of the policy that training started from; needed for the KL term only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class TokenLoss:
     losses: Tensor  # [n], differentiable
     clipped: Tensor | None = None  # [n] bool: the clip took hold of the token's ratio; None if nothing clips
     masked: Tensor | None = None  # [n] bool: sampler and trainer differ too much, the token is left out
-    kl: Tensor | None = None  # [n], divergence from the base model, before its coefficient
+    kl: Tensor | None = None  # [n], divergence from the reference, before its coefficient
 
     def detach(self) -> "TokenLoss":
         """The same without the graph behind it."""
@@ -165,17 +165,17 @@ def behaviour_weight(config: LossConfig, tokens: LossTokens, proximal_logprobs: 
     return weight.masked_fill(masked, 0.0), masked
 
 
-def kl_to_base(
-    kind: KlKind, training_logprobs: Tensor, sampling_logprobs: Tensor, base_logprobs: Tensor
+def kl_to_reference(
+    kind: KlKind, training_logprobs: Tensor, sampling_logprobs: Tensor, reference_logprobs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """KL(policy || base) as a loss per token, and the estimate itself; x is log policy - log base.
+    """KL(policy || reference) as a loss per token, and the estimate itself; x is log policy - log reference.
 
     `kind` is the estimate that is reported: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x. The gradient is that of the
     divergence in all three cases, ratio * x * grad log p. Differentiating the estimates would not do: k1's gradient is
     zero in the mean, k3's is that of another divergence (arXiv 2506.09477). The ratio of training over sampling
     probability makes it right for tokens of an older policy too; it is truncated at KL_WEIGHT_CAP.
     """
-    x = (training_logprobs - base_logprobs).detach()
+    x = (training_logprobs - reference_logprobs).detach()
     weight = torch.exp(training_logprobs.detach() - sampling_logprobs).clamp(max=KL_WEIGHT_CAP)
     match kind:
         case "k1":
@@ -213,9 +213,13 @@ def _clipped_surrogate(
 
 def _add_kl(config: LossConfig, loss: TokenLoss, tokens: LossTokens) -> TokenLoss:
     """Masked tokens are left out of the KL term too: their probabilities are not to be trusted."""
-    if tokens.base_logprobs is None:
-        raise ValueError("expected base_logprobs with kl_loss_coef, got none; ask the trainer for base_logprobs first")
-    term, kl = kl_to_base(config.kl_loss_kind, tokens.training_logprobs, tokens.sampling_logprobs, tokens.base_logprobs)
+    if tokens.reference_logprobs is None:
+        raise ValueError(
+            "expected reference_logprobs with kl_loss_coef, got none; ask the trainer for reference_logprobs first"
+        )
+    term, kl = kl_to_reference(
+        config.kl_loss_kind, tokens.training_logprobs, tokens.sampling_logprobs, tokens.reference_logprobs
+    )
     if loss.masked is not None:
         term, kl = term.masked_fill(loss.masked, 0.0), kl.masked_fill(loss.masked, 0.0)
     return replace(loss, losses=loss.losses + config.kl_loss_coef * term, kl=kl)

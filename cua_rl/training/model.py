@@ -4,7 +4,7 @@
 
 import json
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,7 @@ class PolicyModel:
                 raise ConfigError("sharding: expected 'none' where everything is trained, got 'full'; train an adapter")
             shard_frozen_weights(base, self.device, num_ranks)
             base.to(self.device)
+        self._reference: list[Tensor] | None = None
         self.trains_vision = self._peft is None
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -94,6 +95,39 @@ class PolicyModel:
             raise TrainingError("expected a LoRA adapter to switch off, got full training: set trainer.lora")
         with self._peft.disable_adapter():
             yield
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether training started from an adapter, and not from the base model."""
+        return self._reference is not None
+
+    def load_reference(self, folder: Path) -> None:
+        """Keep a frozen copy of an adapter that `save_weights` wrote; the trained weights stay as they are."""
+        if self._peft is None:
+            raise TrainingError("expected a LoRA adapter beside which a reference is kept, got full training")
+        with self._restored():
+            _load_adapter(self._peft, folder)
+            self._reference = [parameter.detach().clone() for parameter in self.trainable_parameters]
+
+    @contextmanager
+    def reference_weights(self) -> Generator[None]:
+        """Inside, the model is what training started from: with the adapter of `load_reference`, or without any."""
+        if self._reference is None:
+            with self.base_weights():
+                yield
+            return
+        with self._restored():
+            _copy(self._reference, self.trainable_parameters)
+            yield
+
+    @contextmanager
+    def _restored(self) -> Generator[None]:
+        """Afterwards the trained weights are what they were before; no graph may need them meanwhile."""
+        kept = [parameter.detach().clone() for parameter in self.trainable_parameters]
+        try:
+            yield
+        finally:
+            _copy(kept, self.trainable_parameters)
 
     def scores(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> TokenScores:
         """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`."""
@@ -139,6 +173,12 @@ class PolicyModel:
             return
         saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         self.base.load_state_dict(saved.state_dict())
+
+
+@torch.no_grad()
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 def _working_dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -66,18 +66,27 @@ class Trainer:
         self.policy_version = 0
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
-        """Log-probabilities of the policy, or of the base model."""
-        is_base = request.weights == "base"
+        """Log-probabilities of the policy, of what training started from, or of the base model."""
+        has_adapter = request.weights == "policy" or (request.weights == "reference" and self.model.has_reference)
         with self._ranks.agreement() as agreement, torch.no_grad():
             batch = self._prepare(request.datums)
-            with self.model.base_weights() if is_base else nullcontext(), self._in_step():
+            with self._weights(request.weights), self._in_step():
                 scores = [
-                    self._scores(batch, part, request.temperature, adapter=not is_base) for part in batch.micro_batches
+                    self._scores(batch, part, request.temperature, adapter=has_adapter) for part in batch.micro_batches
                 ]
                 self._make_idle_passes(batch)
             batch, scores, _ = self._share(agreement, batch, scores, [])
         logprobs = [part.logprobs for part in scores]
         return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
+
+    def _weights(self, weights: Literal["policy", "reference", "base"]) -> AbstractContextManager[None]:
+        match weights:
+            case "policy":
+                return nullcontext()
+            case "reference":
+                return self.model.reference_weights()
+            case "base":
+                return self.model.base_weights()
 
     def forward_backward(self, request: wire.ForwardBackward) -> wire.ForwardBackwardOutput:
         """Add the gradient of the summed loss; a loss that is not finite throws all gradients away and raises."""

@@ -33,8 +33,8 @@ class Forward:
 
     datums: tuple[Datum, ...]
     temperature: float
-    weights: Literal["policy", "base"]
-    """base: with the adapter switched off."""
+    weights: Literal["policy", "reference", "base"]
+    """reference: what training started from (`LoadReference`); base: with the adapter switched off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ class ForwardBackward:
     """Weight of each trained token of the datum in the sum; None: `OptimStep` takes the mean over trained tokens."""
     proximal_logprobs: tuple[tuple[float, ...], ...] | None = None
     """Of the policy at the start of the step, aligned with the datum's tokens; None: it is the policy as it is now."""
-    base_logprobs: tuple[tuple[float, ...], ...] | None = None
-    """Of the base model, aligned with the datum's tokens; for `kl_loss_coef`."""
+    reference_logprobs: tuple[tuple[float, ...], ...] | None = None
+    """Of the policy that training started from, aligned with the datum's tokens; for `kl_loss_coef`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,13 @@ class LoadState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReference:
+    """Take the adapter of a folder as the reference of KL terms, instead of the base model; answered by `Done`."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveWeightsForSampler:
     """Write what the sampler loads: the adapter, or the whole model if all of it is trained; answered by `Done`."""
 
@@ -93,7 +100,17 @@ class TakeAccount:
     """Close the account of a step; answered by `AccountOutput`."""
 
 
-Request = Start | Forward | ForwardBackward | OptimStep | SaveState | LoadState | SaveWeightsForSampler | TakeAccount
+Request = (
+    Start
+    | Forward
+    | ForwardBackward
+    | OptimStep
+    | SaveState
+    | LoadState
+    | LoadReference
+    | SaveWeightsForSampler
+    | TakeAccount
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,8 @@ def _answer(trainer: Trainer, request: wire.Request) -> wire.Reply:
             trainer.save_state(path)
         case wire.LoadState(path=path, with_optimizer=with_optimizer):
             trainer.load_state(path, with_optimizer=with_optimizer)
+        case wire.LoadReference(path=path):
+            trainer.model.load_reference(path)
         case wire.SaveWeightsForSampler(path=path):
             trainer.save_weights_for_sampler(path)
         case wire.Start() | wire.TakeAccount():

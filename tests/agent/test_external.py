@@ -18,7 +18,7 @@ from starlette.routing import Route
 from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
-from cua_rl.errors import DeviceError
+from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import Source, TurnTaken
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
@@ -185,6 +185,19 @@ async def test_a_slow_model_server_costs_an_agent_none_of_its_time(bench: Bench)
 
     assert (rollout.stop_reason, len(rollout.turns)) == (StopReason.FINISHED, 3)
     assert (hanging.stop_reason, hanging.reward) == (StopReason.TIME_LIMIT, None)
+
+
+TOO_MANY_IMAGES = (400, "At most 2 image(s) may be provided in one prompt.")
+
+
+async def test_a_prompt_that_the_server_takes_from_nobody_stops_the_run_and_is_no_fault(bench: Bench) -> None:
+    bench.fake.refusal = TOO_MANY_IMAGES
+
+    async def work(desk: Desk) -> Any:
+        assert (await desk.ask()).json()["error"]["code"] == "configuration"
+
+    with pytest.raises(ConfigError, match="limit-mm-per-prompt"):
+        await bench.run(work)
 
 
 async def test_only_the_bearer_of_the_token_operates_the_device(bench: Bench) -> None:

@@ -11,7 +11,7 @@ from cua_rl.actions import Action, Button, Click, PressButton
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent
 from cua_rl.agent.history import FullHistory
 from cua_rl.devices.device import ActionRejected, DeviceKind
-from cua_rl.errors import DeviceError, SamplingError
+from cua_rl.errors import ConfigError, DeviceError, SamplingError
 from cua_rl.types import Observation, StopReason
 
 
@@ -231,3 +231,10 @@ async def test_a_failing_server_is_a_sampling_error() -> None:
 async def test_a_failing_device_is_a_device_error() -> None:
     with pytest.raises(DeviceError):
         await work(ScriptedModel([CLICK]), BrokenDevice())
+
+
+async def test_a_prompt_that_the_server_takes_from_nobody_is_the_configurations_fault_and_not_the_rollouts() -> None:
+    refusal = {"message": "expected ...; start the server with a larger --limit-mm-per-prompt", "code": "configuration"}
+
+    with pytest.raises(ConfigError, match="limit-mm-per-prompt"):
+        await work(ScriptedModel(lambda: JSONResponse({"error": refusal}, status_code=400)), FakeDevice())

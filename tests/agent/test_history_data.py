@@ -176,3 +176,13 @@ async def test_a_thinking_model_s_turns_merge_until_an_answer_without_a_tool_cal
     assert_trained_in_context(built.datums, turns, renderer.image_token_id)
     assert built.forks == ({ForkReason.HISTORY_CHANGED: len(failures)} if failures else {})
     assert datum_metrics(built.datums, built.forks, 0)["rollout/merged_turn_frac"] == pytest.approx(merged)
+
+
+async def test_an_instruct_model_s_turns_merge_whatever_they_call(renderer: Qwen3VLRenderer) -> None:
+    lost = "<think>\nI am lost.\n</think>\n\nWhere?"
+    answers = [lost if turn in (1, 3) else TAP.format(turn, 100 * turn) for turn in range(NUM_TURNS)]
+
+    async with open_gateway(renderer, answers) as gateway:
+        turns = await play(gateway, "full", 0, 0)
+
+    assert len(build_datums(rollout(*turns), 1.0, renderer.image_token_id).datums) == 1

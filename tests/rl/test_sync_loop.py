@@ -137,7 +137,7 @@ async def test_with_a_kl_term_a_step_of_constant_groups_still_pulls_towards_the_
 
     await train(settings(train=replace(settings().train, **kl)), loop)
 
-    assert trainer.calls == ["base_logprobs", "forward_backward 4", "optim_step"] * 2
+    assert trainer.calls == ["reference_logprobs", "forward_backward 4", "optim_step"] * 2
     assert policy.published == [0, 1, 2]
 
 
@@ -190,7 +190,7 @@ async def test_substeps_and_penalties_add_their_passes() -> None:
     await train(settings(max_steps=1, train=train_settings), loop)
 
     assert trainer.calls == [
-        "base_logprobs",
+        "reference_logprobs",
         "forward_backward 2",
         "optim_step",
         "forward_backward 2",

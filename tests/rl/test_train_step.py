@@ -77,7 +77,7 @@ async def test_the_trainer_is_told_the_weight_of_every_datum() -> None:
 
     # four rollouts of two tokens
     assert trainer.beside == [
-        {"token_weights": [1 / 8] * 4, "proximal_logprobs": None, "base_logprobs": None},
+        {"token_weights": [1 / 8] * 4, "proximal_logprobs": None, "reference_logprobs": None},
     ]
 
 
@@ -142,9 +142,9 @@ async def test_kl_in_the_loss_travels_beside_the_datums_and_kl_in_the_reward_ins
     await run(in_loss, make_settings(kl_loss_coef=0.1))
     await run(in_reward, make_settings(kl_penalty_coef=0.1))
 
-    assert in_loss.calls[0] == in_reward.calls[0] == "base_logprobs"
-    assert in_loss.beside[0]["base_logprobs"] == [(0.0, -1.0, -1.0)] * 4
-    assert in_reward.beside[0]["base_logprobs"] is None
+    assert in_loss.calls[0] == in_reward.calls[0] == "reference_logprobs"
+    assert in_loss.beside[0]["reference_logprobs"] == [(0.0, -1.0, -1.0)] * 4
+    assert in_reward.beside[0]["reference_logprobs"] is None
 
 
 async def test_batch_normalised_advantages_report_their_deviation() -> None:

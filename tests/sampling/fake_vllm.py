@@ -29,6 +29,8 @@ class FakeVllm:
     renderer: Qwen3VLRenderer
     default_answer: str = "done"
     delay_s: float = 0.0
+    refusal: tuple[int, str] | None = None
+    """Status and message of every answer."""
     answers: deque[str] = field(default_factory=deque)
     failures: deque[int] = field(default_factory=deque)
     """Statuses of the next answers."""
@@ -100,6 +102,8 @@ class FakeVllm:
             await self.gate.wait()
         if self.failures:
             return _refusal(self.failures.popleft(), "out of order")
+        if self.refusal is not None:
+            return _refusal(*self.refusal)
         if body["model"] != "base" and body["model"] not in self.adapters:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
         return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))

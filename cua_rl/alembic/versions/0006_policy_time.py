@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from alembic import op
 
 revision: str = "0006"
-down_revision: str | None = "0003"
+down_revision: str | None = "0005"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
@@ -34,7 +34,6 @@ def downgrade() -> None:
 
 
 def _allow(reasons: Sequence[str]) -> None:
-    op.drop_constraint("stop_reason", "rollouts", type_="check")
-    op.create_check_constraint(
-        "stop_reason", "rollouts", f"stop_reason IN ({', '.join(repr(reason) for reason in reasons)})"
-    )
+    name = op.f("ck_rollouts_stop_reason")
+    op.drop_constraint(name, "rollouts", type_="check")
+    op.create_check_constraint(name, "rollouts", f"stop_reason IN ({', '.join(map(repr, reasons))})")

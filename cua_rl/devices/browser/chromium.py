@@ -44,9 +44,11 @@ _FLAGS = (
     "--disable-hang-monitor",
     "--disable-ipc-flooding-protection",
     "--disable-lcd-text",
+    "--disable-partial-raster",  # what is redrawn in part differs in the last bit from what is drawn at once
     "--disable-popup-blocking",
     "--disable-prompt-on-repost",
     "--disable-renderer-backgrounding",
+    "--disable-smooth-scrolling",  # a wheel's turn is done when it is reported
     "--disable-sync",
     "--force-color-profile=srgb",
     "--metrics-recording-only",

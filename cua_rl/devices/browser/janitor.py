@@ -7,6 +7,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from cua_rl.system import is_running, processes_with_argument
+
 _PREFIX = "cua_rl_browser_"
 
 
@@ -29,7 +31,8 @@ def remove_leftovers(folder: Path | None = None) -> int:
     parent = folder or Path(tempfile.gettempdir())
     abandoned = [profile for profile in parent.glob(f"{_PREFIX}*") if not _has_owner(profile)]
     for profile in abandoned:
-        for pid in _processes_of(profile):
+        # by their argument: the pid in a file could long be someone else's
+        for pid in processes_with_argument(f"--user-data-dir={profile}"):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         remove_profile(profile)
@@ -38,7 +41,7 @@ def remove_leftovers(folder: Path | None = None) -> int:
 
 def _has_owner(profile: Path) -> bool:
     pid = profile.name.removeprefix(_PREFIX).partition("_")[0]
-    return not pid.isdigit() or Path(f"/proc/{pid}").exists() or _is_foreign(profile)
+    return not pid.isdigit() or is_running(int(pid)) or _is_foreign(profile)
 
 
 def _is_foreign(profile: Path) -> bool:
@@ -46,15 +49,3 @@ def _is_foreign(profile: Path) -> bool:
         return profile.stat().st_uid != os.getuid()
     except FileNotFoundError:
         return True
-
-
-def _processes_of(profile: Path) -> list[int]:
-    """Processes that were started with this profile: the pid in a file could long be someone else's."""
-    argument = f"--user-data-dir={profile}".encode()
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if argument in (entry / "cmdline").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found

@@ -30,6 +30,7 @@ DRAWN_SELECTS = """
 (() => {
   let host = null;
   const close = () => { if (host) { host.remove(); host = null; } };
+  window.__cuaCloseList = close;
   const choose = (select, index) => {
     close();
     if (select.selectedIndex === index) return;

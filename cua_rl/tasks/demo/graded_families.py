@@ -128,20 +128,6 @@ def count_notifications(task_id: str) -> TaskTemplate:
     return app_template(task_id, draw, num_turns=2, category="system", difficulty="easy", tag="question")
 
 
-def turn_screen_off(task_id: str) -> TaskTemplate:
-    """Press the power button."""
-
-    def draw(random: Random) -> Instance:
-        return Instance(
-            instruction="Turn the screen off.",
-            start=Start(),
-            goal=Goal(query="screen_on", expected="false"),
-            route=(Move(screen="home", deed=PushButton(button=Button.POWER)),),
-        )
-
-    return app_template(task_id, draw, num_turns=2, category="system", difficulty="easy", tag="power")
-
-
 def screenshot_from_drawer(task_id: str, apps: tuple[str, ...]) -> TaskTemplate:
     """Open an app that lies in the drawer only, and take a screenshot of it."""
 

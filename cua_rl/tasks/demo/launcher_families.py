@@ -213,7 +213,7 @@ def take_screenshot(task_id: str, apps: tuple[str, ...]) -> TaskTemplate:
             ),
         )
 
-    return app_template(task_id, draw, num_turns=3, category="system", tag="screenshots")
+    return app_template(task_id, draw, num_turns=3, category="system", difficulty="easy", tag="screenshots")
 
 
 def open_last_screenshot(task_id: str, apps: tuple[str, ...]) -> TaskTemplate:

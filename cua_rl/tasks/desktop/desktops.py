@@ -14,6 +14,7 @@ from cua_rl.devices.desktop.device import DESKTOP_ABILITIES, LinuxDesktop
 from cua_rl.devices.desktop.session import DesktopSession, require_programs
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.errors import DeviceError
+from cua_rl.system import is_running
 from cua_rl.tasks.task import Task
 
 _FOLDER = "cua_rl-desktops-{pid}"
@@ -71,5 +72,5 @@ def remove_left_folders() -> None:
     """Remove what processes that live no more left behind."""
     for folder in Path(tempfile.gettempdir()).glob(_FOLDER.format(pid="*")):
         with suppress(ValueError):
-            if not Path(f"/proc/{int(folder.name.rpartition('-')[2])}").exists():
+            if not is_running(int(folder.name.rpartition("-")[2])):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -25,7 +25,13 @@ UNSUITED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Tags of tasks that say little about an agent."""
 
-NEEDS_RELOAD = frozenset[str]()
+NEEDS_RELOAD = frozenset({
+    "book-flight", "book-flight-nodelay",  # fields that were wrong stay red
+    "choose-date", "choose-date-easy", "choose-date-medium", "choose-date-nodelay",  # the calendar stays where it was
+    "drag-cube", "use-colorwheel", "use-colorwheel-2",  # the cube stays turned, the colour chosen
+    "scroll-text", "scroll-text-2",  # a text that was edited takes no new one
+    *UNSUITED["real_time"],  # timers of the instance before go on, and draw from the seed of the next
+})  # fmt: skip
 """Pages that do not begin again the same way: they keep something of the task before."""
 
 _HARD = frozenset({

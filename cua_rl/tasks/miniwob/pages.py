@@ -19,9 +19,11 @@ DEFAULT_SCALE = 3.0
 
 _BEGIN = """
 async ({ seed, limitMs }) => {
+  await new Promise(requestAnimationFrame);
   window.scrollTo(0, 0);
+  window.__cuaCloseList();
   if (document.activeElement) document.activeElement.blur();
-  document.querySelectorAll('#area textarea, #area div').forEach(element => { element.scrollTop = 0; });
+  document.querySelectorAll('*').forEach(element => { element.scrollTop = element.scrollLeft = 0; });
   Math.seedrandom(seed);
   core.EPISODE_MAX_TIME = limitMs;
   core.startEpisodeReal();
@@ -30,9 +32,24 @@ async ({ seed, limitMs }) => {
   while (!WOB_TASK_READY) await new Promise(resolve => setTimeout(resolve, 10));
   const told = core.getUtterance();
   window.__cuaTold = typeof told === 'string' ? told : told.utterance;
+  const images = window.__cuaImages = window.__cuaImages || {};
+  const urls = Array.from(document.images, image => image.src);
+  for (const element of document.querySelectorAll('body *')) {
+    const style = getComputedStyle(element);
+    for (const [, url] of (style.content + style.backgroundImage).matchAll(/url\\("([^"]+)"\\)/g)) urls.push(url);
+  }
+  await Promise.all(urls.filter(url => url && !images[url]).map(url => {
+    images[url] = new Image();
+    images[url].src = url;
+    return images[url].decode().catch(() => null);
+  }));
 }
 """
-"""Begin with this seed. What covers the page at its end says so, and no longer begins it again."""
+"""Begin with this seed. What covers the page at its end says so, and no longer begins it again.
+
+The screen is that of the seed, whatever was done before: what still scrolls ends with the next frame, everything
+scrolls back, and images are there, kept for the next time that the page shows them.
+"""
 _RESULT = "() => ({ isOver: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, told: window.__cuaTold })"
 
 

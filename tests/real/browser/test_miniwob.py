@@ -1,12 +1,14 @@
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 import pytest_asyncio
 
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
-from cua_rl.actions import Click
+from cua_rl.actions import Click, Drag, Scroll, TypeText
+from cua_rl.devices.device import ActionRejected, Device
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.supervised.datasets import ExpertExamples
@@ -18,7 +20,7 @@ from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import MiniWobExperts
 from cua_rl.tasks.miniwob.pages import read_result
 from cua_rl.tasks.miniwob.routes import ROUTES
-from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, MiniWobTemplate
+from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, MiniWobTemplate, all_templates
 from cua_rl.tasks.readiness import instruct, prepare
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
@@ -27,6 +29,13 @@ RENDERER = make_renderer(TINY_QWEN3_VL)
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend() -> AsyncIterator[MiniWobPages]:
     async with MiniWobPages(scale=1.2) as pages:
+        yield pages
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def used_pages() -> AsyncIterator[MiniWobPages]:
+    """Pages that are used up by many tasks, one after the other."""
+    async with MiniWobPages(scale=1.2, max_idle=1) as pages:
         yield pages
 
 
@@ -71,6 +80,45 @@ async def test_a_seed_gives_the_same_page_again_whatever_happened_on_it(backend:
     await prepare(task, page)
     assert ((await page.observe()).sha256, await instruct(task, page)) == (first.sha256, told)
     await page.close()
+
+
+MOVING = [template for template in all_templates() if "real_time" in template.tags]
+STILL = [template for template in all_templates() if template not in MOVING]
+
+
+@pytest.mark.parametrize("template", STILL, ids=lambda template: template.name)
+async def test_every_screen_is_the_seed_s_whatever_happened_before(
+    used_pages: MiniWobPages, template: MiniWobTemplate
+) -> None:
+    """At first, after another instance was used, after another task: all pages but those that move by themselves."""
+    rng, other_page = random.Random(0), MiniWobTemplate(name="click-tab-2-hard")
+    page = await used_pages.make(template.make_task(0))
+    first: dict[int, bytes] = {}
+    for seed in (0, 1):
+        await prepare(template.make_task(seed), page)
+        first[seed] = (await page.observe()).png
+
+    for seed, between in ((0, template), (1, other_page)):
+        await prepare(between.make_task(seed + 2), page)
+        await use(page, rng)
+        await prepare(template.make_task(seed), page)
+        assert (await page.observe()).png == first[seed], (seed, between.name)
+    await page.close()
+
+
+async def use(page: Device, rng: random.Random) -> None:
+    """What agents do, at places that mean nothing."""
+
+    def place() -> tuple[int, int]:
+        return rng.randrange(192), rng.randrange(60, 252)
+
+    (x, y), (to_x, to_y) = place(), place()
+    for action in (
+        Click(x=x, y=y), Scroll(x=to_x, y=to_y, down_px=120), TypeText(text="ab"),
+        Drag(x=x, y=y, to_x=to_x, to_y=to_y), Click(x=to_x, y=to_y),
+    ):  # fmt: skip
+        with suppress(ActionRejected):
+            await page.execute(action)
 
 
 async def test_a_wrong_click_ends_the_task_and_no_click_begins_it_again(backend: MiniWobPages) -> None:

@@ -68,7 +68,7 @@ def test_migrations_go_up_and_down_and_make_what_the_models_say(server_url: str,
 
     command.check(config)
     assert schema(empty_url) == schema(models_url)
-    assert ScriptDirectory.from_config(config).get_heads() == ["0005"]
+    assert len(ScriptDirectory.from_config(config).get_heads()) == 1
     run_sql(server_url, "DROP DATABASE from_models")
 
 
@@ -83,7 +83,11 @@ async def test_threads_and_processes_that_migrate_at_once_wait_for_each_other(em
 
     assert [done.result().returncode for done in command_lines] == [0, 0]
 
-    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [("0005",)]
+    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [(head(empty_url),)]
+
+
+def head(url: str) -> str | None:
+    return ScriptDirectory.from_config(alembic_config(url)).get_current_head()
 
 
 def run_alembic(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -98,7 +102,7 @@ def test_the_alembic_command_works_inside_the_package_folder(empty_url: str) -> 
     done = run_alembic(["upgrade", "head"], {"DATABASE_URL": empty_url})
 
     assert done.returncode == 0, done.stderr
-    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [("0005",)]
+    assert run_sql(empty_url, "SELECT version_num FROM alembic_version") == [(head(empty_url),)]
 
 
 def test_the_alembic_command_without_a_database_says_what_to_set() -> None:

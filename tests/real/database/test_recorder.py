@@ -203,6 +203,25 @@ async def test_a_resumed_attempt_voids_what_will_run_again(url: str, session: As
     assert await load_groups(session, training.id, 0, phase="baseline") == [baseline]
 
 
+async def test_the_history_of_a_run_says_when_it_was_interrupted_and_when_it_went_on(url: str) -> None:
+    await record(url, start())
+    run_sql(url, "UPDATE trainings SET heartbeat_at = heartbeat_at - interval '3 hours'")
+    (last_seen,) = run_sql(url, "SELECT heartbeat_at FROM trainings")
+    await record(url, start(), TrainingEnded(status="failed", error="no device"))
+    await record(url, start(), TrainingEnded(status="completed"))
+
+    changes = run_sql(url, "SELECT old_status, new_status FROM status_history WHERE training_id = 1 ORDER BY id")
+    assert changes == [
+        (None, "running"),
+        ("running", "interrupted"),  # killed: nobody said that it ended
+        ("interrupted", "running"),
+        ("running", "failed"),
+        ("failed", "running"),
+        ("running", "completed"),
+    ]
+    assert run_sql(url, "SELECT changed_at FROM status_history WHERE new_status = 'interrupted'") == [last_seen]
+
+
 async def test_ending_a_training_ends_what_still_runs(url: str) -> None:
     group = make_group(1)
     source = Source(phase="step", step=1)

@@ -53,6 +53,10 @@ class LocalTrainer:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="policy")
         return list(self.trainer.forward(request).training_logprobs)
 
+    async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="reference")
+        return list(self.trainer.forward(request).training_logprobs)
+
     async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list(self.trainer.forward(request).training_logprobs)

@@ -201,9 +201,9 @@ async def test_a_judgement_that_is_none_or_not_of_its_prompt_is_refused(monitor:
     step = await send_one(monitor, "steps", STEP | {"client_id": "s", "training_id": training_id})
     rollout = {"client_id": "r", "rollout_id": "r", "source_type": "step", "step_id": step, **STARTED}
 
-    answer = await monitor.project.post(
-        "/api/ingest/batch", json={"rollouts": [rollout | {"cua_rl": {"judgement": judgement}}]}
-    )
+    body = json.dumps({"rollouts": [rollout | {"cua_rl": {"judgement": judgement}}]})
+    headers = {"Content-Type": "application/json"}
+    answer = await monitor.project.post("/api/ingest/batch", content=body, headers=headers)
 
     assert answer.status_code == 422
     assert "judgement" in answer.text

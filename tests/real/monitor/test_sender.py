@@ -56,6 +56,26 @@ async def test_nothing_is_lost_or_doubled_while_the_monitor_is_away(server_url: 
         run_sql(server_url, "DROP DATABASE sent WITH (FORCE)")
 
 
+async def test_a_resumed_run_is_counted_and_its_interruption_noted_at_the_monitor_too(url: str, tmp_path: Path) -> None:
+    engine = make_writer_engine(url)
+    _, token = create_project(engine, "p")
+    engine.dispose()
+    async with serving(url) as port:
+        address = MonitorAddress(base_url=f"http://127.0.0.1:{port}", token=token)
+        for number in range(3):
+            async with SendingRecorder(
+                FakeRecorder(), address, tmp_path / str(number), image_token_id=IMAGE_TOKEN
+            ) as recorder:
+                await recorder.record(start())
+                for event in make_step_events(1):
+                    await recorder.record(event)
+                await asyncio.wait_for(recorder.wait_until_sent(), 30)
+
+    assert run_sql(url, "SELECT num_attempts FROM trainings") == [(3,)]
+    changes = run_sql(url, "SELECT new_status FROM status_history WHERE training_id IS NOT NULL ORDER BY id")
+    assert changes == [("running",), *[("interrupted",), ("running",)] * 2]
+
+
 async def test_what_did_not_arrive_waits_for_the_run_to_go_on(server_url: str, url: str, tmp_path: Path) -> None:
     engine = make_writer_engine(url)
     _, token = create_project(engine, "p")

@@ -41,7 +41,7 @@ async def add_run(url: str, *events: Event) -> str:
 
 
 def begin(
-    name: str, log_path: str = "", *, first_step: int = 0, total_steps: int = 4, **config: Any
+    name: str, log_path: str = "", *, first_step: int = 1, total_steps: int = 4, **config: Any
 ) -> TrainingStarted:
     return TrainingStarted(
         run_name=name,
@@ -66,9 +66,8 @@ def group_of(name: str, task: Task = WIFI, *, seed: int = 0, has_fault: bool = F
 
 def begun(phase: Phase, step: int, task: Task = WIFI, *, version: int | None = None) -> SourceStarted:
     source = Source(phase=phase, step=step)
-    return SourceStarted(
-        source=source, tasks=(task,), group_size=3, policy_version=step if version is None else version
-    )
+    trained = step - 1 if phase == "step" else step
+    return SourceStarted(source=source, tasks=(task,), group_size=3, policy_version=version or trained)
 
 
 def rollouts_of(phase: Phase, step: int, group: RolloutGroup, task: Task = WIFI) -> list[Event]:
@@ -124,10 +123,10 @@ def evaluation(phase: Phase, number: int, task: Task = HELD_OUT, prefix: str = "
 def asynchronous(num_steps: int) -> list[Event]:
     """Steps that begin before earlier ones are trained: the last one that may train a group begins first."""
     events: list[Event] = []
-    for first in range(0, num_steps, 2):
+    for first in range(1, num_steps, 2):
         late, early = group_of(f"late-{first}", seed=first), group_of(f"early-{first}", seed=first + 1)
         for number, group in ((first + 1, late), (first, early)):
-            events += [begun("step", number, version=first), *rollouts_of("step", number, group)]
+            events += [begun("step", number, version=first - 1), *rollouts_of("step", number, group)]
             events.append(group_end("step", number, group))
         for number, group in ((first, early), (first + 1, late)):
             events += [BatchTaken(step=number, group_ids=(group.group_id,)), step_end(group, number)]

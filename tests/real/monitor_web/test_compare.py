@@ -12,9 +12,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def test_runs_with_one_name_are_told_apart_and_lead_to_their_own(window: Window) -> None:
     page, url = window.page, window.site.database_url
-    short = await add_run(url, begin("run", "/home/ada/runs/run", seed=1), *step(0, prefix="ada"), finished())
+    short = await add_run(url, begin("run", "/home/ada/runs/run", seed=1), *step(1, prefix="ada"), finished())
     long = await add_run(
-        url, begin("run", "/home/bob/runs/run", seed=2), *step(0, prefix="bob"), *step(1, prefix="bob"), finished()
+        url, begin("run", "/home/bob/runs/run", seed=2), *step(1, prefix="bob"), *step(2, prefix="bob"), finished()
     )
     await window.open(f"/compare?runs={short},{long}")
     reward = page.locator('.chart-plot[aria-label^="Reward: 3 points"] .u-over')
@@ -30,8 +30,8 @@ async def test_runs_with_one_name_are_told_apart_and_lead_to_their_own(window: W
     assert columns[1:] == names
 
     box = await reward.bounding_box()
-    await reward.click(position={"x": box["width"] - 2, "y": box["height"] / 2})  # only the second run has a step 1
-    await page.wait_for_url(re.compile(r"/step/1$"))
+    await reward.click(position={"x": box["width"] - 2, "y": box["height"] / 2})  # only the second run has a step 2
+    await page.wait_for_url(re.compile(r"/step/2$"))
     assert f"/runs/{long}/" in page.url
 
 
@@ -56,7 +56,7 @@ async def test_lists_of_runs_to_choose_from_tell_runs_with_one_name_apart(window
 
 async def test_more_runs_than_fit_are_named_and_none_disappears_silently(window: Window) -> None:
     page, url = window.page, window.site.database_url
-    runs = [await add_run(url, begin(f"many-{number}"), *step(0, prefix=f"many-{number}")) for number in range(10)]
+    runs = [await add_run(url, begin(f"many-{number}"), *step(1, prefix=f"many-{number}")) for number in range(10)]
     await window.open(f"/compare?runs={','.join(runs)}")
     await page.locator(".run-chip").first.wait_for()
     assert await page.locator(".run-chip").count() == 8

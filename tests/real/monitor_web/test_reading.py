@@ -38,7 +38,7 @@ async def _long_run(site: Site) -> tuple[str, str, str]:
     group = group_of("long", LONG, seed=3, has_fault=True)
     rollouts = tuple(with_long_texts(rollout, num_messages=40) for rollout in group.rollouts)
     group = replace(group, rollouts=rollouts, faulty=tuple(lost(rollout, FAULT) for rollout in group.faulty))
-    events = (begun("step", 0, LONG), *rollouts_of("step", 0, group, LONG), group_end("step", 0, group))
+    events = (begun("step", 1, LONG), *rollouts_of("step", 1, group, LONG), group_end("step", 1, group))
     run = await add_run(site.database_url, begin("long-texts"), *events, TrainingEnded(status="failed", error=FAULT))
     of_run = f"/runs/{run}/rollouts"
     return run, f"{of_run}/{rollouts[0].rollout_id}", f"{of_run}/{group.faulty[0].rollout_id}"
@@ -87,11 +87,11 @@ async def test_a_long_instruction_is_cut_and_shown_whole_on_demand(
     await page.get_by_role("button", name="Show all").first.click()
     assert (await title.bounding_box())["height"] > 200
     run = long_run[0]
-    for path in (f"/runs/{run}/step/0", f"/runs/{run}/step/0/groups/long", f"/runs/{run}/tasks/write_a_letter"):
+    for path in (f"/runs/{run}/step/1", f"/runs/{run}/step/1/groups/long", f"/runs/{run}/tasks/write_a_letter"):
         await window.open(path)
         await page.locator("main a").first.wait_for()
         assert (await page.locator(".page-head").bounding_box())["height"] < 220, path
-    await window.open(f"/runs/{run}/step/0")
+    await window.open(f"/runs/{run}/step/1")
     assert (await page.locator(".group-row").first.bounding_box())["height"] < 130
 
 
@@ -111,8 +111,8 @@ async def test_the_chosen_tab_is_in_sight_on_a_phone(chromium: Any, site: Site) 
 
 async def test_screenshots_of_a_group_that_has_ended_are_not_dimmed(window: Window) -> None:
     page, site = window.page, window.site
-    run = await add_run(site.database_url, begin("bright"), *step(0, prefix="bright"), finished())
-    await window.open(f"/runs/{run}/step/0/groups/bright-0")
+    run = await add_run(site.database_url, begin("bright"), *step(1, prefix="bright"), finished())
+    await window.open(f"/runs/{run}/step/1/groups/bright-1")
     images = page.locator(".member .screen img")
     await images.first.wait_for()
     assert await images.evaluate_all("all => all.map(one => getComputedStyle(one).opacity)") == ["1"] * 3

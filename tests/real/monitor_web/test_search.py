@@ -11,7 +11,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def _searchable(window: Window, name: str) -> str:
-    events = [*evaluation("baseline", 0, prefix=name), *step(0, prefix=name), *step(1, prefix=name)]
+    events = [*evaluation("baseline", 0, prefix=name), *step(1, prefix=name), *step(2, prefix=name)]
     events += evaluation("eval", 2, prefix=name)
     return await add_run(window.site.database_url, begin(name, total_steps=2), *events, finished())
 
@@ -57,7 +57,7 @@ async def test_a_number_leads_only_to_steps_and_evaluations_that_exist(window: W
     await page.keyboard.press("Control+k")
     steps = {number: await _offers(window, str(number)) for number in (1, 2, 7)}
     of_run = {number: [one.split("\n")[0] for one in found if "this run" in one] for number, found in steps.items()}
-    assert of_run == {1: ["Step 1"], 2: ["Evaluation after 2 steps"], 7: []}
+    assert of_run == {1: ["Step 1"], 2: ["Step 2", "Evaluation after 2 steps"], 7: []}
     assert any("Baseline" in offer for offer in await _offers(window, "baseline"))
 
 

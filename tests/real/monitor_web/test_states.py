@@ -32,7 +32,7 @@ async def _stats(window: Window) -> str:
 async def test_a_dead_run_has_no_time_left_and_nothing_under_way(window: Window) -> None:
     page, url = window.page, window.site.database_url
     left_open = group_of("left-open", seed=5)
-    events = (*step(0, prefix="dead"), begun("step", 1), *rollouts_of("step", 1, left_open))
+    events = (*step(1, prefix="dead"), begun("step", 2), *rollouts_of("step", 2, left_open))
     run = await add_run(url, begin("dead", total_steps=4), *events)
     fall_silent(url, run, minutes=9)
 
@@ -47,9 +47,9 @@ async def test_a_dead_run_has_no_time_left_and_nothing_under_way(window: Window)
     assert await page.locator(".badge.running").count() == 0
 
     await page.get_by_role("tab", name="Timeline").click()
-    await page.get_by_role("link", name="Step 1").wait_for()
+    await page.get_by_role("link", name="Step 2").wait_for()
     assert await page.locator(".badge.running").count() == 0
-    await page.get_by_role("link", name="Step 1").click()
+    await page.get_by_role("link", name="Step 2").click()
     await page.get_by_text("Groups and rollouts").wait_for()
     assert await page.locator(".badge.running").count() == 0
     await page.locator(".cell").first.click()
@@ -65,7 +65,7 @@ async def test_a_dead_run_has_no_time_left_and_nothing_under_way(window: Window)
 
 async def test_a_page_left_open_notices_that_its_run_fell_silent(window: Window) -> None:
     page, url = window.page, window.site.database_url
-    run = await add_run(url, begin("quiet", total_steps=4), *step(0, prefix="quiet"))
+    run = await add_run(url, begin("quiet", total_steps=4), *step(1, prefix="quiet"))
     await page.clock.install()
     await window.open(f"/runs/{run}")
     await page.get_by_text("Time left").wait_for()
@@ -77,7 +77,7 @@ async def test_a_page_left_open_notices_that_its_run_fell_silent(window: Window)
 
 async def test_the_final_evaluation_is_no_time_left_of_zero_milliseconds(window: Window) -> None:
     page, url = window.page, window.site.database_url
-    events = [*step(0, prefix="last"), begun("eval", 1), *rollouts_of("eval", 1, group_of("last-eval", seed=8))]
+    events = [*step(1, prefix="last"), begun("eval", 1), *rollouts_of("eval", 1, group_of("last-eval", seed=8))]
     run = await add_run(url, begin("last-evaluation", total_steps=1), *events)
     await window.open(f"/runs/{run}")
     stats = await _stats(window)
@@ -92,7 +92,7 @@ async def test_the_final_evaluation_is_no_time_left_of_zero_milliseconds(window:
 
 async def test_how_long_ago_an_ended_run_was_counts_from_its_end(window: Window) -> None:
     page, url = window.page, window.site.database_url
-    run = await add_run(url, begin("ended-lately", total_steps=1), *step(0, prefix="lately"), finished())
+    run = await add_run(url, begin("ended-lately", total_steps=1), *step(1, prefix="lately"), finished())
     move_times(url, run, started_minutes=130, ended_minutes=8)
     await window.open(f"/runs/{run}")
     stats = await _stats(window)
@@ -105,23 +105,23 @@ async def test_how_long_ago_an_ended_run_was_counts_from_its_end(window: Window)
 
 async def test_a_resumed_run_shows_where_it_started_again(window: Window) -> None:
     page, url = window.page, window.site.database_url
-    events = [*evaluation("baseline", 0, prefix="resumed"), *step(0, prefix="resumed"), begun("step", 1)]
+    events = [*evaluation("baseline", 0, prefix="resumed"), *step(1, prefix="resumed"), begun("step", 2)]
     run = await add_run(url, begin("resumed"), *events)
     fall_silent(url, run, minutes=180)
-    again = [*step(1, prefix="again"), *evaluation("eval", 2, prefix="again")]
-    assert await add_run(url, begin("resumed", first_step=1), *again, finished()) == run
+    again = [*step(2, prefix="again"), *evaluation("eval", 2, prefix="again")]
+    assert await add_run(url, begin("resumed", first_step=2), *again, finished()) == run
     set_times(
-        url, run, {("baseline", 0): (190, 185), ("step", 0): (185, 180), ("step", 1): (0, -5), ("eval", 2): (-5, -9)}
+        url, run, {("baseline", 0): (190, 185), ("step", 1): (185, 180), ("step", 2): (0, -5), ("eval", 2): (-5, -9)}
     )
 
     await window.open(f"/runs/{run}?tab=timeline")
-    await page.get_by_role("link", name="Step 1").wait_for()
+    await page.get_by_role("link", name="Step 2").wait_for()
     rows = [(await row.inner_text()).split("\t")[0].strip() for row in await page.locator("tbody tr").all()]
     assert rows == [
         "Evaluation after 2 steps",
+        "Step 2",
+        "Resumed at step 2, 3 h 00 min after it was interrupted",
         "Step 1",
-        "Resumed at step 1, 3 h 00 min after it was interrupted",
-        "Step 0",
         "Baseline",
     ]
     assert await page.locator(".run-clock-restart").count() == 1
@@ -135,11 +135,11 @@ async def test_a_resumed_run_shows_where_it_started_again(window: Window) -> Non
 async def test_steps_of_an_asynchronous_run_are_in_order_and_overlap_in_lanes(window: Window) -> None:
     page, url = window.page, window.site.database_url
     run = await add_run(url, begin("side-by-side", max_steps_off_policy=1), *asynchronous(4), finished())
-    set_times(url, run, {("step", number): (20 - number + bool(number), 18 - number) for number in range(4)})
+    set_times(url, run, {("step", number): (20 - number + (number > 1), 18 - number) for number in range(1, 5)})
     await window.open(f"/runs/{run}?tab=timeline")
-    await page.get_by_role("link", name="Step 3").wait_for()
+    await page.get_by_role("link", name="Step 4").wait_for()
     names = await page.locator("tbody tr a").all_inner_texts()
-    assert names == ["Step 3", "Step 2", "Step 1", "Step 0"]
+    assert names == ["Step 4", "Step 3", "Step 2", "Step 1"]
     boxes = await page.locator(".run-clock-item").evaluate_all(
         "all => all.map(one => one.getBoundingClientRect()).map(box => [box.left, box.right, box.top, box.bottom])"
     )
@@ -153,7 +153,7 @@ async def test_steps_of_an_asynchronous_run_are_in_order_and_overlap_in_lanes(wi
 async def test_a_page_whose_run_and_monitor_have_ended_says_so(window: Window) -> None:
     page, url = await window.page.context.new_page(), window.site.database_url
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
-        for event in (begin("ends-here", total_steps=1), *step(0, prefix="ends")):
+        for event in (begin("ends-here", total_steps=1), *step(1, prefix="ends")):
             await recorder.record(event)
         await recorder.flush()
         async with serving(url) as port:
@@ -168,7 +168,7 @@ async def test_a_page_whose_run_and_monitor_have_ended_says_so(window: Window) -
 
 async def test_a_page_whose_monitor_died_says_how_to_see_the_run_again(window: Window) -> None:
     page, url = await window.page.context.new_page(), window.site.database_url
-    run = await add_run(url, begin("goes-on", total_steps=4), *step(0, prefix="goes-on"))
+    run = await add_run(url, begin("goes-on", total_steps=4), *step(1, prefix="goes-on"))
     await page.clock.install()
     async with serving(url) as port:
         await page.goto(f"http://127.0.0.1:{port}/runs/{run}")

@@ -52,7 +52,7 @@ class Direct:
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> Any:
         raise AssertionError("not needed")
 
-    base_logprobs = forward
+    reference_logprobs = forward
 
     def weights(self) -> Tensor:
         return torch.cat([parameter.detach().flatten() for parameter in self.trainer.model.trainable_parameters])

@@ -21,7 +21,7 @@ from cua_rl.training.losses import (
     cispo,
     gspo,
     importance_sampling,
-    kl_to_base,
+    kl_to_reference,
     ppo,
     token_losses,
     turn_means,
@@ -219,7 +219,7 @@ def test_the_mean_gradient_of_the_kl_term_is_that_of_the_divergence(kind: KlKind
     divergence = (policy.exp() * (policy - base)).sum()
 
     # every token once, weighted by how often the sampler draws it: the exact mean
-    losses, estimates = kl_to_base(kind, policy, sampling, base)
+    losses, estimates = kl_to_reference(kind, policy, sampling, base)
     mean = (sampling.exp() * losses).sum()
 
     expected = torch.autograd.grad(divergence, logits, retain_graph=True)[0]
@@ -231,8 +231,8 @@ def test_the_mean_gradient_of_the_kl_term_is_that_of_the_divergence(kind: KlKind
 def test_kl_estimates_of_one_token_and_the_cap_on_its_weight() -> None:
     training, base = torch.tensor([-1.0]), torch.tensor([-3.0])
 
-    values = {kind: kl_to_base(kind, training, training, base)[1].item() for kind in ("k1", "k2", "k3")}
-    stale = kl_to_base("k1", training, torch.tensor([-9.0]), base)[1].item()
+    values = {kind: kl_to_reference(kind, training, training, base)[1].item() for kind in ("k1", "k2", "k3")}
+    stale = kl_to_reference("k1", training, torch.tensor([-9.0]), base)[1].item()
 
     # x = 2: 2, 4 / 2, exp(-2) - 1 + 2
     assert values == pytest.approx({"k1": 2.0, "k2": 2.0, "k3": math.exp(-2) + 1}, abs=ROUNDING)
@@ -241,13 +241,13 @@ def test_kl_estimates_of_one_token_and_the_cap_on_its_weight() -> None:
 
 def test_the_kl_term_is_added_with_its_coefficient_and_spares_masked_tokens() -> None:
     base = TRAINING - torch.tensor([1.0, 0.0, 5.0])
-    given = tokens(training=SAMPLING, base_logprobs=SAMPLING - torch.tensor([1.0, 0.0, 5.0]))
+    given = tokens(training=SAMPLING, reference_logprobs=SAMPLING - torch.tensor([1.0, 0.0, 5.0]))
 
     # on policy: -A + 0.1 * x
     torch.testing.assert_close(gradient(LossConfig(kl_loss_coef=0.1), given), torch.tensor([-1.9, -1.0, 1.5]))
     config = LossConfig(kl_loss_coef=0.1, icepop_low=0.6)
-    assert gradient(config, tokens(base_logprobs=base))[2] == 0.0
-    with pytest.raises(ValueError, match="base_logprobs"):
+    assert gradient(config, tokens(reference_logprobs=base))[2] == 0.0
+    with pytest.raises(ValueError, match="reference_logprobs"):
         token_losses(config, tokens())
 
 
@@ -270,7 +270,7 @@ def test_every_run_of_trained_tokens_is_a_turn_and_datums_begin_new_ones() -> No
 
 def test_metrics_are_means_over_tokens_under_known_names() -> None:
     config = LossConfig(name="ppo", kl_loss_coef=0.5, kl_loss_kind="k1", icepop_low=0.6, icepop_high=2.0)
-    given = tokens(base_logprobs=SAMPLING - 1.0)
+    given = tokens(reference_logprobs=SAMPLING - 1.0)
     first, rest = slice(0, 1), slice(1, 3)
     losses = [
         token_losses(config, replace(given, **{name: getattr(given, name)[part] for name in VECTORS})).detach()
@@ -324,7 +324,7 @@ def test_impossible_constants_are_refused(config: LossConfig) -> None:
         check_loss_config(config)
 
 
-VECTORS = ("training_logprobs", "sampling_logprobs", "advantages", "turn_ids", "base_logprobs")
+VECTORS = ("training_logprobs", "sampling_logprobs", "advantages", "turn_ids", "reference_logprobs")
 
 
 def mask(loss: TokenLoss) -> list[bool]:

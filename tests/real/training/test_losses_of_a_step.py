@@ -68,7 +68,7 @@ def requests(
             token_weights=tuple(weights[index] for index in part),
             # a policy that has moved since the step began, by 0.1 nats a token
             proximal_logprobs=tuple(tuple(value - 0.1 for value in now[index]) for index in part),
-            base_logprobs=tuple(base[index] for index in part),
+            reference_logprobs=tuple(base[index] for index in part),
         )
         for part in parts
     ]
@@ -141,5 +141,5 @@ def test_rows_that_do_not_align_with_the_datums_are_refused(trainer: Trainer, ro
         trainer.forward_backward(replace(request, token_weights=(1.0,)))
     with pytest.raises(TrainingError, match="proximal log-probabilities aligned"):
         trainer.forward_backward(replace(request, proximal_logprobs=((0.0,),) * 4))
-    with pytest.raises(TrainingError, match="base_logprobs first"):
+    with pytest.raises(TrainingError, match="reference_logprobs first"):
         trainer.forward_backward(replace(request, loss=LossConfig(kl_loss_coef=0.1)))

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import chz
 import pytest
@@ -187,6 +188,29 @@ def test_base_logprobs_ignore_the_adapter(config: TrainerConfig, datums: list[Da
     for one, other in zip(base.training_logprobs, before.training_logprobs, strict=True):
         assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
     assert after.training_logprobs[0] != pytest.approx(before.training_logprobs[0], abs=1e-3)
+
+
+def test_the_reference_is_the_adapter_that_training_started_from(
+    config: TrainerConfig, datums: list[Datum], tmp_path: Path
+) -> None:
+    def ask(weights: Literal["policy", "reference", "base"]) -> tuple[tuple[float, ...], ...]:
+        return trainer.forward(wire.Forward(datums=tuple(datums), temperature=1.0, weights=weights)).training_logprobs
+
+    trainer = Trainer(config)
+    assert ask("reference") == ask("base")  # nothing was loaded: it is the base model
+    moved(trainer, datums)
+    start = ask("policy")
+    trainer.save_weights_for_sampler(tmp_path / "start")
+
+    trainer.model.load_reference(tmp_path / "start")
+    assert ask("policy") == start  # the trained weights are as they were
+    moved(trainer, datums)
+    weights = [parameter.detach().clone() for parameter in trainer.model.trainable_parameters]
+
+    assert ask("reference") == start
+    assert ask("reference")[0] != pytest.approx(ask("base")[0], abs=1e-3)
+    assert ask("policy")[0] != pytest.approx(start[0], abs=1e-3)
+    assert all(map(torch.equal, weights, trainer.model.trainable_parameters))
 
 
 def test_wrong_positions_show_in_the_logprobs(

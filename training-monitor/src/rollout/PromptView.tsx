@@ -50,21 +50,21 @@ function Messages({ request }: { request: Item }) {
   const tools = listOf(request["tools"]);
   return (
     <div className="messages-box" tabIndex={0} role="group" aria-label="Messages of the request">
-    <ol className="messages">
-      {typeof request["instructions"] === "string" && <Message role="system" parts={[{ text: request["instructions"] }]} />}
-      {items.map((item, index) => (
-        <Message key={index} role={String(item["role"] ?? item["type"] ?? "item")} parts={partsOf(item)} />
-      ))}
-      {tools.length > 0 && (
-        <li className="message">
-          <span className="role">tools</span>
-          <details>
-            <summary>{tools.map((tool) => String(tool["name"] ?? "tool")).join(", ")}</summary>
-            <pre className="code" tabIndex={0} aria-label="Tools as JSON">{JSON.stringify(tools, null, 2)}</pre>
-          </details>
-        </li>
-      )}
-    </ol>
+      <ol className="messages">
+        {typeof request["instructions"] === "string" && <Message role="system" parts={[{ text: request["instructions"] }]} />}
+        {items.map((item, index) => (
+          <Message key={index} role={String(item["role"] ?? item["type"] ?? "item")} parts={partsOf(item)} />
+        ))}
+        {tools.length > 0 && (
+          <li className="message">
+            <span className="role">tools</span>
+            <details>
+              <summary>{tools.map((tool) => String(tool["name"] ?? "tool")).join(", ")}</summary>
+              <pre className="code" tabIndex={0} aria-label="Tools as JSON">{JSON.stringify(tools, null, 2)}</pre>
+            </details>
+          </li>
+        )}
+      </ol>
     </div>
   );
 }

@@ -1,5 +1,6 @@
-"""The script that installs system packages, between doubles of the programs that it asks."""
+"""The scripts of set-up between doubles of the programs that they ask."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -107,3 +108,21 @@ def test_a_machine_that_has_everything_is_left_alone(path: Path) -> None:
 
     # fonts are files, not programs: this machine may have them or not
     assert all("xvfb" not in command for command in commands)
+
+
+def test_set_up_refuses_other_systems_in_a_sentence(path: Path) -> None:
+    add(path, "uname", "echo MINGW64_NT-10.0")
+
+    done = subprocess.run(
+        ["bash", SCRIPT.with_name("setup.sh")],
+        env=os.environ | {"PATH": f"{path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "setup: expected Linux or macOS (on Windows inside WSL2), got MINGW64_NT-10.0; see docs/platforms.md\n"
+    )

@@ -1,0 +1,106 @@
+"""What is asked of the operating system beyond POSIX, in one place: as Linux answers, and as macOS does.
+
+Each function takes the platform as an argument, so that the other way can be tested here. `process_guard.py` has its
+own part, because it runs alone.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+LINUX, MACOS = "linux", "darwin"
+
+
+def refusal(platform: str = sys.platform) -> str | None:
+    """Why nothing can start on this system, in one sentence; None where it can."""
+    if platform in (LINUX, MACOS):
+        return None
+    return (
+        f"expected Linux or macOS (on Windows inside WSL2), got {platform!r}; docs/platforms.md says what works where"
+    )
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process of that number, whoever owns it."""
+    if pid <= 0:  # to kill(2), these mean whole groups
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def processes_with_argument(argument: str, platform: str = sys.platform) -> list[int]:
+    """Numbers of the processes that were started with `argument`, which must have no blanks in it."""
+    if platform != LINUX:
+        rows = [line.split() for line in _output_of("ps", "-axww", "-o", "pid=,args=").splitlines()]
+        return [int(row[0]) for row in rows if argument in row[1:]]
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:  # it has ended meanwhile
+                continue
+            if argument.encode() in arguments:
+                found.append(int(entry.name))
+    return found
+
+
+def is_locked(path: Path, platform: str = sys.platform) -> bool:
+    """Whether some process holds flock(2) on a file into which holders write their number; without trying to hold it.
+
+    Linux' kernel tells. Elsewhere the number must do: a holder that was killed may be taken for another process.
+    """
+    try:
+        if platform == LINUX:
+            inode = path.stat().st_ino
+            held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+            return any(f":{inode} " in line and " FLOCK " in line for line in held)
+        return is_running(int(path.read_text().split()[0]))
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def resident_bytes(platform: str = sys.platform) -> int:
+    """Memory that this process holds now."""
+    if platform != LINUX:
+        return 1024 * int(_output_of("ps", "-o", "rss=", "-p", str(os.getpid())))
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_resident_bytes(platform: str = sys.platform) -> int:
+    """The most that this process ever held; Linux updates it now and then."""
+    import resource  # Windows has none, and is refused in words
+
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if platform == MACOS else 1024 * largest  # macOS counts bytes, Linux KiB
+
+
+def free_memory_frac(platform: str = sys.platform) -> float:
+    """Share of the machine's memory that is available; 1.0 where the system does not say."""
+    meminfo = Path("/proc/meminfo")
+    if platform == MACOS:
+        return free_frac_of_vm_stat(_output_of("vm_stat"), int(_output_of("sysctl", "-n", "hw.memsize")))
+    if not meminfo.exists():
+        return 1.0
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) / int(fields["MemTotal"].split()[0])
+
+
+def free_frac_of_vm_stat(printed: str, total_bytes: int) -> float:
+    """From the output of macOS' vm_stat: pages that are free, or can be had without writing anything out."""
+    page_size = re.search(r"page size of (\d+) bytes", printed)
+    pages = dict(re.findall(r"^Pages (free|inactive|speculative): +(\d+)\.$", printed, re.MULTILINE))
+    if page_size is None or not pages:
+        return 1.0
+    return min(1.0, int(page_size[1]) * sum(map(int, pages.values())) / total_bytes)
+
+
+def _output_of(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
