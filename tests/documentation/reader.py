@@ -22,7 +22,16 @@ from typing import Any
 import chz
 
 from cua_rl.errors import ConfigError
-from cua_rl.recipes import evaluate, export_rollout, make_tiny_model, make_tiny_page_model, rebuild_datums, sft, train
+from cua_rl.recipes import (
+    calibrate_judge,
+    evaluate,
+    export_rollout,
+    make_tiny_model,
+    make_tiny_page_model,
+    rebuild_datums,
+    sft,
+    train,
+)
 from cua_rl.recipes.command_line import list_settings, parse_command_line
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.setting_values import UnfitValueError, parse_value
@@ -38,6 +47,7 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 """They know `dry_run`, and can be used from Python."""
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
+    "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,

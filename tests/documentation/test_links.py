@@ -20,7 +20,10 @@ FOLDERS = (
     "training-monitor/src/charts",
 )
 """Where pages leave out the beginning of a path."""
-MADE = {"outcomes", "attempts", "results", "metrics", "checkpoints", "task", "validator", "my_tasks", "utils"}
+MADE = {
+    *("outcomes", "attempts", "results", "metrics", "checkpoints", "judge_prompt", "task", "validator", "my_tasks"),
+    "utils",
+}
 """Files that a run writes, that a reader does, or that nobody should."""
 
 
