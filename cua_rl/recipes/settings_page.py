@@ -9,6 +9,7 @@ from typing import Any
 import chz
 
 from cua_rl.recipes import evaluate, sft, train
+from cua_rl.recipes.calibrate_judge import CalibrateConfig
 from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings, show_value
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.export_rollout import ExportConfig
@@ -38,6 +39,7 @@ RECIPES = (
     Recipe(module="train", config_class=CLIConfig, presets=train.SHOWN_PRESETS),
     Recipe(module="evaluate", config_class=EvaluateConfig, presets=evaluate.SHOWN_PRESETS),
     Recipe(module="sft", config_class=SftConfig, presets=sft.SHOWN_PRESETS),
+    Recipe(module="calibrate_judge", config_class=CalibrateConfig),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),

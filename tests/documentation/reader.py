@@ -24,8 +24,16 @@ import chz
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes import evaluate, export_rollout, make_tiny_model, make_tiny_page_model, rebuild_datums, sft, train
-from cua_rl.recipes.calibrate_judge import CalibrateConfig
+from cua_rl.recipes import (
+    calibrate_judge,
+    evaluate,
+    export_rollout,
+    make_tiny_model,
+    make_tiny_page_model,
+    rebuild_datums,
+    sft,
+    train,
+)
 from cua_rl.recipes.command_line import list_settings, parse_command_line
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
@@ -43,11 +51,11 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 """They know `dry_run`, and can be used from Python."""
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
+    "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,
     "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
-    "cua_rl.recipes.calibrate_judge": CalibrateConfig,
     "scripts.chaos_kill": ChaosConfig,
 }
 CONFIGS = {name: config for name, (config, _) in RECIPES.items()} | dict(OTHER_CONFIGS)

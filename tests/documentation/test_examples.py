@@ -27,6 +27,8 @@ from tests.documentation.examples import ROOT, is_command, read_examples, read_u
 from tests.documentation.reader import CONFIGS, Reader
 from tests.doubles.gbox_server import KEY, GboxDouble
 from tests.doubles.gym_server import GymDouble
+from tests.doubles.judge_endpoint import KEY as JUDGE_KEY
+from tests.doubles.judge_endpoint import JudgeEndpoint, verdict
 from tests.evaluation.fake_endpoint import serve_in_thread
 from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
 
@@ -121,8 +123,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Reader]:
         gbox = services.enter_context(serve_in_thread(GboxDouble())).removesuffix("/v1")
         monitor = services.enter_context(serve_in_thread(MonitorDouble())).removesuffix("/v1")  # type: ignore[arg-type]
         vllm = services.enter_context(serve_in_thread(ServerDouble())).removesuffix("/v1")  # type: ignore[arg-type]
+        judge = services.enter_context(serve_in_thread(JudgeEndpoint(lambda asked: verdict(True))))
         yield Reader(
             stands_for={
+                "https://judge.example/v1": judge,
+                "JUDGE_API_KEY=...": f"JUDGE_API_KEY={JUDGE_KEY}",
                 "Qwen/Qwen3-VL-4B-Instruct": str(model),
                 "model_name=...": f"model_name={model}",
                 "http://gym:5010": gym,

@@ -21,15 +21,7 @@ FOLDERS = (
 )
 """Where pages leave out the beginning of a path."""
 MADE = {
-    "outcomes",
-    "attempts",
-    "results",
-    "metrics",
-    "checkpoints",
-    "task",
-    "validator",
-    "my_tasks",
-    "judge_prompt",
+    *("outcomes", "attempts", "results", "metrics", "checkpoints", "judge_prompt", "task", "validator", "my_tasks"),
     "utils",
 }
 """Files that a run writes, that a reader does, or that nobody should."""
