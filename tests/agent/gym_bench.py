@@ -82,7 +82,7 @@ async def open_gym(tasks: Sequence[Task] | None = None) -> AsyncGenerator[tuple[
 
 @asynccontextmanager
 async def open_bench(
-    renderer: Qwen3VLRenderer, *, limits: GymLimits = QUICK, time_limits: TimeLimits | None = None
+    renderer: Qwen3VLRenderer, *, limits: GymLimits = QUICK, time_limits: TimeLimits | None = None, slack_s: float = 0.5
 ) -> AsyncGenerator[GymBench]:
     """Everything on sockets, with gbox-mini-agent's double at work."""
     fake, mini = FakeVllm(renderer), MiniAgentDouble()
@@ -94,7 +94,7 @@ async def open_bench(
         ):
             gateway = Gateway(sampling, renderer, PARAMS)
             settings = MiniAgentSettings(
-                base_url=mini_url, poll_s=0.05, retry_s=0.01, max_step_time_s=0.5, slack_s=0.5, max_run_time_s=20
+                base_url=mini_url, poll_s=0.05, retry_s=0.01, max_step_time_s=0.5, slack_s=slack_s, max_run_time_s=20
             )
             async with gateway.serve(), GymExecutions(limits=limits) as executions:
                 recorder = FakeRecorder()

@@ -149,16 +149,20 @@ async def test_an_agent_that_asks_on_after_its_last_turn_is_refused_and_ended(be
     assert (refusals[0].status_code, refusals[0].json()["error"]["code"]) == (403, "max_turns_reached")
 
 
-async def test_an_agent_that_takes_its_time_between_requests_ends_as_with_its_turns_used_up(bench: Bench) -> None:
+async def test_an_agent_that_waits_for_longer_than_it_has_ends_as_with_its_turns_used_up(bench: Bench) -> None:
     async def work(desk: Desk) -> Any:
         await desk.ask()
-        await desk.act(action="click", coordinate=[0, 0])
+        await desk.act(action="wait", time=20)
+        assert (await desk.ask()).status_code == 403
         await asyncio.Event().wait()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=0.3))
+    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=15.0))
 
     assert (rollout.stop_reason, rollout.reward and rollout.reward.total) == (StopReason.MAX_TIME, 0.0)
-    assert [turn.action for turn in rollout.turns] == [Click(x=0, y=0)]
+    assert [turn.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
+    (waited,) = bench.device.actions
+    assert isinstance(waited, Wait)
+    assert waited.duration_s <= 15.0
 
 
 async def test_an_agent_that_never_asks_in_its_time_is_a_fault(bench: Bench) -> None:
@@ -170,21 +174,17 @@ async def test_an_agent_that_never_asks_in_its_time_is_a_fault(bench: Bench) -> 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TASK_ERROR, None)
 
 
-async def test_a_slow_model_server_costs_an_agent_none_of_its_time(bench: Bench) -> None:
-    bench.fake.delay_s = 0.3
+async def test_a_model_server_that_hangs_is_a_fault_and_not_the_agents_time(bench: Bench) -> None:
+    bench.fake.gate = asyncio.Event()
 
     async def work(desk: Desk) -> Any:
-        for _ in range(3):
-            await desk.ask()
-        await desk.act(action="terminate", status="success")
+        await desk.ask()
 
-    rollout = await bench.run(work, time_limits=TimeLimits(agent_s=0.6))
-    bench.fake.gate = asyncio.Event()
-    hanging = await bench.run(work, time_limits=TimeLimits(turn_s=0.2))
+    rollout = await bench.run(work, time_limits=TimeLimits(turn_s=0.2))
     bench.fake.gate.set()
 
-    assert (rollout.stop_reason, len(rollout.turns)) == (StopReason.FINISHED, 3)
-    assert (hanging.stop_reason, hanging.reward) == (StopReason.TIME_LIMIT, None)
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.TIME_LIMIT, None)
+    assert "model server and device" in (rollout.error or "")
 
 
 TOO_MANY_IMAGES = (400, "At most 2 image(s) may be provided in one prompt.")

@@ -28,7 +28,6 @@ class FakeVllm:
 
     renderer: Qwen3VLRenderer
     default_answer: str = "done"
-    delay_s: float = 0.0
     refusal: tuple[int, str] | None = None
     """Status and message of every answer."""
     answers: deque[str] = field(default_factory=deque)
@@ -97,7 +96,6 @@ class FakeVllm:
         if self.dies_once_at is not None and not self.dies_once_at.exists():
             self.dies_once_at.touch()
             os._exit(9)
-        await asyncio.sleep(self.delay_s)
         if self.gate is not None:
             await self.gate.wait()
         if self.failures:
