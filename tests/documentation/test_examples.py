@@ -137,6 +137,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Reader]:
                 "https://monitor.example": monitor,
                 "https://host/v1": f"{vllm}/v1",
                 "base_url=http://127.0.0.1:8000": f"base_url={vllm}",
+                "base_url=http://host:8000": f"base_url={vllm}",
             },
             set_variable=monkeypatch.setenv,
         )
