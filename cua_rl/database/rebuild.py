@@ -1,7 +1,7 @@
 """Groups as they were recorded, rebuilt from the database alone: equal in every token, pixel and float."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.conversation import ImageFormat, ParseFailure
 from cua_rl.database.encoding import decode_action, decode_more_actions, decode_prompt
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
-from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TurnRow, ValidationRow
+from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Phase
 from cua_rl.types import (
@@ -38,7 +38,10 @@ async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group])
     group_pks = [row.id for row in group_rows]
     rollouts = await _load_group_rollouts(session, group_pks)
     replayed = await _load_replayed(session, group_pks)
-    return [_build_group(row, rollouts[row.id], replayed[row.id]) for row in group_rows]
+    categories = await _load_categories(session, {row.task_pk for row in group_rows})
+    return [
+        _build_group(row, rollouts[row.id], replayed[row.id], categories.get(row.task_pk, "")) for row in group_rows
+    ]
 
 
 async def load_rollouts(session: AsyncSession, training_id: int, rollout_ids: Sequence[str]) -> list[Rollout]:
@@ -84,6 +87,11 @@ async def _load_group_rows(session: AsyncSession, training_id: int, step: int, p
     mine: ColumnElement[bool] = Group.step_id == source_id if phase == "step" else Group.eval_id == source_id
     query = select(Group).where(mine, Group.status == "completed").order_by(Group.group_index, Group.id)
     return (await session.scalars(query)).all()
+
+
+async def _load_categories(session: AsyncSession, task_pks: Set[int | None]) -> Mapping[int | None, str]:
+    query = select(TaskRow.id, TaskRow.category).where(TaskRow.id.in_(task_pks))
+    return {row.id: row.category for row in await session.execute(query)}
 
 
 async def _load_group_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
@@ -148,7 +156,7 @@ async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> 
     return {row.sha256: row for row in rows}
 
 
-def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout]) -> RolloutGroup:
+def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout], category: str) -> RolloutGroup:
     return RolloutGroup(
         group_id=row.group_id,
         index=row.group_index,
@@ -157,6 +165,7 @@ def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rol
         rollouts=tuple(rollout for rollout in rollouts if rollout.reward is not None),
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
         replayed=tuple(replayed),
+        category=category,
     )
 
 

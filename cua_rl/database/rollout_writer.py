@@ -79,7 +79,8 @@ def complete_rollouts(
     validations = [_validation_values(key, member.rollout) for key, member in members.items()]
     if any(validations):
         connection.execute(_INSERT_VALIDATION, [values for values in validations if values])
-    _insert_judgements(connection, members)
+    given = {key: member.rollout.judgement for key, member in members.items()}
+    insert_judgements(connection, {key: judgement for key, judgement in given.items() if judgement is not None})
     advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
     connection.execute(_RELEASE_DEVICE, [_release_values(key, member.rollout, at) for key, member in members.items()])
 
@@ -191,21 +192,17 @@ def _validation_values(rollout_pk: int, rollout: Rollout) -> dict[str, object] |
     }
 
 
-def _insert_judgements(connection: Connection, members: Mapping[int, EndedRollout]) -> None:
-    """What a judge said, beside or instead of a validator, each prompt once."""
-    given = {key: member.rollout.judgement for key, member in members.items()}
-    judgements = {key: judgement for key, judgement in given.items() if judgement is not None}
+def insert_judgements(connection: Connection, judgements: Mapping[int, Judgement]) -> None:
+    """What judges said, by the rollout's key, and each prompt once; what is there stays as it is."""
     if not judgements:
         return
     prompts = {judgement.prompt_sha256: judgement.prompt for judgement in judgements.values()}
     connection.execute(_INSERT_PROMPT, [{"sha256": digest, "text": prompts[digest]} for digest in sorted(prompts)])
-    connection.execute(
-        _INSERT_JUDGEMENT, [judgement_values(judgement) | {"rollout_pk": key} for key, judgement in judgements.items()]
-    )
+    rows = [_judgement_values(judgement) | {"rollout_pk": key} for key, judgement in judgements.items()]
+    connection.execute(_INSERT_JUDGEMENT, rows)
 
 
-def judgement_values(judgement: Judgement) -> dict[str, object]:
-    """The columns of a judgement, its rollout left out."""
+def _judgement_values(judgement: Judgement) -> dict[str, object]:
     return {
         "prompt_sha256": judgement.prompt_sha256,
         "model": judgement.model,

@@ -10,7 +10,7 @@ from cua_rl.events import Event, Source
 from cua_rl.rollout.group import MAX_ATTEMPTS
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, SamplingParams
+from cua_rl.types import Judgement, Rollout, SamplingParams
 
 MAX_FAULTS_AT_START = 3  # attempts given up before any went well: the endpoint or the device does not work at all
 
@@ -36,6 +36,8 @@ class Attempt:
     """Tries that infrastructure ended."""
     duration_s: float
     error: str | None = None
+    judgement: Mapping[str, object] | None = None
+    """What a judge said, if one was asked, its prompt by hash."""
 
 
 KeepAttempt = Callable[[Attempt], Awaitable[None]]
@@ -102,7 +104,7 @@ def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
     names = {field.name for field in fields(Attempt)}
     attempts: dict[tuple[str, int, int], Attempt] = {}
     for record in records:
-        if set(record) != names:
+        if not names - {"judgement"} <= set(record) <= names:
             raise ConfigError(
                 f"expected lines of attempts.jsonl with the keys {sorted(names)!r}, got {sorted(record)!r}; "
                 "it was edited or is of another version: start again with behavior_if_log_dir_exists=overwrite"
@@ -167,7 +169,13 @@ async def _run_attempt(runner: RolloutRunner, plan: AttemptPlan, position: int, 
         num_faults=sum(rollout.reward is None for rollout in tries),
         duration_s=last.duration_s,
         error=last.error,
+        judgement=None if last.judgement is None else _judgement_record(last.judgement),
     )
+
+
+def _judgement_record(judgement: Judgement) -> dict[str, object]:
+    said: dict[str, object] = {name: value for name, value in asdict(judgement).items() if name != "prompt"}
+    return said | {"success": judgement.success, "agreement": judgement.agreement, "reason": judgement.reason}
 
 
 def _require_working(model: str, faults: Sequence[Attempt]) -> None:

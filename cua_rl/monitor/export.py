@@ -69,6 +69,12 @@ def _rollout(rollout: schemas.Rollout, tokens: Mapping[tuple[str, int], schemas.
             f"{_text(check.query)}: expected <code>{_text(check.expected)}</code>, got "
             f"<code>{_text(check.actual)}</code>"
         )
+    if rollout.judgement is not None:
+        said = rollout.judgement
+        facts["judge"] = (
+            f"{_text(said.model)}: {outcome[said.success]}, {_text(said.reason)} ({len(said.votes)} votes, "
+            f"{_number(said.agreement)} of them agree)"
+        )
     if rollout.error is not None:
         facts["error"] = f'<span class="bad">{_text(rollout.error)}</span>'
     for verdict in rollout.overrides:

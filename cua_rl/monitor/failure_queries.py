@@ -1,43 +1,73 @@
-"""Questions about what went wrong: stop reasons, answers that could not be understood, faults."""
+"""Questions about what went wrong: how rollouts failed, answers that could not be understood, faults."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import and_, func, literal_column, select
+from sqlalchemy import ColumnElement, Text, and_, case, func, literal_column, select
 
-from cua_rl.database.models import Group, RolloutRow, Step, TurnRow
+from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, RunAccess
 
 _MAX_MESSAGES = 20
+_Counts = Sequence[tuple[int, str, int]]  # step, kind, count
 
 
-def _of_steps(query: AnySelect, run: RunAccess) -> AnySelect:
-    """Rollouts of training steps, with their step."""
-    return (
-        query.join(Group, RolloutRow.group_pk == Group.id)
-        .join(Step, Group.step_id == Step.id)
-        .where(Group.training_id == run.training.id)
+def failure_kind() -> ColumnElement[str]:
+    """How a rollout without success failed: what ended it, or that the agent said it was done when it was not."""
+    ended, judged = RolloutRow.stop_reason, RolloutRow.success.is_not(None)
+    return case(
+        (and_(ended == literal_column("'finished'"), judged), literal_column("'wrong_final_state'", Text())),
+        else_=func.coalesce(ended, literal_column("'cancelled'")),
     )
 
 
-async def count_stop_reasons(run: RunAccess) -> dict[tuple[int, str], int]:
-    """Rollouts by step and stop reason; those that ended without one count as "cancelled"."""
-    reason = func.coalesce(RolloutRow.stop_reason, literal_column("'cancelled'"))
-    query = _of_steps(select(Step.step, reason, func.count()).select_from(RolloutRow), run)
-    query = query.where(RolloutRow.status != "running").group_by(Step.step, reason)
-    return {(step, kind): count for step, kind, count in await run.session.execute(query)}
-
-
-async def count_turn_failures(run: RunAccess) -> dict[tuple[int, str], int]:
-    """Turns whose answer could not be understood, by step and kind."""
-    query = _of_steps(select(Step.step, TurnRow.failure_kind, func.count()).select_from(RolloutRow), run)
-    query = query.join(TurnRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None))).group_by(
-        Step.step, TurnRow.failure_kind
+async def load_failures(run: RunAccess) -> schemas.Failures:
+    """Failures of training steps and of evaluations apart: the baseline fails in another way than the last step."""
+    return schemas.Failures(
+        training=await _count_failures(run, Step, Group.step_id),
+        evaluations=await _count_failures(run, Eval, Group.eval_id),
+        errors=await _count_errors(run),
     )
-    return {(step, kind): count for step, kind, count in await run.session.execute(query)}
 
 
-async def count_errors(run: RunAccess) -> list[schemas.ErrorCount]:
+async def _count_failures(run: RunAccess, table: type[Step] | type[Eval], parent: Any) -> schemas.FailureCounts:
+    """Counts by the `table` that groups belong to."""
+
+    def of_source(query: AnySelect) -> AnySelect:
+        joined = query.join(Group, RolloutRow.group_pk == Group.id).join(table, parent == table.id)
+        return joined.where(Group.training_id == run.training.id, RolloutRow.status != "running")
+
+    is_success = func.coalesce(RolloutRow.success, literal_column("false"))
+    kind = case((is_success, literal_column("'success'", Text())), else_=failure_kind()).label("kind")
+    ends = of_source(select(table.step, kind, func.count()).select_from(RolloutRow)).group_by(table.step, kind)
+    failed = and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None))
+    turns = of_source(select(table.step, TurnRow.failure_kind, func.count()).select_from(RolloutRow))
+    turns = turns.join(TurnRow, failed).group_by(table.step, TurnRow.failure_kind)
+    ended: _Counts = [(step, name, count) for step, name, count in await run.session.execute(ends)]
+    unread: _Counts = [(step, name, count) for step, name, count in await run.session.execute(turns)]
+    totals = Counter[int]()
+    for step, _, count in ended:
+        totals[step] += count
+    steps = sorted(totals)
+    by_end = _by_kind(steps, ended)
+    successes = by_end.pop("success", [0] * len(steps))
+    return schemas.FailureCounts(
+        steps=steps,
+        num_rollouts=[totals[step] for step in steps],
+        num_successes=successes,
+        kinds=by_end,
+        turn_failures=_by_kind(steps, unread),
+    )
+
+
+def _by_kind(steps: Sequence[int], counts: _Counts) -> dict[str, list[int]]:
+    known = {(step, kind): count for step, kind, count in counts}
+    return {kind: [known.get((step, kind), 0) for step in steps] for kind in sorted({kind for _, kind in known})}
+
+
+async def _count_errors(run: RunAccess) -> list[schemas.ErrorCount]:
     """The most frequent fault messages; digits are taken out, so that addresses and times do not split them."""
     message = func.regexp_replace(
         func.left(RolloutRow.error, literal_column("300")),
@@ -57,20 +87,3 @@ async def count_errors(run: RunAccess) -> list[schemas.ErrorCount]:
     names = select(RolloutRow.id, RolloutRow.rollout_id).where(RolloutRow.id.in_(keys))
     ids = {row.id: row.rollout_id for row in await run.session.execute(names)}
     return [schemas.ErrorCount(message=text, count=count, last_rollout_id=ids[last]) for text, count, last in rows]
-
-
-async def load_failures(run: RunAccess) -> schemas.Failures:
-    """Stop reasons and turn failures of training steps, per step."""
-    reasons, turns = await count_stop_reasons(run), await count_turn_failures(run)
-    steps = sorted({step for step, _ in reasons} | {step for step, _ in turns})
-    return schemas.Failures(
-        steps=steps,
-        stop_reasons=_by_kind(steps, reasons),
-        turn_failures=_by_kind(steps, turns),
-        errors=await count_errors(run),
-    )
-
-
-def _by_kind(steps: Sequence[int], counts: Mapping[tuple[int, str], int]) -> dict[str, list[int]]:
-    kinds = sorted({kind for _, kind in counts})
-    return {kind: [counts.get((step, kind), 0) for step in steps] for kind in kinds}

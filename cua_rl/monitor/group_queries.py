@@ -35,7 +35,7 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
     row = await find_source(run, phase, step)
     mine = Group.step_id == row.id if isinstance(row, Step) else Group.eval_id == row.id
     groups = await load_groups(run.session, mine)
-    previous_step, next_step = await _neighbours(run, row)
+    previous, following = await _neighbours(run, row)
     ended = [group for group in groups if group.num_rollouts is not None]
     return schemas.SourceDetail(
         run_id=run.run_id,
@@ -58,20 +58,28 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
         started_at=row.started_at,
         rollouts_ended_at=row.rollouts_ended_at if isinstance(row, Step) else row.ended_at,
         ended_at=row.ended_at,
-        previous_step=previous_step,
-        next_step=next_step,
+        previous=previous,
+        next=following,
         groups=groups,
     )
 
 
-async def _neighbours(run: RunAccess, row: Step | Eval) -> tuple[int | None, int | None]:
-    table = type(row)
-    mine = table.training_id == run.training.id
-    if isinstance(row, Eval):
-        mine = and_(mine, Eval.phase == row.phase)
-    before = select(func.max(table.step)).where(mine, table.step < row.step)
-    after = select(func.min(table.step)).where(mine, table.step > row.step)
-    return await run.session.scalar(before), await run.session.scalar(after)
+async def _neighbours(run: RunAccess, row: Step | Eval) -> tuple[schemas.SourceRef | None, schemas.SourceRef | None]:
+    """What comes before and after in the sequence of steps, or of baseline and evaluations."""
+    if isinstance(row, Step):
+        mine = Step.training_id == run.training.id
+        before = await run.session.scalar(select(func.max(Step.step)).where(mine, Step.step < row.step))
+        after = await run.session.scalar(select(func.min(Step.step)).where(mine, Step.step > row.step))
+        previous, following = (
+            None if step is None else schemas.SourceRef(phase="step", step=step) for step in (before, after)
+        )
+        return previous, following
+    query = select(Eval.phase, Eval.step).where(Eval.training_id == run.training.id).order_by(Eval.step, Eval.phase)
+    refs = [
+        schemas.SourceRef(phase=cast("Phase", phase), step=step) for phase, step in await run.session.execute(query)
+    ]
+    place = refs.index(schemas.SourceRef(phase=cast("Phase", row.phase), step=row.step))
+    return refs[place - 1] if place else None, refs[place + 1] if place + 1 < len(refs) else None
 
 
 async def load_groups(session: AsyncSession, condition: Any) -> list[schemas.GroupSummary]:

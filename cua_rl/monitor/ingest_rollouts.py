@@ -1,18 +1,22 @@
 """Rollouts that are sent, as rows: with the group that they imply and the device that they used."""
 
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, cast
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Integer, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Environment, Eval, Group, RolloutRow, Step, TaskRow
 from cua_rl.database.monitor_models import IngestItem
+from cua_rl.database.rollout_writer import insert_judgements
 from cua_rl.database.rows import note_status
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor.ingest_scope import IngestScope, ItemRefused
-from cua_rl.types import StopReason
+from cua_rl.types import Judgement, StopReason
 
+_JUDGEMENT = TypeAdapter(Judgement)
 _STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
 _EXACT = ("advantage", "stop_reason", "reward_parts", "started_unix_s", "duration_s", "answer", "seed", "position")
 
@@ -59,8 +63,21 @@ def store_rollout(scope: IngestScope, item: sent.SentRollout) -> int:
             note_status(scope.connection, RolloutRow, row_id, row.status, values["status"], now())
     if item.env_id is not None:
         _use_environment(scope, item.env_id, row_id)
+    if item.cua_rl.get("judgement") is not None:
+        insert_judgements(scope.connection, {row_id: _judgement(item.cua_rl["judgement"])})
     _count(scope, group_pk, parent)
     return row_id
+
+
+def _judgement(sent_judgement: object) -> Judgement:
+    """What a judge said, as it was sent; a prompt is known by its hash, so the hash must be its own."""
+    try:
+        judgement = _JUDGEMENT.validate_python(sent_judgement)
+    except ValidationError as error:
+        raise ItemRefused(f"expected a judgement with its votes, got {error.error_count()} mistakes in it") from None
+    if judgement.prompt_sha256 != sha256(judgement.prompt.encode("utf-8", "surrogatepass")).hexdigest():
+        raise ItemRefused("expected prompt_sha256 to be the hash of the judgement's prompt, got another")
+    return judgement
 
 
 def _find_parent(scope: IngestScope, item: sent.SentRollout) -> Step | Eval:

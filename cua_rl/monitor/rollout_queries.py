@@ -9,6 +9,7 @@ from sqlalchemy import func, literal_column, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
 
+from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import (
     Environment,
     Eval,
@@ -169,7 +170,8 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     session = run.session
     found = await find_rollout(run, rollout_id)
     row, group_id, phase, step = (await session.execute(_rollouts_of(run).where(RolloutRow.id == found.id))).one()
-    overrides = await load_overrides(session, [row.id])
+    verdicts = await list_overrides(run, row.id)  # read once: one that comes in meanwhile shows wholly or not at all
+    overrides = {row.id: (verdicts[-1].success, verdicts[-1].reward)} if verdicts else {}
     task = None if row.task_pk is None else await session.get(TaskRow, row.task_pk)
     validation = await session.scalar(select(ValidationRow).where(ValidationRow.rollout_pk == row.id))
     device = await session.scalar(select(Environment).where(Environment.rollout_pk == row.id))
@@ -186,8 +188,9 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         reward_parts=None if row.reward_parts is None else finite_values(row.reward_parts),
         ended_at=row.ended_at,
         validation=None if validation is None else _validation(validation),
+        judgement=await _judgement(run, row.id),
         device=None if device is None else _device(device),
-        overrides=await list_overrides(run, row.id),
+        overrides=verdicts,
         history=await _history(run, row.id),
         replayed_at_steps=await _replayed_at(run, row.id),
         siblings=await _siblings(run, row.group_pk),
@@ -202,6 +205,30 @@ def _validation(row: ValidationRow) -> schemas.ValidationShown:
         actual=row.actual,
         success=row.success,
         duration_s=finite(row.duration_s) or 0.0,
+    )
+
+
+async def _judgement(run: RunAccess, rollout_pk: int) -> schemas.JudgementShown | None:
+    query = select(JudgementRow, JudgePrompt.text).join(JudgePrompt, JudgementRow.prompt_sha256 == JudgePrompt.sha256)
+    found = (await run.session.execute(query.where(JudgementRow.rollout_pk == rollout_pk))).one_or_none()
+    if found is None:
+        return None
+    row, prompt = found
+    return schemas.JudgementShown(
+        model=row.model,
+        prompt=prompt,
+        prompt_sha256=row.prompt_sha256,
+        screenshots=row.screenshots,
+        decides=row.decides,
+        success=row.success,
+        score=finite(row.score),
+        reason=row.reason,
+        agreement=finite(row.agreement),
+        votes=[schemas.JudgeVoteShown(**vote) for vote in row.votes],
+        num_prompt_tokens=row.num_prompt_tokens,
+        num_answer_tokens=row.num_answer_tokens,
+        cost_usd=finite(row.cost_usd),
+        duration_s=finite(row.duration_s),
     )
 
 

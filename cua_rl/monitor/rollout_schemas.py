@@ -60,6 +60,13 @@ class GroupSummary(Shown):
     replays: list[Replay]
 
 
+class SourceRef(Shown):
+    """A step, an evaluation or the baseline of the same run."""
+
+    phase: Phase
+    step: int
+
+
 class SourceDetail(Shown):
     """A step or an evaluation with its groups x rollouts grid."""
 
@@ -81,8 +88,8 @@ class SourceDetail(Shown):
     started_at: datetime
     rollouts_ended_at: datetime | None
     ended_at: datetime | None
-    previous_step: int | None
-    next_step: int | None
+    previous: SourceRef | None = Field(description="the step before, or the evaluation before, the baseline included")
+    next: SourceRef | None
     groups: list[GroupSummary]
 
 
@@ -206,6 +213,39 @@ class ValidationShown(Shown):
     duration_s: float
 
 
+class JudgeVoteShown(Shown):
+    """One answer of a judge."""
+
+    success: bool | None = Field(description="null if the endpoint failed or the answer was no verdict")
+    reason: str
+    score: float | None
+    error: str | None
+    is_malformed: bool
+    text: str = Field(description="the answer as it came")
+    duration_s: float | None
+    num_prompt_tokens: int
+    num_answer_tokens: int
+
+
+class JudgementShown(Shown):
+    """What a judge said about the rollout."""
+
+    model: str
+    prompt: str
+    prompt_sha256: str
+    screenshots: str
+    decides: bool = Field(description="false beside a validator, which decides")
+    success: bool | None = Field(description="null if no majority of the votes agrees")
+    score: float | None
+    reason: str
+    agreement: float | None = Field(description="share of the votes that say what the verdict says")
+    votes: list[JudgeVoteShown]
+    num_prompt_tokens: int
+    num_answer_tokens: int
+    cost_usd: float | None = Field(description="null if no prices were set")
+    duration_s: float | None
+
+
 class DeviceShown(Shown):
     """The device that the rollout used."""
 
@@ -245,6 +285,7 @@ class Rollout(RolloutItem):
     reward_parts: dict[str, float | None] | None
     ended_at: datetime | None
     validation: ValidationShown | None
+    judgement: JudgementShown | None = Field(description="null if no judge was asked")
     device: DeviceShown | None
     overrides: list[Override]
     history: list[StatusChange]
@@ -299,8 +340,14 @@ class TaskDetail(Shown):
     difficulty: str | None
     tags: list[str]
     max_turns: int | None
-    success: Rate
+    training: Rate = Field(description="in all training steps")
+    baseline: Rate | None = Field(description="before training, null if the task is not evaluated")
+    last_eval: Rate | None = Field(description="latest finished evaluation with the task, null if there is none")
+    last_eval_step: int | None
     history: list[TaskPoint] = Field(description="training steps, then evaluations, each in order")
+    examined: SourceRef | None = Field(
+        description="the evaluation that instances and failures are of; null: all training steps"
+    )
     instances: list[TaskInstance] = Field(description="hardest first, at most 100")
     stop_reasons: list[Count] = Field(description="of rollouts that failed")
     failed_checks: list[Count] = Field(description="query, expected and actual of failed validations, most frequent")

@@ -1,5 +1,6 @@
 """Questions about runs: lists, figures, series. Each is a handful of statements, whatever the size of the run."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -8,7 +9,7 @@ from sqlalchemy import and_, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.database.columns import escape_text
-from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, Training
+from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, Database, RunAccess
@@ -134,6 +135,8 @@ async def list_evaluations(session: AsyncSession, training_id: int) -> list[sche
         .where(Eval.training_id == training_id)
         .order_by(Eval.step, Eval.phase)
     )
+    categories = await _rates_by(session, training_id, TaskRow.category)
+    difficulties = await _rates_by(session, training_id, TaskRow.difficulty)
     return [
         schemas.Evaluation(
             phase=row.phase,  # pyright: ignore[reportArgumentType] - the table allows nothing else
@@ -144,6 +147,8 @@ async def list_evaluations(session: AsyncSession, training_id: int) -> list[sche
             num_groups=row.num_groups,
             num_ended_groups=row.num_ended_groups,
             success=make_rate(won, done),
+            by_category=categories.get(row.id, {}),
+            by_difficulty=difficulties.get(row.id, {}),
             reward_mean=finite(mean),
             metrics=finite_values(row.metrics),
             started_at=row.started_at,
@@ -151,6 +156,24 @@ async def list_evaluations(session: AsyncSession, training_id: int) -> list[sche
         )
         for row, won, done, mean in await session.execute(query)
     ]
+
+
+async def _rates_by(session: AsyncSession, training_id: int, name: Any) -> dict[int, dict[str, schemas.Rate]]:
+    """Success in each evaluation, by key, of the tasks with one category, or with one difficulty."""
+    successes, rollouts, _ = group_sums()
+    query = (
+        select(Eval.id, name, successes, rollouts)
+        .select_from(Group)
+        .join(TaskRow, Group.task_pk == TaskRow.id)
+        .join(Eval, Group.eval_id == Eval.id)
+        .where(Group.training_id == training_id, Group.status == "completed", name != "")
+        .group_by(Eval.id, name)
+        .order_by(name)
+    )
+    found: dict[int, dict[str, schemas.Rate]] = defaultdict(dict)
+    for eval_id, value, won, done in await session.execute(query):
+        found[eval_id][value] = make_rate(won, done)
+    return found
 
 
 async def load_series(run: RunAccess, *, names: Sequence[str], from_step: int, max_points: int) -> schemas.MetricSeries:

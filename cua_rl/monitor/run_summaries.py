@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
 from cua_rl.database.models import Eval, Group, Step, Training
 from cua_rl.database.monitor_models import Project, ProjectRun
@@ -30,7 +31,7 @@ async def summarise(
     success = await step_success(session, ids)
     evaluations = await evaluation_success(session, ids)
     times = await _step_times(session, ids)
-    open_steps = await _open_steps(session, ids)
+    running = await _running_steps(session, ids)
     projects = await _projects(session, ids)
     return [
         _summary(
@@ -40,7 +41,7 @@ async def summarise(
             success.get(training.id, []),
             evaluations.get(training.id, []),
             times.get(training.id, []),
-            open_steps.get(training.id),
+            running.get(training.id),
         )
         for training in trainings
     ]
@@ -56,6 +57,19 @@ async def _projects(session: AsyncSession, ids: Sequence[int]) -> dict[int, str]
 _StepSuccess = tuple[int, int, int, float | None]  # step, successes, rollouts, mean reward
 
 
+def is_finished() -> ColumnElement[bool]:
+    """Of a step, joined with its training: trained, so that the slow rollouts count too.
+
+    Other systems (`image_token_id` is 0) do not say when a step of theirs is: it is when the next one has begun.
+    """
+    later = aliased(Step)
+    has_next = exists().where(later.training_id == Step.training_id, later.step > Step.step)
+    return or_(
+        Step.status == "completed",
+        and_(Training.image_token_id == 0, or_(Training.status != "running", has_next)),
+    )
+
+
 def group_sums() -> tuple[Any, Any, Any]:
     """Columns of successes, rollouts and mean reward over groups."""
     rollouts = func.sum(Group.num_rollouts)
@@ -64,11 +78,12 @@ def group_sums() -> tuple[Any, Any, Any]:
 
 
 async def step_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_StepSuccess]]:
-    """Success of the steps of each run, in order."""
+    """Success of the finished steps of each run, in order."""
     query = (
         select(Group.training_id, Step.step, *group_sums())
         .join(Step, Group.step_id == Step.id)
-        .where(Group.training_id.in_(ids), Group.status == "completed")
+        .join(Training, Step.training_id == Training.id)
+        .where(Group.training_id.in_(ids), Group.status == "completed", is_finished())
         .group_by(Group.training_id, Step.step)
         .order_by(Step.step)
     )
@@ -111,12 +126,27 @@ async def _step_times(session: AsyncSession, ids: Sequence[int]) -> dict[int, li
     return found
 
 
-async def _open_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, float]:
-    """How far the running step of each run is, 0 to 1."""
-    query = select(Step.training_id, Step.num_ended_groups, Step.num_groups).where(
-        Step.training_id.in_(ids), Step.status.in_(("rollouts", "training"))
+async def _running_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, schemas.RunningStep]:
+    """The step under way of each run; of those that an asynchronous run has begun, the one that is trained next."""
+    successes, rollouts, _ = group_sums()
+    query = (
+        select(Step, successes.label("successes"), rollouts.label("rollouts"))
+        .join(Training, Step.training_id == Training.id)
+        .outerjoin(Group, and_(Group.step_id == Step.id, Group.status == "completed"))
+        .where(Step.training_id.in_(ids), Step.status.in_(("rollouts", "training")), Training.status == "running")
+        .where(~is_finished())
+        .group_by(Step.id)
+        .order_by(Step.step.desc())
     )
-    return {row.training_id: row.num_ended_groups / max(1, row.num_groups) for row in await session.execute(query)}
+    return {
+        step.training_id: schemas.RunningStep(
+            step=step.step,
+            num_groups=step.num_groups,
+            num_ended_groups=step.num_ended_groups,
+            success=make_rate(won, done),
+        )
+        for step, won, done in await session.execute(query)
+    }
 
 
 def _summary(
@@ -126,7 +156,7 @@ def _summary(
     success: Sequence[_StepSuccess],
     evaluations: Sequence[_EvalSuccess],
     times: Sequence[float],
-    open_step: float | None,
+    running: schemas.RunningStep | None,
 ) -> schemas.RunSummary:
     now = datetime.now(UTC)
     rates = [successes / rollouts if rollouts else None for _, successes, rollouts, _ in success]
@@ -134,7 +164,7 @@ def _summary(
     last_eval = next((item for item in reversed(evaluations) if item[0] == "eval"), None)
     step_time_s = median(times) if times else None
     is_running = training.status == "running"
-    part = min(1.0, open_step or 0.0) if is_running else 0.0
+    part = min(1.0, running.num_ended_groups / max(1, running.num_groups)) if running else 0.0
     left = max(0.0, training.total_steps - training.num_completed_steps - part)
     alive = is_alive(training, now)
     is_predictable = alive and left > 0 and step_time_s is not None
@@ -160,6 +190,8 @@ def _summary(
         num_attempts=training.num_attempts,
         success_rate=rates[-1] if rates else None,
         reward_mean=finite(success[-1][3]) if success else None,
+        success_step=success[-1][0] if success else None,
+        running_step=running,
         baseline=None if baseline is None else make_rate(baseline[2], baseline[3]),
         last_eval=None if last_eval is None else make_rate(last_eval[2], last_eval[3]),
         last_eval_step=None if last_eval is None else last_eval[1],

@@ -39,6 +39,15 @@ class Rate(Shown):
     high: float
 
 
+class RunningStep(Shown):
+    """The step under way and its groups that have ended: short rollouts end first, so this is no step's success."""
+
+    step: int
+    num_groups: int
+    num_ended_groups: int
+    success: Rate
+
+
 class RunSummary(Shown):
     """A run as a list of runs shows it."""
 
@@ -62,12 +71,14 @@ class RunSummary(Shown):
     ended_at: datetime | None
     heartbeat_at: datetime
     num_attempts: int = Field(description="how often the run was started or resumed")
-    success_rate: float | None = Field(description="of the latest trained step")
-    reward_mean: float | None
+    success_rate: float | None = Field(description="of the latest finished step")
+    reward_mean: float | None = Field(description="of the latest finished step")
+    success_step: int | None = Field(description="the latest finished step")
+    running_step: RunningStep | None = Field(description="null unless running")
     baseline: Rate | None = Field(description="success on held-out tasks before training")
     last_eval: Rate | None = Field(description="success on held-out tasks, latest evaluation")
     last_eval_step: int | None
-    sparkline: list[float | None] = Field(description="success rate over the steps, at most 60 points")
+    sparkline: list[float | None] = Field(description="success rate over the finished steps, at most 60 points")
 
 
 class MetricInfo(Shown):
@@ -97,6 +108,8 @@ class Evaluation(Shown):
     num_groups: int
     num_ended_groups: int
     success: Rate
+    by_category: dict[str, Rate]
+    by_difficulty: dict[str, Rate]
     reward_mean: float | None
     metrics: dict[str, float | None]
     started_at: datetime
@@ -136,17 +149,28 @@ class MetricSeries(Shown):
     steps: list[int]
     ended_at: list[datetime | None]
     series: dict[str, list[float | None]]
-    success: list[SuccessPoint] = Field(description="of training steps, with intervals")
+    success: list[SuccessPoint] = Field(description="of finished training steps, with intervals")
     evaluations: list[SuccessPoint]
 
 
-class Failures(Shown):
-    """How rollouts and turns failed, counted per step; every list aligns with `steps`."""
+class FailureCounts(Shown):
+    """How rollouts that have ended failed, counted per step; every list aligns with `steps`."""
 
     steps: list[int]
-    stop_reasons: dict[str, list[int]]
+    num_rollouts: list[int]
+    num_successes: list[int]
+    kinds: dict[str, list[int]] = Field(
+        description="rollouts without success: wrong_final_state if the agent said that it was done, else what ended it"
+    )
     turn_failures: dict[str, list[int]] = Field(description="turns whose answer could not be understood, by kind")
-    errors: list["ErrorCount"] = Field(description="most frequent messages of infrastructure faults")
+
+
+class Failures(Shown):
+    """What went wrong in training, and in evaluations, where step 0 is the baseline."""
+
+    training: FailureCounts
+    evaluations: FailureCounts
+    errors: list["ErrorCount"] = Field(description="most frequent messages of infrastructure faults, of both")
 
 
 class ErrorCount(Shown):

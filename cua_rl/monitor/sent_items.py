@@ -5,7 +5,7 @@ What refers to something sent before names it (`references`), because its id is 
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -275,6 +275,7 @@ class ItemMaker:
                 "duration_s": rollout.duration_s,
                 "answer": rollout.answer,
                 "seed": rollout.seed,
+                "judgement": None if rollout.judgement is None else asdict(rollout.judgement),
                 **ours,
             },
         }

@@ -1,13 +1,15 @@
 """Questions about tasks: which are hard, how one of them went over time, and where it fails."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, func, literal_column, select
+from sqlalchemy import ColumnElement, and_, func, literal_column, select
 
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
+from cua_rl.monitor.failure_queries import failure_kind
 from cua_rl.monitor.figures import finite, make_rate
 from cua_rl.monitor.rollout_queries import failed_rollouts
 
@@ -99,7 +101,7 @@ def _only_evaluated(
 async def _recent_from(run: RunAccess) -> int:
     """Where the last quarter of the run's steps begins."""
     query = select(func.max(Step.step)).where(Step.training_id == run.training.id)
-    return int((await run.session.scalar(query) or 0) * 0.75)
+    return int((await run.session.scalar(query) or 0) * 0.75) + 1
 
 
 async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
@@ -116,6 +118,9 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
         raise NotFoundError(
             f"expected the task_id of a task of {run.training.run_name!r}, got {task_id[:120]!r}; see the run's tasks"
         )
+    trained = [point for point in history if point.phase == "step"]
+    evaluated = [point for point in history if point.phase == "eval"]
+    scope = await _scope(run, task_id, is_trained=bool(trained))
     return schemas.TaskDetail(
         run_id=run.run_id,
         run_name=run.training.run_name,
@@ -125,16 +130,44 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
         difficulty=None if task is None else task.difficulty,
         tags=[] if task is None else list(task.tags),
         max_turns=None if task is None else task.max_turns,
-        success=make_rate(sum(point.num_successes for point in history), sum(point.num_rollouts for point in history)),
+        training=make_rate(sum(point.num_successes for point in trained), sum(point.num_rollouts for point in trained)),
+        baseline=next((point for point in history if point.phase == "baseline"), None),
+        last_eval=evaluated[-1] if evaluated else None,
+        last_eval_step=evaluated[-1].step if evaluated else None,
         history=history,
-        instances=await _instances(run, task_id),
-        stop_reasons=await _counts(
-            run, _failed(run, task_id, func.coalesce(RolloutRow.stop_reason, literal_column("'cancelled'")))
-        ),
-        failed_checks=await _failed_checks(run, task_id),
-        turn_failures=await _turn_failures(run, task_id),
+        examined=scope.ref,
+        instances=await _instances(run, task_id, scope),
+        stop_reasons=await _counts(run, _failed(run, task_id, scope, failure_kind())),
+        failed_checks=await _failed_checks(run, task_id, scope),
+        turn_failures=await _turn_failures(run, task_id, scope),
         failed_rollouts=await failed_rollouts(run, task_id, _MAX_ROLLOUTS),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """Which groups of a task are examined together: a policy before training fails in other ways than one after it."""
+
+    condition: ColumnElement[bool]
+    ref: schemas.SourceRef | None
+    """None: all training steps."""
+
+
+async def _scope(run: RunAccess, task_id: str, *, is_trained: bool) -> _Scope:
+    """Training steps, or for tasks that are only evaluated the latest evaluation."""
+    if is_trained:
+        return _Scope(Group.step_id.is_not(None), None)
+    query = (
+        select(Eval.id, Eval.phase, Eval.step)
+        .join(Group, Group.eval_id == Eval.id)
+        .where(Group.training_id == run.training.id, Group.task_id == task_id, Group.status == "completed")
+        .order_by(Eval.step.desc(), Eval.phase.desc())
+        .limit(1)
+    )
+    row = (await run.session.execute(query)).one_or_none()
+    if row is None:
+        return _Scope(Group.step_id.is_not(None), None)
+    return _Scope(Group.eval_id == row.id, schemas.SourceRef(phase=row.phase, step=row.step))
 
 
 async def _history(run: RunAccess, task_id: str) -> list[schemas.TaskPoint]:
@@ -165,7 +198,7 @@ async def _history(run: RunAccess, task_id: str) -> list[schemas.TaskPoint]:
     return sorted(points, key=lambda point: (point.phase != "step", point.step))
 
 
-async def _instances(run: RunAccess, task_id: str) -> list[schemas.TaskInstance]:
+async def _instances(run: RunAccess, task_id: str, scope: _Scope) -> list[schemas.TaskInstance]:
     rollouts = func.sum(Group.num_rollouts)
     query = (
         select(
@@ -178,6 +211,7 @@ async def _instances(run: RunAccess, task_id: str) -> list[schemas.TaskInstance]
         .outerjoin(TaskRow, Group.task_pk == TaskRow.id)
         .outerjoin(Step, Group.step_id == Step.id)
         .where(Group.training_id == run.training.id, Group.task_id == task_id, Group.status == "completed")
+        .where(scope.condition)
         .group_by(Group.seed)
         .order_by(func.sum(Group.num_successes) / func.nullif(rollouts, 0), Group.seed)
         .limit(_MAX_INSTANCES)
@@ -193,12 +227,14 @@ async def _instances(run: RunAccess, task_id: str) -> list[schemas.TaskInstance]
     ]
 
 
-def _failed(run: RunAccess, task_id: str, *names: Any) -> AnySelect:
+def _failed(run: RunAccess, task_id: str, scope: _Scope, *names: Any) -> AnySelect:
     """Counts of failed rollouts of a task by what `names` say."""
     return (
         select(*names, func.count().label("count"))
         .select_from(RolloutRow)
+        .join(Group, RolloutRow.group_pk == Group.id)
         .where(
+            scope.condition,
             RolloutRow.training_id == run.training.id,
             RolloutRow.task_id == task_id,
             RolloutRow.success.is_not(True),
@@ -214,9 +250,9 @@ async def _counts(run: RunAccess, query: AnySelect) -> list[schemas.Count]:
     return [schemas.Count(name=str(row[0]), count=row[-1]) for row in rows]
 
 
-async def _failed_checks(run: RunAccess, task_id: str) -> list[schemas.Count]:
+async def _failed_checks(run: RunAccess, task_id: str, scope: _Scope) -> list[schemas.Count]:
     query = (
-        _failed(run, task_id, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
+        _failed(run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
         .join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
         .limit(_MAX_CHECKS)
     )
@@ -226,11 +262,12 @@ async def _failed_checks(run: RunAccess, task_id: str) -> list[schemas.Count]:
     ]
 
 
-async def _turn_failures(run: RunAccess, task_id: str) -> list[schemas.Count]:
+async def _turn_failures(run: RunAccess, task_id: str, scope: _Scope) -> list[schemas.Count]:
     query = (
         select(TurnRow.failure_kind, func.count())
         .join(RolloutRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
-        .where(RolloutRow.training_id == run.training.id, RolloutRow.task_id == task_id)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .where(RolloutRow.training_id == run.training.id, RolloutRow.task_id == task_id, scope.condition)
         .group_by(TurnRow.failure_kind)
         .order_by(func.count().desc())
     )

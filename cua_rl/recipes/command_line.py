@@ -1,4 +1,5 @@
-"""From the command line to a chz configuration: `key=value`, `--key value`, `--key=value`, `--flag`, and `--help`.
+"""From the command line to a chz configuration: `key=value`, `--key value`, `--key=value`, `--flag`, `--config FILE`
+and `--help`.
 
 Nested settings have dots (`lora.rank=16`). Lists and dictionaries are JSON (`tasks='{"source_type": "ids"}'`); a list
 of words may be `a,b`; entries of a dictionary may be set one by one (`tasks.source_type=ids`). Later arguments win.
@@ -8,6 +9,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -15,9 +17,13 @@ import chz
 from chz.blueprint._entrypoint import EntrypointException  # exported nowhere else
 
 from cua_rl.errors import ConfigError
+from cua_rl.recipes.config_file import as_argument, read_config_file
 from cua_rl.recipes.setting_values import UnfitValueError, holds, is_mapping, parse_value, type_name
 
 Config = TypeVar("Config")
+
+CONFIG_FILE = "config"
+"""The argument that names a file of settings; no recipe has a setting of this name."""
 
 ShownPresets = Mapping[str, Mapping[str, object]]
 """Under which condition (a line of text) which settings have other values than their defaults."""
@@ -65,13 +71,45 @@ def parse_command_line(
         raise SystemExit(0)
     values: dict[str, object] = {}
     given: set[str] = set()
-    for name, text in _split_arguments(argv, settings):
-        _set_value(values, given, name, text, settings)
+    arguments = list(_split_arguments(argv, settings))
+    for path in [text for name, text in arguments if name == CONFIG_FILE]:
+        apply_file(values, given, Path(path), settings)
+    for name, text in arguments:
+        if name != CONFIG_FILE:
+            _set_value(values, given, name, text, settings)
     missing = [name for name, setting in settings.items() if setting.default is REQUIRED and "." not in name]
     missing = [name for name in missing if not any(key == name or key.startswith(f"{name}.") for key in values)]
     if missing:
         raise ConfigError(f"expected a value for {', '.join(missing)}, got none; add {missing[0]}=...")
     return _construct(config_class, values)
+
+
+def load_config(config_class: type[Config], path: Path | str, **given: object) -> Config:
+    """The configuration that a YAML file describes; what is `given` here wins over it.
+
+    Raises:
+        ConfigError: as for a command line.
+    """
+    settings = {setting.name: setting for setting in list_settings(config_class)}
+    values: dict[str, object] = {}
+    apply_file(values, set(), Path(path), settings)
+    for name in given:
+        _check_name(name, settings)
+    return _construct(config_class, values | given)
+
+
+def apply_file(values: dict[str, object], given: set[str], path: Path, settings: Mapping[str, Setting]) -> None:
+    """Set the values of a file; their names go into `given`."""
+    for name, text in read_config_file(path).items():
+        is_nested = name in settings and settings[name].parts is not None and text.startswith("{")
+        entries = cast("dict[str, object]", json.loads(text)) if is_nested else {}
+        parts = {f"{name}.{key}": as_argument(value) for key, value in entries.items()} if is_nested else {name: text}
+        for part, part_text in parts.items():
+            try:
+                _check_name(part, settings)
+                _set_value(values, given, part, part_text, settings)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from None
 
 
 def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
@@ -94,7 +132,11 @@ def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
 
 def format_help(config_class: type[Any], shown_presets: ShownPresets = NO_PRESETS) -> str:
     """The settings with meaning, type and default, then what presets them under which condition: as `--help` prints."""
-    lines = ["Settings, as key=value, --key value or --key=value; later ones win.", ""]
+    lines = [
+        "Settings, as key=value, --key value or --key=value; later ones win.",
+        "--config FILE.yaml reads settings from a file; the command line wins over it.",
+        "",
+    ]
     for setting in list_settings(config_class):
         if setting.parts is not None:
             continue
@@ -144,7 +186,7 @@ def _dictionary_of(name: str, settings: Mapping[str, Setting]) -> Setting | None
 
 
 def _check_name(name: str, settings: Mapping[str, Setting]) -> None:
-    if name in settings or _dictionary_of(name, settings) is not None:
+    if name in settings or name == CONFIG_FILE or _dictionary_of(name, settings) is not None:
         return
     near = difflib.get_close_matches(name, settings, n=1, cutoff=0.5)
     advice = f"did you mean {near[0]!r}?" if near else "see --help"

@@ -27,10 +27,12 @@ from cua_rl.evaluation.attempts import (
 )
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
+from cua_rl.judge.judge import Judge
 from cua_rl.recipes.agents import make_agent, open_gateway
 from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
 from cua_rl.recipes.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
+from cua_rl.recipes.judge_config import open_judge
 from cua_rl.recipes.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.recipes.model_folder import fetch_weights
 from cua_rl.recipes.rollout_config import PAID_DEVICES
@@ -73,10 +75,13 @@ async def cli_main(config: EvaluateConfig) -> None:
             print("temperature 0 makes a model's attempts at a task all alike: set one above 0 for pass@k", flush=True)
         async with AsyncExitStack() as stack:
             open_run_log(stack, folder)
+            judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
+            if plan.judge is not None:
+                (folder.path / "judge_prompt.txt").write_text(plan.judge.prompt, encoding="utf-8")
             devices = await stack.enter_async_context(
                 open_devices(config, plan.devices, max_devices=config.max_concurrent_rollouts)
             )
-            await _run_models(plan, folder, devices, record)
+            await _run_models(plan, folder, Surroundings(devices=devices, judge=judge), record)
         comparison = await asyncio.to_thread(_write_results, plan, folder, record.attempts)
         print_comparison(comparison, title=_title(plan))
 
@@ -119,13 +124,21 @@ class AttemptFile:
         self.attempts.append(attempt)
 
 
-async def _run_models(plan: EvaluationPlan, folder: LogDirectory, devices: OpenDevices, record: AttemptFile) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The devices that attempts are made on, and who judges them where no validator does."""
+
+    devices: OpenDevices
+    judge: Judge | None
+
+
+async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surroundings, record: AttemptFile) -> None:
     """One model after the other; models of one folder share a server, which starts only if something is missing."""
     for model in plan.models:
         if isinstance(model, RemoteModel):
             access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
             async with access:
-                await _run_model(plan, model, access, devices, record)
+                await _run_model(plan, model, access, around, record)
     for model_path in plan.engines:
         models = [item for item in plan.models if isinstance(item, LocalModel) and item.model_path == model_path]
         if not any(missing_attempts(_attempt_plan(plan, item), record.attempts) for item in models):
@@ -134,11 +147,11 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, devices: OpenD
         async with _make_server(plan, folder, models) as server:
             for model in models:
                 async with _serve_model(plan, model, server) as gateway:
-                    await _run_model(plan, model, gateway, devices, record)
+                    await _run_model(plan, model, gateway, around, record)
 
 
 async def _run_model(
-    plan: EvaluationPlan, model: Model, access: ModelAccess, devices: OpenDevices, record: AttemptFile
+    plan: EvaluationPlan, model: Model, access: ModelAccess, around: Surroundings, record: AttemptFile
 ) -> None:
     attempt_plan = _attempt_plan(plan, model)
     num_missing, started = len(missing_attempts(attempt_plan, record.attempts)), time.monotonic()
@@ -148,7 +161,7 @@ async def _run_model(
         await record.keep(attempt)
         progress.count(attempt)
 
-    runner = _make_runner(plan, access, devices)
+    runner = _make_runner(plan, access, around)
     await run_missing_attempts(runner, attempt_plan, list(record.attempts), keep)
     print(f"{model.name}: {num_missing} attempts in {time.monotonic() - started:.0f} s", flush=True)
 
@@ -174,17 +187,19 @@ def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
     return AttemptPlan(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
 
 
-def _make_runner(plan: EvaluationPlan, access: ModelAccess, devices: OpenDevices) -> RolloutRunner:
-    own = GBoxAgent(history=plan.history, grounder=devices.grounder)
+def _make_runner(plan: EvaluationPlan, access: ModelAccess, around: Surroundings) -> RolloutRunner:
+    own = GBoxAgent(history=plan.history, grounder=around.devices.grounder)
     log_folder = plan.log_path / "logs" / "agents"
     return RolloutRunner(
-        devices=devices.pool,
+        devices=around.devices.pool,
         gateway=access,
         agent=make_agent(plan.config, own, access, log_folder) if isinstance(access, Gateway) else own,
         reward=plan.reward,
         recorder=NoRecorder(),
         max_turns=plan.config.max_turns,
-        time_limits=devices.time_limits,
+        time_limits=around.devices.time_limits,
+        judge=around.judge,
+        judge_all=plan.config.judge == "compare",
     )
 
 
@@ -201,6 +216,7 @@ def _make_server(
             max_lora_rank=max_lora_rank(max((item.adapter.rank for item in models if item.adapter), default=8)),
             max_model_len=engine.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=plan.max_images,
             gpu_memory_utilization=engine.gpus.gpu_memory_utilization,
             gpus=engine.gpus.server_gpus,
             tensor_parallel=engine.gpus.tensor_parallel,
@@ -245,7 +261,7 @@ SHOWN_PRESETS = {
     "With boxes of GBox, or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }
-"""What the settings above replace, for --help."""
+"""What replaces defaults, for --help and docs/settings.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

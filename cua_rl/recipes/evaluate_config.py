@@ -49,8 +49,8 @@ class EvaluateConfig(RolloutConfig):
     temperature: float = chz.field(default=0.0, doc="sampling temperature, 0 for greedy")
     reward: str = chz.field(
         default="binary",
-        doc="the mean reward to report: binary, score, completion, efficiency, shaped, comprehensive, or "
-        "module:function",
+        doc="the mean reward to report: binary, score, completion, efficiency, shaped, comprehensive, "
+        "judge, or module:function",
     )
     max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time; 8 with GBox and gyms")
 

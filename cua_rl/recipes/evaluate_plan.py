@@ -10,14 +10,16 @@ from typing import Any
 from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError
+from cua_rl.judge.judge import JudgeConfig
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.evaluate_models import LocalModel, Model, parse_models, shown_model
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import name_gym
+from cua_rl.recipes.judge_config import check_judge, plan_judge
 from cua_rl.recipes.model_folder import make_image_renderer, max_positions, num_attention_heads
 from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.preflight import most_screenshots, require_model_server, require_room
+from cua_rl.recipes.preflight import plan_max_images, require_model_server, require_room
 from cua_rl.recipes.run_devices import make_run_backend, require_own_model, smallest_screen
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
@@ -29,7 +31,7 @@ from cua_rl.types import SamplingParams
 _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type", "coordinate_mode",
     "screen_scale", "browser_scale",
-    "renderer_name",
+    "renderer_name", "judge_fingerprint",
 )  # fmt: skip
 """Settings that an evaluation cannot change half way; more tasks, attempts and models may be added."""
 
@@ -57,7 +59,10 @@ class EvaluationPlan:
     """By the folder of the model."""
     devices: DeviceBackend
     tasks: tuple[Task, ...]
+    max_images: int
+    """Most images of one prompt."""
     reward: RewardFunction
+    judge: JudgeConfig | None
     history: History
     params: SamplingParams
 
@@ -67,6 +72,7 @@ class EvaluationPlan:
             "models": [plain_config(shown_model(model)) for model in self.models],
             "log_path": str(self.log_path),
             "num_task_templates": len({task.task_id for task in self.tasks}),
+            "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
         }
 
 
@@ -85,9 +91,17 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(config, None)
     devices = make_run_backend(config, log_path)
-    held_out = load_tasks(name_gym(config.tasks, config), seed=config.seed, split="eval", device=devices.abilities)
+    held_out = load_tasks(
+        name_gym(config.tasks, config),
+        seed=config.seed,
+        split="eval",
+        device=devices.abilities,
+        has_judge=config.judge_model is not None,
+    )
     tasks = tuple(held_out.held_out(config.num_tasks))
-    await _require_room(config, engines, tasks)
+    judge = plan_judge(config, config.reward, held_out)
+    await check_judge(judge)
+    max_images = await _require_room(config, engines, tasks)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
@@ -95,22 +109,24 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         engines=engines,
         devices=devices,
         tasks=tasks,
+        max_images=max_images,
         reward=load_reward(config.reward),
+        judge=judge,
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
 
 
-async def _require_room(config: EvaluateConfig, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` if a model's context cannot hold the longest task, or its server is not there for it."""
+async def _require_room(config: EvaluateConfig, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]) -> int:
+    """The images of the longest prompt; raises `ConfigError` if a model's context or its server cannot hold that."""
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
-    screen = smallest_screen(config)
+    screen, max_images = smallest_screen(config), plan_max_images(config, num_turns)
     for engine in engines.values():
         if screen is not None:
             require_room(config, engine.renderer, screen, num_turns=num_turns, max_model_len=engine.max_model_len)
         if config.base_url is not None:
-            num_images = most_screenshots(config, num_turns)
-            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=num_images)
+            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=max_images)
+    return max_images
 
 
 def _check_agent(config: EvaluateConfig, models: Sequence[Model]) -> None:

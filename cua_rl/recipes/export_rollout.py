@@ -45,8 +45,8 @@ class ExportConfig:
 
 async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Read, render, write."""
-    async with _open_database(config.run, environ) as (database, name):
-        training_id = await _find_training(database, name)
+    async with open_run_database(config.run, environ) as (database, name):
+        training_id = await find_training(database, name)
         async with Databases([database]).open_run(str(training_id)) as run:
             ids = await _find_rollouts(run, config)
             rollouts = [await load_rollout(run, rollout_id) for rollout_id in ids]
@@ -63,7 +63,7 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
 
 
 @asynccontextmanager
-async def _open_database(run: str, environ: Mapping[str, str]) -> AsyncGenerator[tuple[Database, str | None]]:
+async def open_run_database(run: str, environ: Mapping[str, str]) -> AsyncGenerator[tuple[Database, str | None]]:
     """The run's database, and its name if the database may hold others."""
     folder = Path(run)
     if has_database(folder):
@@ -97,7 +97,8 @@ async def _opened(url: str) -> AsyncGenerator[Database]:
         await database.engine.dispose()
 
 
-async def _find_training(database: Database, name: str | None) -> int:
+async def find_training(database: Database, name: str | None) -> int:
+    """The key of the run of this name or number, the latest one without a name; raises `ConfigError`."""
     query = select(Training.id).order_by(Training.started_at.desc()).limit(1)
     if name is not None:
         is_number = name.isascii() and name.isdecimal() and len(name) < 18

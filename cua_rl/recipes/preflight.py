@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 QUESTION_TIMEOUT_S = 2.0
 _PROBE_SIDE_PX = 64
+_PLENTY_OF_IMAGES = 32
 
 
 class ContextSettings(Protocol):
@@ -34,6 +35,10 @@ class ContextSettings(Protocol):
     def history(self) -> HistoryPolicy: ...
     @property
     def history_images(self) -> int: ...
+    @property
+    def agent(self) -> str: ...
+    @property
+    def max_images(self) -> int | None: ...
     @property
     def max_turns(self) -> int: ...
     @property
@@ -72,8 +77,24 @@ def require_adb(program: str = "adb") -> None:
 
 
 def most_screenshots(settings: ContextSettings, num_turns: int) -> int:
-    """Most screenshots of one prompt; every turn shows one, and old ones may be dropped."""
+    """Most screenshots of one prompt of our agent; every turn shows one, and old ones may be dropped."""
     return num_turns if settings.history == "full" else min(num_turns, settings.history_images)
+
+
+def plan_max_images(settings: ContextSettings, num_turns: int) -> int:
+    """Images of one prompt that the model server must take; raises `ConfigError` if fewer are configured.
+
+    Agents that are not ours may show more than one a turn: they get what is configured, or plenty.
+    """
+    needed = most_screenshots(settings, num_turns)
+    if settings.agent != "gbox":
+        return settings.max_images or max(needed, _PLENTY_OF_IMAGES)
+    if settings.max_images is not None and settings.max_images < needed:
+        raise ConfigError(
+            f"max_images: expected at least {needed}, the screenshots of {num_turns} turns, got {settings.max_images}; "
+            "raise it, lower max_turns, or let old screenshots go with history=block_drop"
+        )
+    return settings.max_images or needed
 
 
 def require_room(

@@ -6,6 +6,7 @@ import chz
 
 from cua_rl.agent.history import HistoryPolicy
 from cua_rl.errors import ConfigError
+from cua_rl.recipes.judge_config import JudgeSettings
 from cua_rl.recipes.number_checks import check_numbers
 from cua_rl.recipes.presets import Given
 from cua_rl.tasks.source_config import TaskSources, find_site
@@ -37,11 +38,12 @@ def given_site(tasks: object) -> str | None:
 
 
 @chz.chz
-class RolloutConfig:
+class RolloutConfig(JudgeSettings):
     """The settings that training and evaluation share."""
 
     renderer_name: str | None = chz.field(
-        default=None, doc="how conversations become tokens; None detects it from the model"
+        default=None,
+        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
 
     # Agent
@@ -124,6 +126,9 @@ class RolloutConfig:
 
     # Model server and gateway
     max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
+    max_images: int | None = chz.field(
+        default=None, doc="most screenshots of one prompt that vLLM takes; None is what history and turns need"
+    )
     server_gpus: list[int] | None = chz.field(
         default=None, doc="GPUs of vLLM, such as 0,1; None is about half of several (an evaluation takes all)"
     )
@@ -163,6 +168,7 @@ _SMALLEST = {
     "screen_scale": 1,
     "max_tokens": 1,
     "max_num_seqs": 1,
+    "max_images": 1,
     "server_tensor_parallel": 1,
     "history_images": 1,
     "history_block": 1,

@@ -86,7 +86,7 @@ def make_run_backend(
             return make_backend(settings)
 
 
-def require_own_model(settings: RunDeviceSettings, model_name: str | None) -> None:
+def require_own_model(settings: DeviceSettings, model_name: str | None) -> None:
     """Raise `ConfigError` if the tiny model of this package would meet another device than its own."""
     place = find_site(settings.tasks) or settings.device
     if model_name is None and place != "simulator":

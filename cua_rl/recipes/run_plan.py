@@ -10,11 +10,13 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.recipes.gym_devices import split_gyms
+from cua_rl.recipes.judge_config import check_judge, plan_judge, require_precision
 from cua_rl.recipes.learning import check_learning
 from cua_rl.recipes.log_directory import run_folder
 from cua_rl.recipes.model_folder import (
@@ -25,7 +27,7 @@ from cua_rl.recipes.model_folder import (
     require_trainable,
 )
 from cua_rl.recipes.preflight import (
-    most_screenshots,
+    plan_max_images,
     require_model_server,
     require_monitor,
     require_room,
@@ -58,7 +60,11 @@ class RunPlan:
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
+    judge: JudgeConfig | None
+    """None if no task needs one, and none is asked for beside validators."""
     history: History
+    max_images: int
+    """Most images of one prompt."""
     max_lora_rank: int
     gpus: GpuPlan
     checkpoint_path: Path | None
@@ -76,7 +82,9 @@ class RunPlan:
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
+            "max_images": self.max_images,
             "sampler": self.config.base_url or "started by the run",
+            "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
             **self.gpus.effective(),
         }
 
@@ -93,22 +101,27 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     renderer = make_image_renderer(model_path, config.renderer_name)
     require_trainable(model_path)
     _require_room(config, model_path)
-    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config)
-    train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=devices.abilities)
-    eval_tasks: tuple[Task, ...] = ()
-    if eval_sources is not None:
-        held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=devices.abilities)
-        require_disjoint(train_tasks, held_out)
-        eval_tasks = tuple(held_out.held_out(config.num_eval_rollouts))
+    train_tasks, held_out = _load_task_sets(config, devices)
+    eval_tasks = () if held_out is None else tuple(held_out.held_out(config.num_eval_rollouts))
+    judge = plan_judge(config, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
+    await check_judge(judge)
+    if judge is not None and train_tasks.is_judged:
+        require_precision(
+            judge,
+            least=config.judge_min_precision,
+            record=config.judge_calibration,
+            log_dir=config.log_dir,
+            is_forced=config.judge_force,
+        )
     for name in ("server_port", "gateway_port", "monitor_port"):
         _require_free_port(name, getattr(config, name))
     num_turns = min(config.max_turns, max(task.max_turns for task in (*_one_of_each(train_tasks), *eval_tasks)))
     screen = smallest_screen(config)
     if screen is not None:
         require_room(config, renderer, screen, num_turns=num_turns, max_model_len=config.max_model_len)
+    max_images = plan_max_images(config, num_turns)
     if config.base_url is not None:
-        num_images = most_screenshots(config, num_turns)
-        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=num_images)
+        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=max_images)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -119,7 +132,9 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
+        judge=judge,
         history=make_history(config.history, max_images=config.history_images, block=config.history_block),
+        max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
         gpus=_gpu_plan(config, model_path, environ),
         checkpoint_path=find_checkpoint(
@@ -128,6 +143,18 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         database_url=await _reachable_database(environ),
         monitor=await _reachable_monitor(config, environ),
     )
+
+
+def _load_task_sets(config: CLIConfig, devices: DeviceBackend) -> tuple[TaskSet, TaskSet | None]:
+    """Training tasks, and held-out ones if any are asked for, with nothing in common."""
+    has_judge, device = config.judge_model is not None, devices.abilities
+    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config)
+    train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
+    if eval_sources is None:
+        return train_tasks, None
+    held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
+    require_disjoint(train_tasks, held_out)
+    return train_tasks, held_out
 
 
 def _one_of_each(tasks: TaskSet) -> list[Task]:

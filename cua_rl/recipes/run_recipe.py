@@ -38,12 +38,12 @@ def run_recipe(
         config = parse_command_line(config_class, sys.argv[1:] if argv is None else argv, shown_presets)
         return asyncio.run(_run_until_signal(main(config)))
     except CuaError as error:
-        return _report(error)
+        return report_error(error)
     except BaseExceptionGroup as group:
         error = _first_cua_error(group)
         if error is None:
             raise
-        return _report(error)
+        return report_error(error)
 
 
 def load_environment_file(path: Path) -> None:
@@ -84,7 +84,8 @@ def _first_cua_error(group: BaseExceptionGroup[BaseException]) -> CuaError | Non
     return _first_cua_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-def _report(error: CuaError) -> int:
+def report_error(error: CuaError) -> int:
+    """Print the error for a person: expected, got, what to do; returns the exit status."""
     logger.debug("the recipe failed", exc_info=error)
     what = "configuration error" if isinstance(error, ConfigError) else type(error).__name__
     expected, separator, rest = str(error).partition(", got ")

@@ -138,9 +138,13 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
     )
 
 
+SHOWN_PRESETS = {"Without model_name, the tiny model presets": TINY_MODEL}
+"""What replaces defaults, for --help and docs/settings.md."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the recipe from the command line."""
-    return run_recipe(SftConfig, cli_main, argv, {"Without model_name, preset for the tiny model": TINY_MODEL})
+    return run_recipe(SftConfig, cli_main, argv, SHOWN_PRESETS)
 
 
 if __name__ == "__main__":

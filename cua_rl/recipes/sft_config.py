@@ -34,7 +34,8 @@ class SftConfig:
     lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter; 0 trains every weight of the model")
     lora_alpha: int = chz.field(default=32, doc="the adapter's update is scaled by lora_alpha / lora_rank")
     renderer_name: str | None = chz.field(
-        default=None, doc="how conversations become tokens; None detects it from the model"
+        default=None,
+        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"

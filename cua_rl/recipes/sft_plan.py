@@ -15,6 +15,7 @@ from cua_rl.recipes.log_directory import LogDirectory, run_folder
 from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.preflight import require_wandb
+from cua_rl.recipes.run_devices import require_own_model
 from cua_rl.recipes.sft_config import SftConfig
 from cua_rl.recipes.sft_data import OpenedData, open_data
 from cua_rl.renderers.renderer import Renderer
@@ -58,6 +59,8 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     `devices` are where experts work; they stay open as long as the plan is used.
     """
     require_wandb(config.wandb_project)
+    if config.data == "experts":
+        require_own_model(config, config.model_name)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
     require_trainable(model_path)

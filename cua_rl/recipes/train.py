@@ -22,8 +22,10 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
+from cua_rl.judge.judge import Judge
 from cua_rl.recipes.agents import make_agent, open_gateway
 from cua_rl.recipes.curriculum import load_memory, make_task_stream
+from cua_rl.recipes.judge_config import open_judge
 from cua_rl.recipes.learning import train_step_settings
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.recipes.model_folder import fetch_weights
@@ -38,6 +40,7 @@ from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
+from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts
@@ -87,6 +90,8 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             await follow_move(folder, plan.run_name, url)
         own = await _open_recorder(stack, plan, url)
         recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
+        if plan.config.trace:
+            recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))
         report = open_report(stack, plan, folder, first_step)
         shown_at = await show_run(stack, plan.config, url, folder.path)
         if shown_at is not None:
@@ -150,11 +155,12 @@ def _training_ended(error: BaseException) -> TrainingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Trainer, sampler and the gateway in front of it, running."""
+    """Trainer, sampler and the gateway in front of it, running, and the judge, if there is one."""
 
     trainer: TrainingClient
     sampler: SamplingClient
     gateway: Gateway
+    judge: Judge | None
 
 
 async def _start_engine(
@@ -181,7 +187,8 @@ async def _start_engine(
     gateway = await stack.enter_async_context(
         open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config))
     )
-    return Engine(trainer=trainer, sampler=sampler, gateway=gateway)
+    judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
+    return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
 
 
 def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:
@@ -194,6 +201,7 @@ def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalSe
             max_lora_rank=plan.max_lora_rank,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
+            max_images=plan.max_images,
             gpu_memory_utilization=plan.gpus.gpu_memory_utilization,
             gpus=plan.gpus.server_gpus,
             tensor_parallel=plan.gpus.tensor_parallel,
@@ -299,6 +307,8 @@ def _make_runner(
         agent=make_agent(config, insider, engine.gateway, plan.log_path / "logs" / "agents"),
         reward=plan.reward,
         watch_goal=config.watch_goal,
+        judge=engine.judge,
+        judge_all=config.judge == "compare",
         recorder=recorder,
         max_turns=config.max_turns,
         time_limits=devices.time_limits,
@@ -327,7 +337,7 @@ SHOWN_PRESETS = {
     "With boxes of GBox, or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }
-"""What the settings above replace, for --help."""
+"""What replaces defaults, for --help and docs/settings.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

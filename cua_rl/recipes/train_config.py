@@ -145,8 +145,19 @@ class CLIConfig(RolloutConfig):
     )
     reward: str = chz.field(
         default="binary",
-        doc="what a rollout is worth: binary, score, completion, efficiency, shaped, comprehensive, or module:function",
+        doc="what a rollout is worth: binary, score, completion, efficiency, shaped, comprehensive, judge (as binary, "
+        "for tasks that a judge decides), or module:function",
     )
+    judge_min_precision: float | None = chz.field(
+        default=None,
+        doc="refuse a judge unless its calibration shows this precision (lower end of the 95 % interval); None warns "
+        "of a judge without calibration",
+    )
+    judge_calibration: str | None = chz.field(
+        default=None,
+        doc="file that recipes.calibrate_judge wrote; None looks for this judge's in <log_dir>/judge_calibrations",
+    )
+    judge_force: bool = chz.field(default=False, doc="train on a judge that judge_min_precision would refuse")
     watch_goal: bool = chz.field(
         default=False, doc="read the goal from the device after every turn too, for rewards that ask when it first held"
     )
@@ -236,6 +247,10 @@ class CLIConfig(RolloutConfig):
         default=0, doc="checkpoints whose step is a multiple of this stay on disk too, 0 for none"
     )
     num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are shown and logged")
+    trace: bool = chz.field(
+        default=False,
+        doc="write each rollout into trace/ of the run's folder: screenshots with the action drawn, and the text",
+    )
     compute_post_kl: bool = chz.field(
         default=False, doc="measure how far each step moved the policy (one more forward pass)"
     )
@@ -300,6 +315,7 @@ _SMALLEST = {
 }
 _RANGES = {
     "temperature": (0.0, 2.0),
+    "judge_min_precision": (0.0, 1.0),
     "adam_beta1": (0.0, 0.9999),
     "adam_beta2": (0.0, 0.99999),
     "adam_eps": (0.0, 1.0),

@@ -1,7 +1,8 @@
 """Qwen3-VL's chat format: a conversation becomes text and image chunks, token for token what the model server reads.
 
-The format is that of Qwen3-VL Instruct: thinking in earlier answers stays where it was, so that each prompt extends the
-one before it. `replay` says how items become messages; `qwen3_vl_chat_template.jinja` is the same format for servers.
+The formats are those of Qwen3-VL Instruct, where thinking in earlier answers stays where it was, so that each prompt
+extends the one before it, and of Qwen3-VL Thinking: see `chat_format`. `replay` says how items become messages;
+`qwen3_vl_chat_template.jinja` is the Instruct format for servers.
 """
 
 import json
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 from cua_rl.conversation import ImagePart, Item, Message, ParsedAnswer, Part, SampledAnswer, TextPart, Tool, ToolResult
 from cua_rl.errors import ConfigError
 from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.chat_format import INSTRUCT, THINKING, ChatFormat
 from cua_rl.renderers.images import ImageSettings, image_size, load_image_settings, num_image_tokens
 from cua_rl.renderers.replay import ReplayedItem, replay, text_of
 from cua_rl.renderers.request_error import RequestError
@@ -26,7 +28,6 @@ CHAT_TEMPLATE_PATH = Path(__file__).parent / "qwen3_vl_chat_template.jinja"
 END_OF_TURN = "<|im_end|>"
 _END_OF_TEXT = "<|endoftext|>"
 _IMAGE = "<|image_pad|>"
-_ANSWER_HEADER = "<|im_start|>assistant\n"
 _TOOLS_HEADER = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
@@ -54,8 +55,16 @@ class Qwen3VLRenderer:
     The text-only format keeps earlier thinking too, unlike the template that ships with Qwen3.
     """
 
-    def __init__(self, *, name: str, tokenizer: Tokenizer, image_settings: ImageSettings | None) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        tokenizer: Tokenizer,
+        image_settings: ImageSettings | None,
+        chat_format: ChatFormat = INSTRUCT,
+    ) -> None:
         self.name = name
+        self._format = chat_format
         self.image_settings = image_settings
         self._tokenizer = tokenizer
         self._image_chunks: WeakValueDictionary[str, ImageChunk] = WeakValueDictionary()
@@ -69,9 +78,15 @@ class Qwen3VLRenderer:
     def supports_images(self) -> bool:
         return self.image_settings is not None
 
-    def replay(self, items: Sequence[Item]) -> tuple[ReplayedItem, ...]:
-        """The conversation as it should be sent to the model server: see `replay`."""
-        return replay(items)
+    def to_send(
+        self, items: Sequence[Item], tools: Sequence[Tool] = ()
+    ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:
+        """Conversation and tools as the model server has to get them, so that it reads what `render` writes."""
+        replayed = replay(items)
+        if not tools or not self._format.tools_are_text:
+            return replayed, tuple(tools)
+        system, conversation = _take_system(replayed)
+        return (Message(role="system", content=(TextPart(text=_system_text(system, tools)),)), *conversation), ()
 
     def render(self, items: Sequence[Item], tools: Sequence[Tool] = ()) -> ModelInput:
         """The prompt for the next answer.
@@ -80,8 +95,8 @@ class Qwen3VLRenderer:
             ConfigError: an image for a model that takes none.
             RequestError: an image that cannot be read, or one where the model cannot see it.
         """
-        pieces = [_plain(piece) for piece in _pieces(replay(items), tools)]
-        return ModelInput(chunks=tuple(self._chunks([*pieces, _ANSWER_HEADER])))
+        pieces = [_plain(piece) for piece in _pieces(replay(items), tools, self._format)]
+        return ModelInput(chunks=tuple(self._chunks([*pieces, self._format.answer_header])))
 
     def render_supervised(
         self, items: Sequence[Item], tools: Sequence[Tool] = ()
@@ -93,7 +108,7 @@ class Qwen3VLRenderer:
         Raises:
             RequestError: the conversation does not end with an answer; otherwise as `render`.
         """
-        pieces = list(_pieces(replay(items), tools))
+        pieces = list(_pieces(replay(items), tools, self._format))
         if len(pieces) < 2 or not isinstance(pieces[-2], _Answer):
             last = type(items[-1]).__name__ if items else "nothing"
             raise RequestError(expected="a conversation that ends with an answer", got=last, do="append the answer")
@@ -107,7 +122,7 @@ class Qwen3VLRenderer:
 
     def parse(self, text: str) -> ParsedAnswer:
         """Take an answer apart, given with or without its end of turn; never raises."""
-        return parse_answer(text.removesuffix(END_OF_TURN).removesuffix(_END_OF_TEXT))
+        return parse_answer(self._format.complete(text.removesuffix(END_OF_TURN).removesuffix(_END_OF_TEXT)))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; marks such as the end of turn become their special tokens."""
@@ -155,6 +170,16 @@ def load_qwen3_vl(model_path: Path) -> Qwen3VLRenderer:
     )
 
 
+def load_qwen3_vl_thinking(model_path: Path) -> Qwen3VLRenderer:
+    """The renderer of a Qwen3-VL Thinking model folder."""
+    return Qwen3VLRenderer(
+        name="qwen3_vl_thinking",
+        tokenizer=_load_tokenizer(model_path),
+        image_settings=load_image_settings(model_path),
+        chat_format=THINKING,
+    )
+
+
 def load_qwen3(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a text-only Qwen3 model folder."""
     return Qwen3VLRenderer(name="qwen3", tokenizer=_load_tokenizer(model_path), image_settings=None)
@@ -179,30 +204,37 @@ def _token_id(tokenizer: Tokenizer, token: str) -> int:
     return token_id
 
 
-def _pieces(items: Sequence[ReplayedItem], tools: Sequence[Tool]) -> Iterator[_Piece]:
-    system = items[0] if items and isinstance(items[0], Message) and items[0].role == "system" else None
+def _pieces(items: Sequence[ReplayedItem], tools: Sequence[Tool], chat_format: ChatFormat) -> Iterator[_Piece]:
+    system, conversation = _take_system(items)
     if system is not None or tools:
-        yield "<|im_start|>system\n"
-        yield ("\n\n" if tools else "").join([*(text_of(system) if system else ()), *_tool_text(tools)])
-        yield f"{END_OF_TURN}\n"
-    conversation = items[1:] if system else items
+        yield f"<|im_start|>system\n{_system_text(system, tools)}{END_OF_TURN}\n"
+    answers = chat_format.write_answers(conversation)
     for index, item in enumerate(conversation):
         match item:
             case Message():
-                yield from ("<|im_start|>user\n", *_content(item.content), f"{END_OF_TURN}\n")
+                yield from ("<|im_start|>user\n", *_content(item.content, chat_format), f"{END_OF_TURN}\n")
             case SampledAnswer():
-                yield from (_ANSWER_HEADER, _Answer(f"{item.text}{END_OF_TURN}"), "\n")
+                answer = answers[index]
+                yield from (answer.header, _Answer(f"{answer.text}{END_OF_TURN}"), "\n")
             case ToolResult():
                 is_first = index == 0 or not isinstance(conversation[index - 1], ToolResult)
                 is_last = index + 1 == len(conversation) or not isinstance(conversation[index + 1], ToolResult)
                 yield "<|im_start|>user\n<tool_response>\n" if is_first else "\n<tool_response>\n"
-                yield from _tool_result_content(item.content)
+                yield from _tool_result_content(item.content, chat_format)
                 yield f"\n</tool_response>{END_OF_TURN}\n" if is_last else "\n</tool_response>"
 
 
-def _tool_text(tools: Sequence[Tool]) -> Iterator[str]:
-    if tools:
-        yield _TOOLS_HEADER + "".join(f"{_tool_json(tool)}\n" for tool in tools) + _TOOLS_FOOTER
+def _take_system(items: Sequence[ReplayedItem]) -> tuple[Message | None, Sequence[ReplayedItem]]:
+    """The system message, which comes first, and the rest."""
+    first = items[0] if items else None
+    return (first, items[1:]) if isinstance(first, Message) and first.role == "system" else (None, items)
+
+
+def _system_text(system: Message | None, tools: Sequence[Tool]) -> str:
+    said = text_of(system) if system else []
+    if not tools:
+        return "".join(said)
+    return "\n\n".join([*said, _TOOLS_HEADER + "".join(f"{_tool_json(tool)}\n" for tool in tools) + _TOOLS_FOOTER])
 
 
 def _tool_json(tool: Tool) -> str:
@@ -210,19 +242,19 @@ def _tool_json(tool: Tool) -> str:
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
-def _content(parts: Sequence[Part]) -> Iterator[str | ImagePart]:
+def _content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | ImagePart]:
     for part in parts:
         match part:
             case TextPart():
                 yield part.text
             case ImagePart():
-                yield from ("<|vision_start|>", part, "<|vision_end|>")
+                yield from (f"{chat_format.before_image}<|vision_start|>", part, "<|vision_end|>")
 
 
-def _tool_result_content(parts: Sequence[Part]) -> Iterator[str | ImagePart]:
+def _tool_result_content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | ImagePart]:
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     # vLLM joins a result of text parts alone with line breaks, but not one that holds an image.
-    return iter(["\n".join(texts)]) if len(texts) == len(parts) else _content(parts)
+    return iter(["\n".join(texts)]) if len(texts) == len(parts) else _content(parts, chat_format)
 
 
 def _plain(piece: _Piece) -> str | ImagePart:

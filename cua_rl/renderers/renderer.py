@@ -7,7 +7,8 @@ from typing import Protocol
 
 from cua_rl.conversation import Item, ParsedAnswer, Tool
 from cua_rl.errors import ConfigError
-from cua_rl.renderers.qwen3_vl import load_qwen3, load_qwen3_vl
+from cua_rl.renderers.chat_format import is_thinking_model
+from cua_rl.renderers.qwen3_vl import load_qwen3, load_qwen3_vl, load_qwen3_vl_thinking
 from cua_rl.renderers.replay import ReplayedItem
 from cua_rl.types import ModelInput
 
@@ -35,8 +36,10 @@ class Renderer(Protocol):
         """Tokens that end an answer, the usual one first."""
         ...
 
-    def replay(self, items: Sequence[Item]) -> tuple[ReplayedItem, ...]:
-        """The canonical form of a conversation, to be sent to the model server."""
+    def to_send(
+        self, items: Sequence[Item], tools: Sequence[Tool] = ()
+    ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:
+        """Conversation and tools as the model server has to get them, so that it reads what `render` writes."""
         ...
 
     def render(self, items: Sequence[Item], tools: Sequence[Tool] = ()) -> ModelInput:
@@ -62,7 +65,11 @@ class Renderer(Protocol):
         ...
 
 
-_LOADERS: Mapping[str, Callable[[Path], Renderer]] = {"qwen3": load_qwen3, "qwen3_vl": load_qwen3_vl}
+_LOADERS: Mapping[str, Callable[[Path], Renderer]] = {
+    "qwen3": load_qwen3,
+    "qwen3_vl": load_qwen3_vl,
+    "qwen3_vl_thinking": load_qwen3_vl_thinking,
+}
 _NAME_OF_MODEL_TYPE = {
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3",
@@ -72,7 +79,8 @@ _NAME_OF_MODEL_TYPE = {
 
 
 def make_renderer(model_path: Path, renderer_name: str | None = None) -> Renderer:
-    """The renderer for a model folder: the one named, or the one for the `model_type` in its `config.json`.
+    """The renderer for a model folder: the one named, or the one for the `model_type` in its `config.json` and for what
+    its chat template begins answers with.
 
     Raises:
         ConfigError: no such renderer, none for this type of model, or files missing in the folder.
@@ -95,4 +103,5 @@ def _detect_name(model_path: Path) -> str:
             f"expected a model_type among {sorted(_NAME_OF_MODEL_TYPE)} in {str(path)!r}, got {model_type!r}; "
             f"use such a model, or set renderer_name to one of {sorted(_LOADERS)}"
         )
-    return _NAME_OF_MODEL_TYPE[model_type]
+    name = _NAME_OF_MODEL_TYPE[model_type]
+    return "qwen3_vl_thinking" if name == "qwen3_vl" and is_thinking_model(model_path) else name

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -72,18 +73,29 @@ class MetricLog:
         self.close()
 
 
+def check_wandb(project: str | None) -> None:
+    """Raise ConfigError if metrics are to go to a project of Weights & Biases whose package is not installed."""
+    if project is not None and find_spec("wandb") is None:  # looked up, not imported: that takes seconds
+        raise ConfigError(
+            f"expected the wandb package for wandb_project={project!r}, got none; run make setup, or "
+            "pip install 'cua_rl[wandb]'"
+        )
+
+
 class _Wandb:
     def __init__(self, folder: Path, config: Mapping[str, object], *, project: str, name: str) -> None:
+        check_wandb(project)
+        wandb: Any = import_module("wandb")
         try:
-            wandb: Any = import_module("wandb")
-        except ImportError:
+            # the name doubles as id: a resumed run goes on in its own charts
+            self._run: Any = wandb.init(
+                project=project, name=name, id=name, resume="allow", dir=str(folder), config=dict(config)
+            )
+        except wandb.Error as error:
             raise ConfigError(
-                f"expected the wandb package for wandb_project={project!r}, got none; run pip install 'cua_rl[wandb]'"
-            ) from None
-        # the name doubles as id: a resumed run goes on in its own charts
-        self._run: Any = wandb.init(
-            project=project, name=name, id=name, resume="allow", dir=str(folder), config=dict(config)
-        )
+                f"expected Weights & Biases to open project {project!r}, got {str(error)!r}; set WANDB_API_KEY, or "
+                "WANDB_MODE=offline to keep the run in its folder"
+            ) from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)

@@ -23,6 +23,7 @@ from cua_rl.types import Reward, StopReason, Validation
 
 REWARDS: Mapping[str, RewardFunction] = {
     "binary": binary_reward,
+    "judge": binary_reward,  # of success as a judge says it, where tasks have no validator
     "score": score_reward,
     "completion": completion_reward,
     "efficiency": efficiency_reward,

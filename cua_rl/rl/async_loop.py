@@ -209,7 +209,7 @@ class _AsyncRun:
                         saved = await self._parts.policy.save(step)
                     self._trainer_version = saved.adapter.policy_version
             self._ages.announce(self._trainer_version, step)
-            trained.metrics.update(self._metrics(trained, clock))
+            trained.metrics.update(self._metrics())
             await finish_step(self._settings, self._parts, trained, self._trainer_version, clock)
             if is_checkpoint_due(self._settings, step):  # before anything is sampled that builds on it
                 await save_checkpoint(self._parts, step)
@@ -274,15 +274,13 @@ class _AsyncRun:
     def _is_fresh(self, rollout: Rollout) -> bool:
         return any(turn.model.policy_version == self._trainer_version for turn in rollout.turns)
 
-    def _metrics(self, trained: TrainedStep, clock: Clock) -> dict[str, float]:
-        """How full the pipeline is, and how fast."""
-        step_s = max(1e-9, clock.seconds["step"])
+    def _metrics(self) -> dict[str, float]:
+        """How full the pipeline is."""
         metrics = {
             "async/num_running_groups": float(self._buffer.num_running),
             "async/num_waiting_groups": float(self._buffer.num_waiting),
             "async/num_running_rollouts": float(self._limit.num_running),
             "async/max_running_rollouts": float(self._limit.allowed),
-            "time/rollouts_per_hour": 3600 * sum(len(group.rollouts) for group in trained.groups) / step_s,
         }
         return metrics | ({} if self._publish_s is None else {"time/publish_s": self._publish_s})
 

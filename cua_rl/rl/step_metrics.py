@@ -1,29 +1,36 @@
 """Metrics of a step's rollouts. Names are explained in `cua_rl/metrics.py`."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from math import ceil
+from statistics import pstdev
 
 from cua_rl.rl.datums import ForkReason
-from cua_rl.types import Datum, ModelTurn, Rollout, RolloutGroup
+from cua_rl.types import Datum, Rollout, RolloutGroup, Turn
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Reward, turns, stops and faults over all rollouts of a step."""
+    """Reward, turns, stops, faults and durations over all rollouts of a step."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rewards = [reward for group in groups for reward in group.rewards]
-    turns = [turn.model for rollout in rollouts for turn in rollout.turns]
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    num_turns = [float(len(rollout.turns)) for rollout in rollouts]
     metrics = {
-        "reward/mean": _mean(rewards),
-        "reward/success_rate": _mean([float(rollout.success) for rollout in rollouts]),
-        "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
         "rollout/num_rollouts": float(len(rollouts)),
         "rollout/num_dropped_groups": float(sum(group.is_incomplete for group in groups)),
         "rollout/num_faults": float(sum(len(group.faulty) for group in groups)),
-        "rollout/num_turns/mean": _mean([float(len(rollout.turns)) for rollout in rollouts]),
-        "rollout/duration_s/mean": _mean([rollout.duration_s for rollout in rollouts]),
+        "rollout/num_retries": float(sum(map(_num_retries, groups))),
+        "rollout/num_turns/mean": _mean(num_turns),
+        "rollout/num_turns/max": max(num_turns, default=0.0),
     }
-    judged = _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
-    return metrics | _turn_metrics(turns) | _stop_metrics(rollouts) | _part_metrics(rollouts) | judged
+    return (
+        metrics
+        | _reward_metrics(groups)
+        | _turn_metrics(turns)
+        | _duration_metrics(rollouts, turns)
+        | _stop_metrics(rollouts)
+        | _part_metrics(rollouts)
+        | _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
+    )
 
 
 def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -55,6 +62,30 @@ def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return metrics | ({"judge/validator_agreement": _mean(beside)} if beside else {})
 
 
+def _num_retries(group: RolloutGroup) -> int:
+    """Attempts beyond the first at each place of the group."""
+    attempts = [rollout.member_index for rollout in (*group.rollouts, *group.faulty)]
+    return len(attempts) - len(set(attempts))
+
+
+def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """How good the rollouts were, and how much groups and categories differ in that."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    successes: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        successes[group.category] += [float(rollout.success) for rollout in group.rollouts]
+    judged = [[rollout.success for rollout in group.rollouts] for group in groups if group.rollouts]
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/std": pstdev(rewards) if rewards else 0.0,
+        "reward/std_in_group": _mean([pstdev(group.rewards) for group in groups if group.rewards]),
+        "reward/success_rate": _mean([rate for rates in successes.values() for rate in rates]),
+        "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
+        "reward/all_failed_group_frac": _mean([float(not any(group)) for group in judged]),
+        "reward/all_solved_group_frac": _mean([float(all(group)) for group in judged]),
+    } | {f"reward/success_rate/{name}": _mean(rates) for name, rates in sorted(successes.items()) if name and rates}
+
+
 def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Means over all rollouts, those without the part counted as 0: they add up to the mean reward."""
     parts: Counter[str] = Counter()
@@ -64,16 +95,32 @@ def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {f"reward/parts/{name}": total / len(rollouts) for name, total in parts.items()}
 
 
-def _turn_metrics(turns: Sequence[ModelTurn]) -> dict[str, float]:
-    sampled = [logprob for turn in turns for logprob in turn.sampling_logprobs]
-    prompt_tokens = sum(turn.prompt.length for turn in turns)
+def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
+    models = [turn.model for turn in turns]
+    sampled = [logprob for model in models for logprob in model.sampling_logprobs]
+    prompt_tokens = sum(model.prompt.length for model in models)
+    refused = [turn.action_error is not None and turn.model.failure is None for turn in turns]
     return {
         "rollout/sampled_tokens": float(len(sampled)),
+        "rollout/sampled_tokens_per_turn/mean": len(sampled) / max(1, len(turns)),
         "rollout/prompt_tokens": float(prompt_tokens),
-        "rollout/cached_prompt_frac": sum(turn.cached_tokens for turn in turns) / max(1, prompt_tokens),
-        "rollout/parse_failure_frac": _mean([float(turn.failure is not None) for turn in turns]),
-        "rollout/prompt_mismatches": float(sum(not turn.prompt_matches_renderer for turn in turns)),
+        "rollout/cached_prompt_frac": sum(model.cached_tokens for model in models) / max(1, prompt_tokens),
+        "rollout/parse_failure_frac": _mean([float(model.failure is not None) for model in models]),
+        "rollout/action_error_frac": _mean([float(is_refused) for is_refused in refused]),
+        "rollout/truncated_turn_frac": _mean([float(model.stop == "length") for model in models]),
+        "rollout/prompt_mismatches": float(sum(not model.prompt_matches_renderer for model in models)),
         "policy/entropy_estimate": -_mean(sampled),
+    }
+
+
+def _duration_metrics(rollouts: Sequence[Rollout], turns: Sequence[Turn]) -> dict[str, float]:
+    durations = sorted(rollout.duration_s for rollout in rollouts)
+    return {
+        "rollout/duration_s/mean": _mean(durations),
+        "time/rollout_s/p90": durations[ceil(0.9 * len(durations)) - 1] if durations else 0.0,
+        "time/rollout_s/max": durations[-1] if durations else 0.0,
+        "time/turn_s/mean": _mean([sum(turn.durations_s.values()) for turn in turns]),
+        "time/sampling_s/mean": _mean([turn.model.duration_s for turn in turns]),
     }
 
 

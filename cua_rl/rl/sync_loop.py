@@ -283,9 +283,19 @@ async def finish_step(
     """Remember, record and report a step; `policy_version` is what it made."""
     metrics = trained.metrics | await parts.memory.remember(trained.step, trained.groups)
     metrics |= parts.device_metrics()
-    metrics |= clock.metrics() | {"time/tokens_per_s": metrics["rollout/sampled_tokens"] / clock.seconds["step"]}
+    metrics |= clock.metrics() | _speeds(metrics, clock.seconds) | {"progress/policy_version": float(policy_version)}
     await parts.recorder.record(await asyncio.to_thread(_step_trained, trained, policy_version, metrics))
     parts.log.log_step(trained.step, metrics)
+
+
+def _speeds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """What the step got done per unit of time; a step that trained nothing has no speed of training."""
+    step_s, train_s = max(1e-9, seconds["step"]), seconds.get("train")
+    speeds = {
+        "time/tokens_per_s": metrics["rollout/sampled_tokens"] / step_s,
+        "time/rollouts_per_hour": 3600 * metrics["rollout/num_rollouts"] / step_s,
+    }
+    return speeds | ({"time/trained_tokens_per_s": metrics["rollout/datum_tokens"] / train_s} if train_s else {})
 
 
 def _step_trained(trained: TrainedStep, policy_version: int, metrics: Mapping[str, float]) -> StepTrained:

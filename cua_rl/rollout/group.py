@@ -84,6 +84,7 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
         rollouts=survivors,
         faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
         is_incomplete=len(survivors) < plan.min_group_size,
+        category=task.category,
     )
 
 

@@ -258,7 +258,7 @@ class Gateway:
     def _payload(
         self, items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, seed: int | None
     ) -> Mapping[str, object]:
-        return sampling_request(self._renderer.replay(items), tools, params, seed)
+        return sampling_request(*self._renderer.to_send(items, tools), params, seed)
 
     def _check_length(self, prompt: ModelInput, params: SamplingParams) -> None:
         if prompt.length + params.max_tokens > self._client.max_model_len:

@@ -94,12 +94,6 @@ def load_folder_tasks(tasks_dir: Path) -> list[FolderTask]:
     return tasks
 
 
-def is_training_task(task_id: str, seed: int, train_ratio: float) -> bool:
-    """The side of the split, from id and seed alone: adding a folder never moves another one."""
-    digest = sha256(f"{seed}/{task_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < train_ratio * 2**64
-
-
 def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
 

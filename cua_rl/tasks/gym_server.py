@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from random import Random
 from typing import cast
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.gym.fields import Json, first_text, mapping, sequence, text_at
 from cua_rl.devices.gym.reference import GymTaskRef
 from cua_rl.errors import ConfigError, TaskError
+from cua_rl.tasks.source_config import is_training_task
 from cua_rl.tasks.task import Category, Difficulty, Task
 from cua_rl.types import Validation
 
@@ -156,9 +156,7 @@ def split_gym_tasks(
         first, last = sorted(int(number) for number in eval_number_range.split("-"))
         held_out = {task.ref for task in ordered if task.number is not None and first <= task.number <= last}
     else:
-        shuffled = list(ordered)
-        Random(seed).shuffle(shuffled)
-        held_out = {task.ref for task in shuffled[int(len(shuffled) * train_ratio) :]}
+        held_out = {task.ref for task in ordered if not is_training_task(task.task_id, seed, train_ratio)}
     return [task for task in ordered if task.ref not in held_out], [task for task in ordered if task.ref in held_out]
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from typing import Literal, cast, get_args
 
 from cua_rl.errors import ConfigError
@@ -85,6 +86,12 @@ _REQUIRED = {
     "task_adapter": "tasks_dir",
     "page": "pages",
 }
+
+
+def is_training_task(task_id: str, seed: int, train_ratio: float) -> bool:
+    """The side of the split, from id and seed alone: adding a task never moves another one."""
+    digest = sha256(f"{seed}/{task_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < train_ratio * 2**64
 
 
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:

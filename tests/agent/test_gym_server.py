@@ -74,10 +74,21 @@ def test_the_split_depends_on_seed_and_ids_only_and_a_range_of_numbers_overrides
     other, _ = split_gym_tasks(tasks, seed=2, train_ratio=0.75, eval_number_range=None)
     _, ranged = split_gym_tasks([*tasks, unnumbered], seed=1, train_ratio=0.5, eval_number_range="004-002")
 
-    assert (len(train), len(held_out)) == (7, 3)  # int(10 x 0.75)
+    assert len(train) + len(held_out) == 10
     assert again == (train, held_out)
     assert other != train
     assert [task.number for task in ranged] == [2, 3, 4]
+
+
+def test_a_task_that_is_added_to_a_gym_moves_no_other_to_the_other_side_of_the_split() -> None:
+    tasks = [gym_task(task_id=f"{number:03d}_x", description="d") for number in range(200)]
+
+    before, after = (
+        split_gym_tasks(some, seed=0, train_ratio=0.8, eval_number_range=None)[0] for some in (tasks[1:], tasks)
+    )
+
+    assert set(after) - {tasks[0]} == set(before)
+    assert 0.7 < len(before) / 199 < 0.9
 
 
 def test_scores_are_read_in_their_order_and_nothing_said_is_no_score() -> None:

@@ -1,7 +1,9 @@
 """Training data of each history policy: agent, gateway, renderer and datums are real, only the model server is not."""
 
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -11,8 +13,9 @@ from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import HistoryPolicy, make_history
 from cua_rl.devices.device import DeviceKind
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
-from cua_rl.rl.datums import build_datums, count_retokenised
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl, load_qwen3_vl_thinking
+from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised
+from cua_rl.rl.step_metrics import datum_metrics
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_server import serve_app
@@ -56,13 +59,20 @@ def renderer(tmp_path_factory: pytest.TempPathFactory) -> Qwen3VLRenderer:
     return load_qwen3_vl(build_small_folder(tmp_path_factory.mktemp("model")))
 
 
-@pytest_asyncio.fixture
-async def gateway(renderer: Qwen3VLRenderer) -> AsyncGenerator[Gateway]:
+@asynccontextmanager
+async def open_gateway(renderer: Qwen3VLRenderer, answers: Iterable[str]) -> AsyncGenerator[Gateway]:
+    """A gateway to a model server that gives these answers."""
     fake = FakeVllm(renderer)
-    fake.answers.extend(TAP.format(turn, 100 * turn) for turn in range(NUM_TURNS))
+    fake.answers.extend(answers)
     async with serve_app(fake.app(), "127.0.0.1", 0) as url, ExternalServer(url) as server:
         async with SamplingClient(server) as client:
             yield Gateway(client, renderer, SamplingParams(max_tokens=256, temperature=1.0))
+
+
+@pytest_asyncio.fixture
+async def gateway(renderer: Qwen3VLRenderer) -> AsyncGenerator[Gateway]:
+    async with open_gateway(renderer, [TAP.format(turn, 100 * turn) for turn in range(NUM_TURNS)]) as opened:
+        yield opened
 
 
 async def play(gateway: Gateway, policy: HistoryPolicy, max_images: int, block: int) -> tuple[ModelTurn, ...]:
@@ -139,3 +149,30 @@ async def test_full_history_trains_on_no_more_tokens_than_the_final_sequence_has
 
     assert datum.model_input.length == turns[-1].prompt.length + len(turns[-1].sampled_tokens)
     assert sum(isinstance(chunk, ImageChunk) for chunk in datum.model_input.chunks) == NUM_TURNS
+
+
+@pytest.mark.parametrize(
+    ("failures", "turns_per_datum", "merged"),
+    [
+        ((), [6], 5 / 6),
+        # The third answer calls no tool, so the user says so; behind that, the first three thoughts are gone.
+        ((2,), [3, 3], 4 / 6),
+        ((1, 3), [2, 2, 2], 3 / 6),
+        ((0, 1, 2, 3, 4), [1, 1, 1, 1, 1, 1], 0.0),
+    ],
+)
+async def test_a_thinking_model_s_turns_merge_until_an_answer_without_a_tool_call(
+    tmp_path: Path, failures: Sequence[int], turns_per_datum: list[int], merged: float
+) -> None:
+    renderer = load_qwen3_vl_thinking(build_small_folder(tmp_path / "model"))
+    taps = [TAP.format(turn, 100 * turn).removeprefix("<think>\n") for turn in range(NUM_TURNS)]
+    answers = ["I am lost.\n</think>\n\nWhere?" if turn in failures else tap for turn, tap in enumerate(taps)]
+
+    async with open_gateway(renderer, answers) as gateway:
+        turns = await play(gateway, "full", 0, 0)
+    built = build_datums(rollout(*turns), 1.0, renderer.image_token_id)
+
+    assert [len(datum.turn_indices) for datum in built.datums] == turns_per_datum
+    assert_trained_in_context(built.datums, turns, renderer.image_token_id)
+    assert built.forks == ({ForkReason.HISTORY_CHANGED: len(failures)} if failures else {})
+    assert datum_metrics(built.datums, built.forks, 0)["rollout/merged_turn_frac"] == pytest.approx(merged)

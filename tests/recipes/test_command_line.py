@@ -8,7 +8,7 @@ import chz
 import pytest
 
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.command_line import parse_command_line
+from cua_rl.recipes.command_line import load_config, parse_command_line
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.presets import Given, with_presets
 from cua_rl.recipes.sft_config import SftConfig
@@ -159,6 +159,64 @@ def test_recipes_take_the_same_values_from_python_and_from_the_command_line(
     argv = [f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in arguments.items()]
 
     assert parse_command_line(config_class, argv) == config_class(**arguments)
+
+
+def test_a_file_of_settings_lies_under_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "# a run\ngroup_size: 8\nlearning_rate: 1e-3\nskip-baseline: true\nmax_steps_off_policy: null\nsizes: [1, 2]\n"
+        "tasks: {source_type: ids, task_ids: [a]}\nlora: {rank: 16}\nlog_path: /tmp/a b\n"
+    )
+
+    for config in (parse("--config", str(file), "group_size=6"), parse("group_size=6", f"config={file}")):
+        assert (config.group_size, config.learning_rate, config.skip_baseline, config.sizes) == (6, 1e-3, True, (1, 2))
+        assert config.tasks == {"source_type": "ids", "task_ids": ["a"]}
+        assert (config.lora.rank, config.log_path) == (16, Path("/tmp/a b"))
+        assert config == load_config(Example, file, group_size=6)
+    assert parse(f"--config={file}", "tasks.limit=3").tasks == {"source_type": "ids", "task_ids": ["a"], "limit": 3}
+    (tmp_path / "empty.yaml").touch()
+    assert load_config(Example, tmp_path / "empty.yaml") == Example()
+
+
+def test_a_file_counts_for_presets(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model_name: some/model\n")
+
+    assert (
+        load_config(CLIConfig, file)
+        == CLIConfig(model_name="some/model")
+        == parse_command_line(CLIConfig, ["--config", str(file)])
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("grup_size: 8", ["run.yaml", "'grup_size'", "did you mean 'group_size'?"]),
+        ("group_size: four", ["run.yaml", "group_size to be a whole number", "'four'"]),
+        ("tasks: [a", ["expected YAML", "run.yaml"]),
+        ("- a\n- b", ["expected names and values", "got a list"]),
+        ("lora: {rnk: 1}", ["'lora.rnk'", "did you mean 'lora.rank'?"]),
+        ("group_size: 1", ["group_size must be >= 2, got 1"]),
+    ],
+)
+def test_a_wrong_file_is_explained(text: str, words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+
+    for load in (lambda: parse("--config", str(file)), lambda: load_config(Example, str(file))):
+        with pytest.raises(ConfigError) as caught:
+            load()
+        for word in words:
+            assert word in str(caught.value)
+
+
+def test_a_missing_file_and_a_wrong_name_in_python_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a YAML file, got .*nowhere\.yaml"):
+        parse("--config", str(tmp_path / "nowhere.yaml"))
+    (tmp_path / "run.yaml").touch()
+    with pytest.raises(ConfigError, match="did you mean 'group_size'"):
+        load_config(Example, tmp_path / "run.yaml", grup_size=3)
 
 
 def test_linux_boxes_are_those_of_gbox_and_few_paid_boxes_run_at_a_time() -> None:

@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
 
+THINKING_TEMPLATE = Path(__file__).parent / "published" / "thinking_chat_template.jinja"
 SPECIAL_TOKENS = [
     "<|endoftext|>",
     "<|im_start|>",

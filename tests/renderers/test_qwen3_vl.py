@@ -15,10 +15,12 @@ from cua_rl.conversation import (
     ToolResult,
 )
 from cua_rl.errors import ConfigError
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl_thinking
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.renderers.replay import replay
 from cua_rl.renderers.request_error import RequestError
 from tests.renderers.generated import encode_image, generate_conversation, make_image
+from tests.renderers.model_folders import THINKING_TEMPLATE
 
 CLICK = Tool(name="click", description="Tap", parameters={"type": "object"})
 SCREEN = ImagePart(data=encode_image(make_image(64, 96)), format="png")  # 2 x 3 tokens of 32 x 32 pixels
@@ -81,8 +83,8 @@ def test_prompts_with_the_same_screenshot_share_its_bytes(small_renderer: Qwen3V
 
 def test_replaying_twice_changes_nothing(small_renderer: Qwen3VLRenderer) -> None:
     for seed in range(30):
-        once = small_renderer.replay(generate_conversation(seed).items)
-        assert small_renderer.replay(once) == once
+        once = replay(generate_conversation(seed).items)
+        assert replay(once) == once
 
 
 def test_marks_of_images_inside_text_never_become_image_tokens(small_renderer: Qwen3VLRenderer) -> None:
@@ -133,6 +135,69 @@ def test_the_renderer_is_detected_from_the_type_of_the_model(small_folder: Path,
     assert renderer.supports_images == (name == "qwen3_vl")
 
 
+@pytest.mark.parametrize("place", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
+def test_a_thinking_model_is_known_by_its_template_wherever_that_is(
+    small_folder: Path, tmp_path: Path, place: str
+) -> None:
+    folder = _copy(small_folder, tmp_path / "a_model")
+    template = THINKING_TEMPLATE.read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").unlink()
+    (folder / place).write_text(template if place.endswith("jinja") else json.dumps({"chat_template": template}))
+
+    assert make_renderer(folder).name == "qwen3_vl_thinking"
+
+
+def test_without_a_template_a_thinking_model_is_known_by_its_name(small_folder: Path, tmp_path: Path) -> None:
+    thinking, instruct, moved = (
+        _copy(small_folder, tmp_path / name) for name in ("Qwen3-VL-4B-Thinking", "Qwen3-VL-4B-Instruct", "abc123")
+    )
+    for folder in (thinking, instruct, moved):
+        (folder / "chat_template.jinja").unlink()
+    config = {"model_type": "qwen3_vl", "_name_or_path": "Qwen/Qwen3-VL-8B-Thinking"}
+    (moved / "config.json").write_text(json.dumps(config))
+
+    names = [make_renderer(folder).name for folder in (thinking, instruct, moved)]
+    assert names == ["qwen3_vl_thinking", "qwen3_vl", "qwen3_vl_thinking"]
+    assert make_renderer(thinking, "qwen3_vl").name == "qwen3_vl"
+
+
+def test_a_thinking_prompt_opens_the_block_and_its_tools_travel_in_the_system_message(small_folder: Path) -> None:
+    renderer = load_qwen3_vl_thinking(small_folder)
+    items = [message("system", "You operate a phone."), message("user", "Open Mail.", SCREEN)]
+
+    sent, tools = renderer.to_send(items, (CLICK,))
+
+    assert rendered_text(renderer, items, (CLICK,)).endswith("<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    assert rendered_text(renderer, items, (CLICK,)) == rendered_text(renderer, list(sent))
+    assert tools == ()
+    assert "<tools>" in str(sent[0])
+
+
+def test_an_answer_of_a_thinking_model_begins_inside_its_thinking(small_folder: Path) -> None:
+    renderer = load_qwen3_vl_thinking(small_folder)
+    call = '<tool_call>\n{"name": "click", "arguments": {}}\n</tool_call>'
+
+    whole = renderer.parse(f"I should {call}?\n</think>\n\n{call}<|im_end|>")
+    cut_off = renderer.parse(f"I could {call}")
+
+    assert (whole.reasoning, len(whole.tool_calls), whole.failure) == (f"I should {call}?", 1, None)
+    assert cut_off.tool_calls == ()
+    assert cut_off.failure is not None
+    assert cut_off.failure.kind == "unclosed"
+
+
+def test_a_thinking_answer_is_trained_without_the_mark_that_the_prompt_opened(small_folder: Path) -> None:
+    renderer = load_qwen3_vl_thinking(small_folder)
+    answer = SampledAnswer(text="hm\n</think>\n\nyes")
+
+    rendered, mask = renderer.render_supervised([message("user", "a"), answer])
+
+    ids = rendered.token_ids(renderer.image_token_id)
+    trained = [token for token, kept in zip(ids, mask, strict=True) if kept]
+    assert renderer.decode(trained) == "hm\n</think>\n\nyes<|im_end|>"
+    assert renderer.decode(ids).endswith("<|im_start|>assistant\n<think>\nhm\n</think>\n\nyes<|im_end|>")
+
+
 def test_a_text_only_renderer_refuses_images(small_folder: Path) -> None:
     renderer: Renderer = make_renderer(small_folder, "qwen3")
     assert renderer.render([message("user", "a")]).length > 0
@@ -141,7 +206,7 @@ def test_a_text_only_renderer_refuses_images(small_folder: Path) -> None:
 
 
 def test_unknown_renderers_and_models_are_refused_with_the_known_ones(small_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\['qwen3', 'qwen3_vl'\], got 'qwen9'"):
+    with pytest.raises(ConfigError, match=r"\['qwen3', 'qwen3_vl', 'qwen3_vl_thinking'\], got 'qwen9'"):
         make_renderer(small_folder, "qwen9")
     with pytest.raises(ConfigError, match="got 'llama'"):
         make_renderer(_folder_like(small_folder, "llama"))
@@ -151,10 +216,14 @@ def test_unknown_renderers_and_models_are_refused_with_the_known_ones(small_fold
         make_renderer(tmp_path, "qwen3_vl")
 
 
-def _folder_like(folder: Path, model_type: str) -> Path:
-    other = folder.parent / f"like_{model_type}"
+def _copy(folder: Path, other: Path) -> Path:
     other.mkdir(exist_ok=True)
     for file in folder.iterdir():
         (other / file.name).write_bytes(file.read_bytes())
+    return other
+
+
+def _folder_like(folder: Path, model_type: str) -> Path:
+    other = _copy(folder, folder.parent / f"like_{model_type}")
     (other / "config.json").write_text(json.dumps({"model_type": model_type}))
     return other

@@ -9,7 +9,7 @@ import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.reporting.json_lines import read_records
-from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.metric_log import MetricLog, check_wandb
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 
@@ -72,11 +72,14 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_weights_and_biases_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_for_weights_and_biases_without_its_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # what Python does for a package that is not installed
 
     with pytest.raises(ConfigError, match=r"pip install 'cua_rl\[wandb\]'"):
         MetricLog(tmp_path, config={}, wandb_project="agents")
+    check_wandb(None)
 
 
 class _Result:

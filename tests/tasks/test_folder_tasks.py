@@ -13,8 +13,7 @@ from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.rollout.run import prepare, validate
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
-from cua_rl.tasks.folders import is_training_task
-from cua_rl.tasks.source_config import Split
+from cua_rl.tasks.source_config import Split, is_training_task
 from cua_rl.tasks.task import Task
 from tests.fakes import FakeDevice
 

@@ -36,9 +36,9 @@ async def shell() -> AdbShell:
     try:
         phones = [phone for phone in await list_adb_devices() if phone.state == "device"]
     except (ConfigError, DeviceError) as error:
-        pytest.skip(f"no adb: {error}")
+        pytest.skip(f"no phone: {error}")
     if not phones:
-        pytest.skip("`adb devices` shows no phone that can be used")
+        pytest.skip("no phone: `adb devices` shows none that can be used")
     wanted = os.environ.get("ANDROID_SERIAL", phones[0].serial)
     return AdbShell(wanted)
 
@@ -47,7 +47,9 @@ async def shell() -> AdbShell:
 def own_shell(shell: AdbShell) -> AdbShell:
     """The shell of a phone that may be changed."""
     if not shell.serial.startswith("emulator-") and os.environ.get("ANDROID_SERIAL") != shell.serial:
-        pytest.skip(f"{shell.serial} is no emulator: set ANDROID_SERIAL={shell.serial} if its settings may change")
+        pytest.skip(
+            f"no phone to change: {shell.serial} is real; set ANDROID_SERIAL={shell.serial} if its settings may change"
+        )
     return shell
 
 

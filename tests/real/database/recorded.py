@@ -163,7 +163,13 @@ def make_group(seed: int = 0, group_id: str = "group", num_rollouts: int = 3) ->
     members = [make_rollout(rng, member) for member in range(num_rollouts)]
     lost = make_rollout(rng, 1, fault=StopReason.DEVICE_ERROR)
     return RolloutGroup(
-        group_id=group_id, index=0, task_id="open_settings", seed=7, rollouts=tuple(members), faulty=(lost,)
+        group_id=group_id,
+        index=0,
+        task_id="open_settings",
+        seed=7,
+        rollouts=tuple(members),
+        faulty=(lost,),
+        category="system",
     )
 
 

@@ -2,12 +2,15 @@
 
 import json
 from base64 import b64encode
+from dataclasses import asdict
 from io import BytesIO
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from tests.real.database.conftest import run_sql
+from tests.real.database.recorded import make_judgement
 from tests.real.monitor.conftest import Monitor
 
 ROLLOUT = "5f1d2c3b4a5968778695a4b3c2d1e0f0"
@@ -183,6 +186,28 @@ async def test_one_bad_item_does_not_spoil_its_batch(monitor: Monitor) -> None:
     assert (await monitor.json(f"/api/runs/{training_id}"))["num_completed_steps"] == 1
     refused = await monitor.project.post("/api/ingest/batch", json={"steps": steps[1:]})
     assert refused.status_code == 422
+
+
+@pytest.mark.parametrize(
+    "judgement",
+    [
+        {"votes": []},
+        {**asdict(make_judgement(is_reached=True)), "duration_s": "long"},
+        {**asdict(make_judgement(is_reached=True)), "prompt": "Another one."},
+    ],
+)
+async def test_a_judgement_that_is_none_or_not_of_its_prompt_is_refused(monitor: Monitor, judgement: object) -> None:
+    training_id: int = (await send(monitor, training=TRAINING))["training_id"]
+    step = await send_one(monitor, "steps", STEP | {"client_id": "s", "training_id": training_id})
+    rollout = {"client_id": "r", "rollout_id": "r", "source_type": "step", "step_id": step, **STARTED}
+
+    answer = await monitor.project.post(
+        "/api/ingest/batch", json={"rollouts": [rollout | {"cua_rl": {"judgement": judgement}}]}
+    )
+
+    assert answer.status_code == 422
+    assert "judgement" in answer.text
+    assert run_sql(monitor.url, "SELECT count(*) FROM judgements") == [(0,)]
 
 
 async def test_a_run_is_ended_by_its_training_id(monitor: Monitor) -> None:

@@ -89,7 +89,8 @@ async def test_a_run_is_found_by_name_and_status_and_shows_its_figures(shown: Sh
     timeline = await shown.json(f"{RUN}/timeline")
     assert [(item["phase"], item["step"]) for item in timeline] == [("baseline", 0), ("step", 1), ("step", 2)]
     failures = await shown.json(f"{RUN}/failures")
-    assert failures["stop_reasons"]["device_error"] == [1, 1]
+    assert failures["training"]["kinds"]["device_error"] == [1, 1]
+    assert failures["evaluations"]["kinds"]["device_error"] == [1]
     assert [error["message"] for error in failures["errors"]] == ["the device is gone"]
     (task,) = await shown.json(f"{RUN}/tasks")
     assert task["success"]["num_rollouts"] == sum(point["num_rollouts"] for point in series["success"]) == 6
@@ -128,3 +129,18 @@ async def test_a_verdict_is_shown_beside_what_was_trained_on(shown: Shown) -> No
     assert stored == [(rollout["success"],)]
     for bad in ({}, {"success": True, "reason": "", "actor": "a"}, {"reward": 1e9, "reason": "r", "actor": "a"}):
         assert (await shown.client.post(f"{path}/overrides", json=bad)).status_code == 422
+
+
+async def test_a_rollout_shows_what_the_judge_said_with_its_votes_prompt_and_cost(shown: Shown) -> None:
+    rollouts = [await shown.json(f"{RUN}/rollouts/{item['rollout_id']}") for item in await _rollouts(shown, step=1)]
+    by_member = {rollout["member_index"]: rollout["judgement"] for rollout in rollouts if rollout["reward"] is not None}
+    (lost,) = (rollout["judgement"] for rollout in rollouts if rollout["reward"] is None)
+
+    assert by_member[0] is None
+    said = by_member[2]
+    assert (said["model"], said["success"], said["decides"], said["score"]) == ("judge-1", True, False, 0.5)
+    assert said["prompt"] == "Decide.\x00"
+    assert (said["agreement"], said["num_prompt_tokens"], said["cost_usd"]) == (2 / 3, 2000, 0.1 + 0.2)
+    assert [vote["success"] for vote in said["votes"]] == [True, True, None]
+    assert said["votes"][2]["error"] == "503"
+    assert (lost["success"], lost["decides"], lost["reason"], lost["cost_usd"]) == (None, True, "503", None)

@@ -1,7 +1,6 @@
 """A monitor on a port, over a real Postgres with a recorded run, and Chromium in front of it."""
 
 import random
-import shutil
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,11 @@ import pytest_asyncio
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.devices.browser.chromium import find_chromium
+from cua_rl.errors import ConfigError
 from cua_rl.events import EvaluationEnded, Source, StepTrained, TrainingEnded, TrainingStarted
 from cua_rl.renderers.renderer import make_renderer
+from cua_rl.types import RolloutGroup
 from scripts import seed_monitor
 from scripts.random_taps import RandomTaps
 from tests.real.monitor.conftest import serving
@@ -22,7 +24,6 @@ from tests.real.monitor.conftest import serving
 playwright = pytest.importorskip("playwright.async_api", reason="pip install playwright, as scripts/setup.sh does")
 
 ROOT = Path(__file__).resolve().parents[3]
-PROGRAMS = ("chromium-headless-shell", "chromium", "google-chrome")
 NUM_STEPS = 4
 
 
@@ -43,11 +44,20 @@ class RecordedRun:
 
     async def add_step(self, *, turns: int = 3, pause_s: float = 0.0) -> None:
         """Rollouts on simulated phones, then the trainer's log-probabilities for every one of them."""
-        step = self.num_steps + 1
-        source = Source(phase="step", step=step)
+        await self.train(await self.run_rollouts(turns=turns, pause_s=pause_s))
+
+    async def run_rollouts(self, *, turns: int = 3, pause_s: float = 0.0) -> list[RolloutGroup]:
+        """The groups of the next step, which are not trained on yet."""
+        source = Source(phase="step", step=self.num_steps + 1)
         groups = await seed_monitor.run_source(
             self.recorder, self.policy, source, num_groups=3, turns=turns, pause_s=pause_s
         )
+        await self.recorder.flush()
+        return groups
+
+    async def train(self, groups: list[RolloutGroup]) -> None:
+        """The step of these groups is trained."""
+        step = self.num_steps + 1
         self.num_steps = self.policy.policy_version = step
         logprobs = {
             rollout.rollout_id: tuple(
@@ -115,9 +125,10 @@ async def _begin(recorder: DatabaseRecorder, renderer: Any, name: str, **config:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def chromium() -> AsyncGenerator[Any]:
-    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip("expected Chromium, found none; scripts/install_system_packages.sh installs it")
+    try:
+        program = find_chromium()
+    except ConfigError as error:
+        pytest.skip(str(error))
     async with playwright.async_playwright() as started:
         browser = await started.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser

@@ -26,7 +26,7 @@ async def _pages(window: Window) -> dict[str, str]:
     return {
         "/": "first",
         f"/runs/{run}": "Gradient norm",
-        f"/runs/{run}?tab=timeline": f"Step {NUM_STEPS - 1}",
+        f"/runs/{run}?tab=timeline": f"Step {NUM_STEPS}",
         f"/runs/{run}?tab=live": "Its latest rollouts",
         f"/runs/{run}?tab=tasks": group["task_id"],
         f"/runs/{run}?tab=evals": f"Evaluation after {NUM_STEPS} steps",

@@ -30,14 +30,14 @@ async def test_three_clicks_lead_from_a_chart_to_a_token_with_screenshot_request
     plot = page.locator('.chart-plot[aria-label^="Reward:"] .u-over')
     await plot.wait_for()
     box = await plot.bounding_box()
-    await plot.click(position={"x": box["width"] * 2 / 3, "y": box["height"] / 2})  # of steps 0 to 3, step 2
-    await page.wait_for_url(re.compile(r"/step/2$"))
+    await plot.click(position={"x": box["width"] * 2 / 3, "y": box["height"] / 2})  # of steps 1 to 4, step 3
+    await page.wait_for_url(re.compile(r"/step/3$"))
     await page.locator(".cell").first.click()
     await page.wait_for_url(re.compile(r"/rollouts/"))
     await page.locator('.token-strip [role="option"]').nth(4).click()
 
     facts = await page.get_by_test_id("token-facts").inner_text()
-    stored = await _first_rollout(window, 2)
+    stored = await _first_rollout(window, 3)
     assert "policy-000002" in facts
     assert "0.01" in facts  # the trainer's log-probability is that much lower
     assert f"reward\n{stored['reward']:g}" in facts.replace("\n\n", "\n")
@@ -47,7 +47,7 @@ async def test_three_clicks_lead_from_a_chart_to_a_token_with_screenshot_request
 
 
 async def test_the_address_alone_brings_back_turn_token_and_colouring(window: Window) -> None:
-    rollout = await _first_rollout(window, 0)
+    rollout = await _first_rollout(window, 1)
     await window.open(f"/runs/{window.site.ended.run_id}/rollouts/{rollout['rollout_id']}?turn=2&token=3&color=gap")
     await window.page.get_by_test_id("token-facts").wait_for()
     assert "4 of" in await window.page.get_by_test_id("token-facts").inner_text()
@@ -84,7 +84,7 @@ async def test_the_list_of_runs_and_the_charts_keep_up_with_a_run(window: Window
     run, page = window.site.running, window.page
     await window.open(f"/runs/{run.run_id}?tab=timeline")
     await page.locator(".live-dot.on").wait_for()
-    step = run.next_step
+    step = run.num_steps + 1
     await run.add_step(turns=1)
     await page.get_by_role("link", name=f"Step {step}", exact=True).wait_for()
 
@@ -98,9 +98,7 @@ async def test_a_person_overrides_a_verdict_with_a_reason_after_signing_in(windo
     await page.get_by_label("Your name").fill("Ada")
     await page.get_by_role("button", name="Save verdict").click()
     await page.get_by_label("Access token").fill(WRITE_TOKEN)
-    await page.get_by_role("button", name="Sign in").click()
-    await page.get_by_label("Access token").wait_for(state="detached")
-    await page.get_by_role("button", name="Save verdict").click()
+    await page.get_by_role("button", name="Sign in and save").click()
 
     history = page.get_by_test_id("overrides")
     await history.wait_for()
@@ -111,7 +109,7 @@ async def test_a_person_overrides_a_verdict_with_a_reason_after_signing_in(windo
 
 
 async def test_a_rollout_and_a_chart_can_be_taken_away(window: Window, tmp_path: Path) -> None:
-    page, rollout = window.page, await _first_rollout(window, 0)
+    page, rollout = window.page, await _first_rollout(window, 1)
     await window.open(f"/runs/{window.site.ended.run_id}/rollouts/{rollout['rollout_id']}")
     async with page.expect_download() as download:
         await page.get_by_role("link", name="JSON").click()
@@ -121,7 +119,7 @@ async def test_a_rollout_and_a_chart_can_be_taken_away(window: Window, tmp_path:
 
     await window.open(f"/runs/{window.site.ended.run_id}")
     await page.locator('figure[aria-label="Reward"]').hover()
-    for kind, first_bytes in (("CSV", b"step,reward/mean\n0,"), ("PNG", b"\x89PNG")):
+    for kind, first_bytes in (("CSV", b"step,reward/mean\n1,"), ("PNG", b"\x89PNG")):
         async with page.expect_download() as download:
             await page.get_by_role("button", name=f"Save Reward as {kind}").click()
         await (await download.value).save_as(tmp_path / kind)
@@ -175,10 +173,10 @@ async def test_everything_can_be_reached_by_keyboard(window: Window) -> None:
     await page.keyboard.press("j")
     await page.keyboard.press("j")
     await page.keyboard.press("Enter")
-    await page.wait_for_url(re.compile(r"/step/3$"))
+    await page.wait_for_url(re.compile(r"/step/4$"))
     await page.get_by_text("Groups and rollouts").wait_for()
     await page.keyboard.press("[")
-    await page.wait_for_url(re.compile(r"/step/2$"))
+    await page.wait_for_url(re.compile(r"/step/3$"))
     await page.keyboard.press("?")
     await page.get_by_role("dialog", name="Keyboard").wait_for()
     await page.keyboard.press("Escape")

@@ -8,6 +8,7 @@ import pytest
 from cua_rl.conversation import Message, SampledAnswer
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3
 from cua_rl.renderers.renderer import make_renderer
+from cua_rl.renderers.replay import replay
 from tests.renderers.generated import Generated, generate_conversation
 
 transformers = pytest.importorskip("transformers")
@@ -74,7 +75,7 @@ def test_supervised_tokens_are_the_processor_s_and_the_mask_covers_every_answer(
     compared = 0
     for seed in range(3000, 3080):
         made = generate_conversation(seed, ends_with_answer=True)
-        answers = [item.text for item in small_renderer.replay(made.items) if isinstance(item, SampledAnswer)]
+        answers = [item.text for item in replay(made.items) if isinstance(item, SampledAnswer)]
         if any(answer[:1].isspace() for answer in answers):
             continue  # there, encoding the answer on its own differs from encoding the whole
         text = processor.apply_chat_template(made.messages, tools=made.template_tools, tokenize=False)

@@ -1,13 +1,15 @@
 """The prompt as vLLM computes it: its own conversion of a Responses request, with our template."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from cua_rl.conversation import Item, Message, Reasoning, SampledAnswer, TextPart, Tool, ToolCall
 from cua_rl.renderers.openai_items import conversation_from_responses, responses_input, responses_tools
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl_thinking
 from tests.renderers.generated import generate_conversation
+from tests.renderers.model_folders import THINKING_TEMPLATE
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("vllm")
@@ -55,7 +57,16 @@ def vllm_prompts(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -
     return VllmPrompts(folder)
 
 
-def body_of(items: list[Item] | tuple[Item, ...], tools: list[Tool]) -> dict[str, object]:
+@pytest.fixture(scope="module")
+def thinking_folder(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vllm_qwen3_vl_thinking")
+    for file in small_folder.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "chat_template.jinja").write_bytes(THINKING_TEMPLATE.read_bytes())
+    return folder
+
+
+def body_of(items: Sequence[Item], tools: Sequence[Tool]) -> dict[str, object]:
     return {"input": responses_input(items), "tools": responses_tools(tools)}
 
 
@@ -64,9 +75,20 @@ def test_replayed_conversations_are_the_prompt_that_vllm_computes(
 ) -> None:
     for seed in range(100):
         made = generate_conversation(seed)
-        expected = vllm_prompts.ids(body_of(small_renderer.replay(made.items), made.tools))
+        expected = vllm_prompts.ids(body_of(*small_renderer.to_send(made.items, made.tools)))
         rendered = small_renderer.render(made.items, made.tools)
         assert rendered.token_ids(small_renderer.image_token_id) == expected, f"seed {seed}"
+
+
+def test_conversations_with_a_thinking_model_are_the_prompt_that_vllm_computes_tools_included(
+    thinking_folder: Path,
+) -> None:
+    prompts, renderer = VllmPrompts(thinking_folder), load_qwen3_vl_thinking(thinking_folder)
+    for seed in range(100):
+        made = generate_conversation(seed)
+        expected = prompts.ids(body_of(*renderer.to_send(made.items, made.tools)))
+        rendered = renderer.render(made.items, made.tools)
+        assert rendered.token_ids(renderer.image_token_id) == expected, f"seed {seed}"
 
 
 def test_conversations_as_an_agent_sends_them_agree_too_where_there_is_no_thinking(
@@ -106,7 +128,7 @@ def test_several_instructions_and_foreign_answers_agree_after_replay(
     ]
     rendered = small_renderer.render(items)
     ids = rendered.token_ids(small_renderer.image_token_id)
-    assert ids == vllm_prompts.ids(body_of(small_renderer.replay(items), []))
+    assert ids == vllm_prompts.ids(body_of(*small_renderer.to_send(items)))
     assert small_renderer.decode(ids).startswith(
         "<|im_start|>system\nBe brief.\n\nYou operate a phone.\n\nlate instruction<|im_end|>\n<|im_start|>user\n"
         "<vision_start><image_pad><vision_end> and <|im_end|> are only text<|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -119,7 +141,7 @@ def test_a_request_survives_the_way_through_items_and_back(
     vllm_prompts: VllmPrompts, small_renderer: Qwen3VLRenderer
 ) -> None:
     made = generate_conversation(11)
-    body = body_of(small_renderer.replay(made.items), made.tools)
+    body = body_of(*small_renderer.to_send(made.items, made.tools))
     conversation = conversation_from_responses({"instructions": None, **body})
     rendered = small_renderer.render(conversation.items, conversation.tools)
     assert rendered.token_ids(small_renderer.image_token_id) == vllm_prompts.ids(body)

@@ -14,7 +14,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from cua_rl.errors import AdapterError
+from cua_rl.errors import AdapterError, ConfigError
+from cua_rl.recipes.preflight import require_model_server
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
@@ -249,3 +250,12 @@ async def test_killing_the_server_in_mid_flight_loses_no_turn(
     assert vllm.num_restarts == 1
     assert sorted(turn.response_id for turn in turns) == sorted(answer.id for answer in answers)
     assert {turn.policy_version for turn in turns} == {7}
+
+
+async def test_a_server_says_before_training_how_many_screenshots_it_takes(vllm: VllmServer) -> None:
+    """The fixture's server takes 4 images and 2,048 tokens."""
+    await require_model_server(vllm.base_url, max_model_len=2048, num_images=4)
+    with pytest.raises(ConfigError, match=r"At most 4 image\(s\)"):
+        await require_model_server(vllm.base_url, max_model_len=2048, num_images=5)
+    with pytest.raises(ConfigError, match="max_model_len: expected at most 2048"):
+        await require_model_server(vllm.base_url, max_model_len=4096, num_images=4)

@@ -615,6 +615,14 @@ export interface components {
          * @description An evaluation (phase eval) or the evaluation of the untrained model (phase baseline).
          */
         Evaluation: {
+            /** By Category */
+            by_category: {
+                [key: string]: components["schemas"]["Rate"];
+            };
+            /** By Difficulty */
+            by_difficulty: {
+                [key: string]: components["schemas"]["Rate"];
+            };
             /** Ended At */
             ended_at: string | null;
             /** Group Size */
@@ -651,21 +659,23 @@ export interface components {
             success: components["schemas"]["Rate"];
         };
         /**
-         * Failures
-         * @description How rollouts and turns failed, counted per step; every list aligns with `steps`.
+         * FailureCounts
+         * @description How rollouts that have ended failed, counted per step; every list aligns with `steps`.
          */
-        Failures: {
+        FailureCounts: {
             /**
-             * Errors
-             * @description most frequent messages of infrastructure faults
+             * Kinds
+             * @description rollouts without success: wrong_final_state if the agent said that it was done, else what ended it
              */
-            errors: components["schemas"]["ErrorCount"][];
-            /** Steps */
-            steps: number[];
-            /** Stop Reasons */
-            stop_reasons: {
+            kinds: {
                 [key: string]: number[];
             };
+            /** Num Rollouts */
+            num_rollouts: number[];
+            /** Num Successes */
+            num_successes: number[];
+            /** Steps */
+            steps: number[];
             /**
              * Turn Failures
              * @description turns whose answer could not be understood, by kind
@@ -673,6 +683,19 @@ export interface components {
             turn_failures: {
                 [key: string]: number[];
             };
+        };
+        /**
+         * Failures
+         * @description What went wrong in training, and in evaluations, where step 0 is the baseline.
+         */
+        Failures: {
+            /**
+             * Errors
+             * @description most frequent messages of infrastructure faults, of both
+             */
+            errors: components["schemas"]["ErrorCount"][];
+            evaluations: components["schemas"]["FailureCounts"];
+            training: components["schemas"]["FailureCounts"];
         };
         /**
          * GroupDetail
@@ -856,6 +879,82 @@ export interface components {
             kind: string;
         };
         /**
+         * JudgeVoteShown
+         * @description One answer of a judge.
+         */
+        JudgeVoteShown: {
+            /** Duration S */
+            duration_s: number | null;
+            /** Error */
+            error: string | null;
+            /** Is Malformed */
+            is_malformed: boolean;
+            /** Num Answer Tokens */
+            num_answer_tokens: number;
+            /** Num Prompt Tokens */
+            num_prompt_tokens: number;
+            /** Reason */
+            reason: string;
+            /** Score */
+            score: number | null;
+            /**
+             * Success
+             * @description null if the endpoint failed or the answer was no verdict
+             */
+            success: boolean | null;
+            /**
+             * Text
+             * @description the answer as it came
+             */
+            text: string;
+        };
+        /**
+         * JudgementShown
+         * @description What a judge said about the rollout.
+         */
+        JudgementShown: {
+            /**
+             * Agreement
+             * @description share of the votes that say what the verdict says
+             */
+            agreement: number | null;
+            /**
+             * Cost Usd
+             * @description null if no prices were set
+             */
+            cost_usd: number | null;
+            /**
+             * Decides
+             * @description false beside a validator, which decides
+             */
+            decides: boolean;
+            /** Duration S */
+            duration_s: number | null;
+            /** Model */
+            model: string;
+            /** Num Answer Tokens */
+            num_answer_tokens: number;
+            /** Num Prompt Tokens */
+            num_prompt_tokens: number;
+            /** Prompt */
+            prompt: string;
+            /** Prompt Sha256 */
+            prompt_sha256: string;
+            /** Reason */
+            reason: string;
+            /** Score */
+            score: number | null;
+            /** Screenshots */
+            screenshots: string;
+            /**
+             * Success
+             * @description null if no majority of the votes agrees
+             */
+            success: boolean | null;
+            /** Votes */
+            votes: components["schemas"]["JudgeVoteShown"][];
+        };
+        /**
          * LiveEvent
          * @description Something changed; fields that do not apply are left out.
          */
@@ -925,7 +1024,7 @@ export interface components {
             steps: number[];
             /**
              * Success
-             * @description of training steps, with intervals
+             * @description of finished training steps, with intervals
              */
             success: components["schemas"]["SuccessPoint"][];
         };
@@ -1071,6 +1170,8 @@ export interface components {
              * @description running, with a sign of life in the last minute
              */
             is_run_alive: boolean;
+            /** @description null if no judge was asked */
+            judgement: components["schemas"]["JudgementShown"] | null;
             /**
              * Last Action
              * @description done on that screenshot, null if it shows the outcome
@@ -1356,15 +1457,20 @@ export interface components {
              * @description project whose token sent the run, null for a run of this database
              */
             project: string | null;
-            /** Reward Mean */
+            /**
+             * Reward Mean
+             * @description of the latest finished step
+             */
             reward_mean: number | null;
             /** Run Id */
             run_id: string;
             /** Run Name */
             run_name: string;
+            /** @description null unless running */
+            running_step: components["schemas"]["RunningStep"] | null;
             /**
              * Sparkline
-             * @description success rate over the steps, at most 60 points
+             * @description success rate over the finished steps, at most 60 points
              */
             sparkline: (number | null)[];
             /**
@@ -1384,9 +1490,14 @@ export interface components {
             step_time_s: number | null;
             /**
              * Success Rate
-             * @description of the latest trained step
+             * @description of the latest finished step
              */
             success_rate: number | null;
+            /**
+             * Success Step
+             * @description the latest finished step
+             */
+            success_step: number | null;
             /** Total Steps */
             total_steps: number;
         };
@@ -1453,15 +1564,20 @@ export interface components {
              * @description project whose token sent the run, null for a run of this database
              */
             project: string | null;
-            /** Reward Mean */
+            /**
+             * Reward Mean
+             * @description of the latest finished step
+             */
             reward_mean: number | null;
             /** Run Id */
             run_id: string;
             /** Run Name */
             run_name: string;
+            /** @description null unless running */
+            running_step: components["schemas"]["RunningStep"] | null;
             /**
              * Sparkline
-             * @description success rate over the steps, at most 60 points
+             * @description success rate over the finished steps, at most 60 points
              */
             sparkline: (number | null)[];
             /**
@@ -1481,11 +1597,29 @@ export interface components {
             step_time_s: number | null;
             /**
              * Success Rate
-             * @description of the latest trained step
+             * @description of the latest finished step
              */
             success_rate: number | null;
+            /**
+             * Success Step
+             * @description the latest finished step
+             */
+            success_step: number | null;
             /** Total Steps */
             total_steps: number;
+        };
+        /**
+         * RunningStep
+         * @description The step under way and its groups that have ended: short rollouts end first, so this is no step's success.
+         */
+        RunningStep: {
+            /** Num Ended Groups */
+            num_ended_groups: number;
+            /** Num Groups */
+            num_groups: number;
+            /** Step */
+            step: number;
+            success: components["schemas"]["Rate"];
         };
         /**
          * ScreenshotRef
@@ -1550,8 +1684,7 @@ export interface components {
             metrics: {
                 [key: string]: number | null;
             };
-            /** Next Step */
-            next_step: number | null;
+            next: components["schemas"]["SourceRef"] | null;
             /** Num Datums */
             num_datums: number | null;
             /** Num Ended Groups */
@@ -1565,8 +1698,8 @@ export interface components {
             phase: "baseline" | "step" | "eval";
             /** Policy Version */
             policy_version: number;
-            /** Previous Step */
-            previous_step: number | null;
+            /** @description the step before, or the evaluation before, the baseline included */
+            previous: components["schemas"]["SourceRef"] | null;
             /** Rollouts Ended At */
             rollouts_ended_at: string | null;
             /** Run Id */
@@ -1588,6 +1721,19 @@ export interface components {
             success: components["schemas"]["Rate"];
             /** Trained Policy Version */
             trained_policy_version: number | null;
+        };
+        /**
+         * SourceRef
+         * @description A step, an evaluation or the baseline of the same run.
+         */
+        SourceRef: {
+            /**
+             * Phase
+             * @enum {string}
+             */
+            phase: "baseline" | "step" | "eval";
+            /** Step */
+            step: number;
         };
         /** StatusChange */
         StatusChange: {
@@ -1635,10 +1781,14 @@ export interface components {
          * @description Success over time of one task, and where it fails.
          */
         TaskDetail: {
+            /** @description before training, null if the task is not evaluated */
+            baseline: components["schemas"]["Rate"] | null;
             /** Category */
             category: string | null;
             /** Difficulty */
             difficulty: string | null;
+            /** @description the evaluation that instances and failures are of; null: all training steps */
+            examined: components["schemas"]["SourceRef"] | null;
             /**
              * Failed Checks
              * @description query, expected and actual of failed validations, most frequent
@@ -1661,6 +1811,10 @@ export interface components {
             instances: components["schemas"]["TaskInstance"][];
             /** Instruction */
             instruction: string | null;
+            /** @description latest finished evaluation with the task, null if there is none */
+            last_eval: components["schemas"]["Rate"] | null;
+            /** Last Eval Step */
+            last_eval_step: number | null;
             /** Max Turns */
             max_turns: number | null;
             /** Run Id */
@@ -1672,11 +1826,12 @@ export interface components {
              * @description of rollouts that failed
              */
             stop_reasons: components["schemas"]["Count"][];
-            success: components["schemas"]["Rate"];
             /** Tags */
             tags: string[];
             /** Task Id */
             task_id: string;
+            /** @description in all training steps */
+            training: components["schemas"]["Rate"];
             /** Turn Failures */
             turn_failures: components["schemas"]["Count"][];
         };

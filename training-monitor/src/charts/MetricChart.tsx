@@ -171,7 +171,12 @@ function Readout(props: {
   const format = props.format ?? ((value: number) => formatNumber(value));
   const last = (points: Series["points"]) => points.findLast((point) => point.y !== null)?.y ?? null;
   const values = series
-    .map((one, index) => ({ one, value: hover && drawn ? drawn.data[drawn.lines[index] ?? 0]?.[hover.index] : last(one.points) }))
+    .map((one, index) => {
+      const line = drawn?.lines[index] ?? 0;
+      const at = (column: number) => (hover && drawn ? (drawn.data[column]?.[hover.index] ?? null) : null);
+      const [high, low] = drawn?.bounded[index] ? [at(line + 1), at(line + 2)] : [null, null];
+      return { one, value: hover && drawn ? at(line) : last(one.points), low, high };
+    })
     .filter(({ value }) => value !== null && value !== undefined);
   const x = hover && drawn ? drawn.data[0][hover.index] : null;
   return (
@@ -183,11 +188,12 @@ function Readout(props: {
       )}
       {values
         .slice(0, MAX_VALUES)
-        .map(({ one, value }) => (
+        .map(({ one, value, low, high }) => (
           <span key={one.id ?? one.label} className="chart-key">
             {series.length > 1 && <i style={{ background: one.color.startsWith("--") ? `var(${one.color})` : one.color }} />}
             {series.length > 1 && <span className="dim truncate">{one.label}</span>}
             <b>{format(value as number)}</b>
+            {low !== null && high !== null && <span className="faint">{format(low)} to {format(high)}</span>}
           </span>
         ))}
       {values.length > MAX_VALUES && <span className="faint">and {values.length - MAX_VALUES} more</span>}

@@ -19,7 +19,7 @@ export const SECTIONS: readonly ChartSection[] = [
     charts: [
       { title: "Reward", metrics: ["reward/mean"] },
       { title: "Success by category", metrics: [], prefix: "reward/success_rate/", percent: true },
-      { title: "Groups without signal", metrics: ["reward/constant_group_frac", "reward/all_failed_group_frac", "reward/all_solved_group_frac"], percent: true },
+      { title: "Constant groups", metrics: ["reward/constant_group_frac", "reward/all_failed_group_frac", "reward/all_solved_group_frac"], percent: true },
       { title: "Turns per rollout", metrics: ["rollout/num_turns/mean", "rollout/num_turns/max"] },
       { title: "Parts of the reward", metrics: [], prefix: "reward/parts/" },
       { title: "Curriculum", metrics: ["curriculum/effective_group_frac", "curriculum/batch_fill_frac"], percent: true },
@@ -43,7 +43,7 @@ export const SECTIONS: readonly ChartSection[] = [
   {
     title: "Speed",
     charts: [
-      { title: "Time per phase", metrics: ["time/rollouts_s", "time/train_s", "time/publish_s", "time/save_s", "time/wait_s", "time/eval_s"], seconds: true },
+      { title: "Time per phase", metrics: ["time/rollouts_s", "time/train_s", "time/publish_s", "time/save_s", "time/wait_s"], seconds: true },
       { title: "Step time", metrics: ["time/step_s"], seconds: true },
       { title: "Rollout time", metrics: ["time/rollout_s/p90", "time/rollout_s/max", "rollout/duration_s/mean"], seconds: true },
       { title: "Tokens per second", metrics: ["time/tokens_per_s", "time/trained_tokens_per_s"] },
@@ -59,7 +59,6 @@ export const SECTIONS: readonly ChartSection[] = [
       { title: "Wait for a device", metrics: ["device/lease_s/mean"], seconds: true },
       { title: "Request to the model", metrics: ["time/sampling_s/mean", "time/turn_s/mean"], seconds: true },
       { title: "Prefix cache", metrics: ["rollout/cached_prompt_frac", "rollout/merged_turn_frac"], percent: true },
-      { title: "Event loop lag", metrics: ["time/event_loop_lag_s/max"], seconds: true },
     ],
   },
   {

@@ -1,6 +1,6 @@
 import uPlot from "uplot";
 import { formatNumber } from "../format";
-import { align, smooth, type Series } from "./series";
+import { align, bandOf, smooth, type Series } from "./series";
 
 export type PlotOptions = {
   series: readonly Series[];
@@ -19,6 +19,8 @@ export type Drawn = {
   data: uPlot.AlignedData;
   /** Index in `data` of every series' line. */
   lines: number[];
+  /** Whether the columns after a series' line are the ends of its interval, the upper one first. */
+  bounded: boolean[];
 };
 
 function css(name: string): string {
@@ -34,7 +36,8 @@ export function drawnData(series: readonly Series[], smoothing: number, log: boo
   const { x, columns } = align(series.map((one) => one.points));
   const bounds = series.map((one) => one.points.some((point) => point.low != null && point.high != null));
   const sides = series.map((one) => {
-    const side = (name: "low" | "high") => one.points.map((point) => ({ x: point.x, y: point[name] ?? null }));
+    const banded = one.dots ? one.points : bandOf(one.points, smoothing);
+    const side = (name: "low" | "high") => banded.map((point) => ({ x: point.x, y: point[name] ?? null }));
     // the same x for all: an aligned table of the bounds has the same rows, because every point is in it
     return align([side("low"), side("high")]);
   });
@@ -47,7 +50,7 @@ export function drawnData(series: readonly Series[], smoothing: number, log: boo
     const one = series[index];
     const weight = one?.dots ? 0 : smoothing;
     data.push(positive(column));
-    data.push(positive(spread(column, weight)));
+    data.push(positive(smooth(column, weight)));
     lines.push(data.length - 1);
     if (!bounds[index]) continue;
     const side = sides[index];
@@ -56,15 +59,10 @@ export function drawnData(series: readonly Series[], smoothing: number, log: boo
       for (const [row, value] of (side?.x ?? []).entries()) {
         full[place.get(value) ?? 0] = side?.columns[bound]?.[row] ?? null;
       }
-      data.push(positive(one?.dots ? full : spread(full, weight)));
+      data.push(positive(full));
     }
   }
-  return { data: data as unknown as uPlot.AlignedData, lines };
-}
-
-/** Smooth a column that has holes, keeping the holes. */
-function spread(column: (number | null)[], weight: number): (number | null)[] {
-  return smooth(column, weight);
+  return { data: data as unknown as uPlot.AlignedData, lines, bounded: bounds };
 }
 
 function lineSeries(one: Series, color: string, smoothing: number, holes: boolean): uPlot.Series[] {
@@ -92,7 +90,7 @@ const DOT_GAP = 12;
 
 /** How far from its step a dot is drawn, in pixels: dots of several series stand side by side. */
 export function dotShift(series: readonly Series[], index: number): number {
-  const dotted = series.flatMap((one, at) => (one.dots ? [at] : []));
+  const dotted = series.flatMap((one, at) => (one.dots && !one.hollow ? [at] : []));
   return dotted.includes(index) ? (dotted.indexOf(index) - (dotted.length - 1) / 2) * DOT_GAP : 0;
 }
 
@@ -128,7 +126,8 @@ function drawDots(plot: uPlot, one: Series, line: number, shift: number): void {
       ctx.beginPath();
     }
     ctx.arc(left, plot.valToPos(value, "y", true), 4 * devicePixelRatio, 0, 2 * Math.PI);
-    ctx.fill();
+    if (one.hollow) ctx.stroke();
+    else ctx.fill();
   }
   ctx.restore();
 }
@@ -175,7 +174,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
   const [first, last] = [xs[0] ?? 0, xs.at(-1) ?? 1];
   const room = options.series.every((one) => one.dots) ? (last - first) / 20 : 0; // for dots beside the first and last step
   const whole: [number, number] = first === last ? [first - 1, first + 1] : [first - room, last + room];
-  const dotted = new Set(drawn.lines.filter((_, index) => options.series[index]?.dots));
+  const ringed = new Set(drawn.lines.filter((_, index) => !options.series[index]?.dots)); // not raw lines, nor bounds
   const plot = new uPlot(
     {
       width: options.width,
@@ -185,7 +184,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
       bands,
       legend: { show: false },
       cursor: {
-        points: { size: (_plot, index) => (dotted.has(index) ? 0 : 7), width: (_plot, index) => (dotted.has(index) ? 0 : 2) },
+        points: { size: (_plot, index) => (ringed.has(index) ? 7 : 0), width: (_plot, index) => (ringed.has(index) ? 2 : 0) },
         drag: { x: true, y: false, setScale: false, dist: 6 },
         y: false,
       },

@@ -8,10 +8,13 @@ export type Series = {
   points: readonly Point[];
   /** Only dots, no line between them: evaluations. */
   dots?: boolean;
+  /** Dots drawn as rings: not final yet. */
+  hollow?: boolean;
   dashed?: boolean;
 };
 
-export type Point = { x: number; y: number | null; low?: number | null; high?: number | null };
+/** `count` is the number of trials behind a rate: what an interval of smoothed rates needs. */
+export type Point = { x: number; y: number | null; low?: number | null; high?: number | null; count?: number };
 
 export const PALETTE = ["#7c9cff", "#4cc38a", "#e6b450", "#e07ac0", "#57c4d6", "#f08a5d", "#a98bf5", "#9bbf4b"];
 
@@ -30,6 +33,36 @@ export function smooth(values: readonly (number | null)[], weight: number): (num
     scale = weight * scale + (1 - weight);
     return total / scale;
   });
+}
+
+const Z = 1.959963984540054; // of a 95 % interval
+
+/**
+ * The 95 % Wilson interval of each smoothed rate. A mean of rates with weights w has the variance of
+ * (sum of w)^2 / (sum of w^2 / count) trials. Null where there is no rate.
+ */
+export function smoothedBounds(points: readonly Point[], weight: number): { low: number; high: number }[] | null {
+  let [total, scale, noise] = [0, 0, 0];
+  const bounds: { low: number; high: number }[] = [];
+  for (const { y, count } of points) {
+    if (y === null || !count) return null;
+    total = weight * total + (1 - weight) * y;
+    scale = weight * scale + (1 - weight);
+    noise = weight ** 2 * noise + (1 - weight) ** 2 / count;
+    const [rate, trials] = [total / scale, scale ** 2 / noise];
+    const spread = Z * Math.sqrt((rate * (1 - rate)) / trials + Z ** 2 / (4 * trials ** 2));
+    const [centre, width] = [rate + Z ** 2 / (2 * trials), 1 + Z ** 2 / trials];
+    bounds.push({ low: Math.max(0, Math.min(rate, (centre - spread) / width)), high: Math.min(1, Math.max(rate, (centre + spread) / width)) });
+  }
+  return bounds;
+}
+
+/** A line's points as its band is drawn: under smoothing with the interval of the smoothed value, or with none. */
+export function bandOf(points: readonly Point[], weight: number): readonly Point[] {
+  if (weight <= 0) return points;
+  const measured = points.filter((point) => point.y !== null);
+  const bounds = smoothedBounds(measured, weight);
+  return measured.map((point, index) => ({ ...point, low: bounds?.[index]?.low ?? null, high: bounds?.[index]?.high ?? null }));
 }
 
 export type Table = { x: number[]; columns: (number | null)[][] };

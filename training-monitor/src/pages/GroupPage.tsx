@@ -4,6 +4,7 @@ import { groupPath, rolloutPage, runPage, sourceName, sourcePage, taskPage } fro
 import type { ClockRollout, GroupDetail } from "../api/types";
 import { formatDuration, formatNumber, formatSigned, words } from "../format";
 import { describeAction } from "../rollout/actions";
+import { shownSuccess } from "../rollout/verdict";
 import { Screenshot } from "../rollout/Screenshot";
 import { Link, navigate, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
@@ -73,10 +74,10 @@ function GroupView({ detail }: { detail: GroupDetail }) {
           { label: `Group ${group.group_index + 1}` },
         ]}
         title={group.instruction ?? group.task_id}
-        note={<>{group.is_constant && <span className="badge">constant: teaches nothing</span>} <Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
+        note={<>{detail.phase === "step" && group.is_constant && <span className="badge">constant: teaches nothing</span>} <Link className="text-link" to={taskPage(detail.run_id, group.task_id)}>{group.task_id}</Link> seed {group.seed}{group.category ? ` · ${group.category}` : ""}</>}
       />
       <dl className="stats">
-        <Stat label="Successes">{group.num_successes ?? "–"}<small>of {group.num_rollouts ?? detail.rollouts.length}</small></Stat>
+        <Successes detail={detail} />
         <Stat label="Reward">{formatNumber(group.reward_mean, 3)}<small>± {formatNumber(group.reward_std, 2)}</small></Stat>
         <Stat label="Faults">{group.num_faulty ?? 0}</Stat>
         <Stat label="Replayed">{group.replays.length}</Stat>
@@ -116,6 +117,20 @@ function GroupView({ detail }: { detail: GroupDetail }) {
         )}
       </Panel>
     </>
+  );
+}
+
+/** As the badges below have them, verdicts of people included; what the validator said stands beside it. */
+function Successes({ detail }: { detail: GroupDetail }) {
+  const { group, rollouts } = detail;
+  const judged = rollouts.filter((rollout) => shownSuccess(rollout) !== null && rollout.status !== "failed");
+  const isOverridden = rollouts.some((rollout) => rollout.override_success !== null);
+  const byValidator = isOverridden ? `, ${group.num_successes ?? "–"} by the validator` : "";
+  return (
+    <Stat label="Successes">
+      {judged.length ? judged.filter(shownSuccess).length : "–"}
+      <small>of {group.num_rollouts ?? rollouts.length}{byValidator}</small>
+    </Stat>
   );
 }
 
@@ -166,11 +181,11 @@ function Member({ rollout, detail, time }: { rollout: ClockRollout; detail: Grou
       </Link>
       <div className="row between">
         <b className="num">#{rollout.member_index + 1}</b>
-        {rollout.status === "running" ? <StatusBadge status="running" alive={detail.is_run_alive} /> : <Outcome success={rollout.override_success ?? rollout.success} fault={rollout.status === "failed"} />}
+        {rollout.status === "running" ? <StatusBadge status="running" alive={detail.is_run_alive} /> : <Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />}
       </div>
       <div className="member-facts num">
         <span>turn {moment.turn + 1}/{rollout.turns.length}</span>
-        <span title="reward, advantage">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
+        <span title="reward and advantage, as they were trained on">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
       </div>
       <div className="faint truncate">{moment.acting ? (describeAction(turn?.action)?.line ?? words(turn?.failure_kind ?? "no action")) : words(rollout.stop_reason ?? "")}</div>
     </article>

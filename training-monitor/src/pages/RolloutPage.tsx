@@ -10,6 +10,7 @@ import { RolloutFacts } from "../rollout/RolloutFacts";
 import { Stage } from "../rollout/Stage";
 import { adapterName, TokenStrip } from "../rollout/TokenStrip";
 import { StageTimings } from "../rollout/StageTimings";
+import { shownSuccess } from "../rollout/verdict";
 import { Link, navigate, replaceSearch, useLocation, useSearchParam } from "../router";
 import { Icon } from "../ui/icons";
 import { useShortcuts } from "../ui/keys";
@@ -19,11 +20,6 @@ export function RolloutPage({ runId, rolloutId }: { runId: string; rolloutId: st
   const query = useQuery<Rollout>(rolloutPath(runId, rolloutId));
   useRefresh(query.reload, query.data?.status === "running" && query.data.is_run_alive);
   return <Loaded query={query} height={560}>{(rollout) => <RolloutView rollout={rollout} reload={query.reload} />}</Loaded>;
-}
-
-/** The verdict that counts for a reader: a person's, if there is one. */
-export function shownSuccess(rollout: Pick<Rollout, "success" | "override_success">): boolean | null {
-  return rollout.override_success ?? rollout.success;
 }
 
 /** Which of `count` turns an address shows. */
@@ -156,13 +152,21 @@ function RolloutHead(props: { rollout: Rollout; follow: boolean; setFollow: (on:
   );
 }
 
+function validatorSays(rollout: Rollout): string {
+  return rollout.success === null ? "nothing" : rollout.success ? "success" : "failure";
+}
+
 function RolloutStats({ rollout }: { rollout: Rollout }) {
   const versions = [...new Set(rollout.turns.map((turn) => turn.policy_version))].sort((a, b) => a - b);
   const first = versions[0];
   return (
     <dl className="stats">
-      <Stat label="Outcome"><Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />{rollout.override_success !== null && <small>overridden</small>}</Stat>
-      <Stat label="Reward">{formatNumber(rollout.override_reward ?? rollout.reward)}</Stat>
+      <Stat label="Outcome"><Outcome success={shownSuccess(rollout)} fault={rollout.status === "failed"} />{rollout.override_success !== null && <small>overridden, validator: {validatorSays(rollout)}</small>}</Stat>
+      <Stat label="Reward">
+        {formatNumber(rollout.override_reward ?? rollout.reward)}
+        {rollout.override_reward !== null && <small>overridden, trained on {formatNumber(rollout.reward)}</small>}
+        {rollout.override_success !== null && rollout.override_reward === null && <small>as trained on, not judged again</small>}
+      </Stat>
       <Stat label="Advantage">{formatSigned(rollout.advantage)}</Stat>
       <Stat label="Turns">{rollout.num_turns}<small>of {rollout.max_turns ?? "–"}</small></Stat>
       <Stat label="Ended by">{rollout.stop_reason ? words(rollout.stop_reason) : <StatusBadge status={rollout.status} alive={rollout.is_run_alive} />}</Stat>

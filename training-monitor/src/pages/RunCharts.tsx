@@ -39,22 +39,28 @@ export function RunCharts({ run }: { run: Run }) {
 }
 
 export function points(all: readonly SuccessPoint[]): Series["points"] {
-  return all.map((one) => ({ x: one.step, y: one.rate, low: one.low, high: one.high }));
+  return all.map((one) => ({ x: one.step, y: one.rate, low: one.low, high: one.high, count: one.num_rollouts }));
 }
 
 function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; view: ChartView }) {
   const known = useMemo(() => new Set(Object.keys(metrics.series)), [metrics]);
   const meanings = useMemo(() => new Map(run.metrics.map((one) => [one.name, one.meaning])), [run.metrics]);
-  const success = useMemo<Series[]>(
-    () => [
+  const running = run.running_step;
+  const success = useMemo<Series[]>(() => {
+    const series: Series[] = [
       { label: "training rollouts", color: "--accent", points: points(metrics.success) },
       { label: "held-out tasks", color: "--good", points: points(metrics.evaluations), dots: true },
-    ],
-    [metrics],
-  );
+    ];
+    if (running?.success.num_rollouts) {
+      const { step, num_ended_groups, num_groups, success: so_far } = running;
+      const label = `step ${step} under way, ${num_ended_groups} of ${num_groups} groups`;
+      series.push({ label, color: "--accent", dots: true, hollow: true, points: [{ x: step, y: so_far.rate, low: so_far.low, high: so_far.high }] });
+    }
+    return series;
+  }, [metrics, running]);
   const open = useCallback(
     (x: number, series: Series) => {
-      if (!series.dots) return navigate(sourcePage(run.run_id, "step", x));
+      if (!series.dots || series.hollow) return navigate(sourcePage(run.run_id, "step", x));
       const phase = metrics.evaluations.find((one) => one.step === x)?.phase ?? "eval";
       navigate(sourcePage(run.run_id, phase, x));
     },
@@ -65,7 +71,7 @@ function Sections({ run, metrics, view }: { run: Run; metrics: MetricSeries; vie
       <div className="panel chart-panel">
         <MetricChart
           title="Success"
-          hint="Share of rollouts that reached the goal, with 95 % Wilson intervals"
+          hint="Share of rollouts that reached the goal, in finished steps, with the 95 % Wilson interval of what the line shows. A ring is the step under way: short rollouts end first"
           series={success}
           format={percent}
           yRange={UNIT}

@@ -1,6 +1,6 @@
 import { useCallback, useMemo } from "react";
 import { sourceName, sourcePage } from "../api/paths";
-import type { Evaluation, Run } from "../api/types";
+import type { Evaluation, Rate, Run } from "../api/types";
 import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
 import { formatDuration, formatNumber, formatPercent } from "../format";
@@ -19,7 +19,7 @@ export function RunEvals({ run }: { run: Run }) {
         label: "held-out success",
         color: "--good",
         dots: true,
-        points: evaluations.map((one) => ({ x: one.step, y: one.success.rate, low: one.success.low, high: one.success.high })),
+        points: evaluations.filter((one) => one.status === "completed").map((one) => ({ x: one.step, y: one.success.rate, low: one.success.low, high: one.success.high })),
       },
     ],
     [evaluations],
@@ -53,7 +53,8 @@ export function RunEvals({ run }: { run: Run }) {
           </table>
         </div>
       </Panel>
-      <ByCategory evaluations={evaluations} />
+      <ByKind title="By category" name="Category" evaluations={evaluations} ratesOf={(one) => one.by_category} />
+      <ByKind title="By difficulty" name="Difficulty" evaluations={evaluations} ratesOf={(one) => one.by_difficulty} />
     </>
   );
 }
@@ -64,9 +65,9 @@ function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }
   return (
     <tr>
       <td><Link className="text-link" data-row to={sourcePage(run.run_id, evaluation.phase, evaluation.step)}>{sourceName(evaluation.phase, evaluation.step)}</Link></td>
-      <td><StatusBadge status={evaluation.status} /></td>
+      <td><StatusBadge status={evaluation.status} alive={run.is_alive} /></td>
       <td className="interval-cell">{success.rate === null ? null : <IntervalBar value={success.rate} low={success.low} high={success.high} />}</td>
-      <td className="right"><b>{formatPercent(success.rate, 1)}</b> <span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span></td>
+      <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span></td>
       <td className="right">{success.num_successes} / {success.num_rollouts}</td>
       <td className="right">{formatNumber(evaluation.reward_mean, 3)}</td>
       <td className="right mono">{evaluation.policy_version}</td>
@@ -75,35 +76,46 @@ function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }
   );
 }
 
-const CATEGORY = /^eval\/[^/]+\/success_rate\/(.+)$/;
+type ByKindProps = {
+  title: string;
+  name: string;
+  evaluations: readonly Evaluation[];
+  ratesOf: (evaluation: Evaluation) => Record<string, Rate>;
+};
 
-function ByCategory({ evaluations }: { evaluations: readonly Evaluation[] }) {
-  const names = [...new Set(evaluations.flatMap((one) => Object.keys(one.metrics)))].filter((name) => CATEGORY.test(name)).sort();
-  if (names.length === 0) return null;
+/** Success in every evaluation of the tasks of one kind; nothing if all tasks are of one. */
+function ByKind({ title, name, evaluations, ratesOf }: ByKindProps) {
+  const kinds = [...new Set(evaluations.flatMap((one) => Object.keys(ratesOf(one))))].sort();
+  if (kinds.length === 0) return null;
   return (
-    <Panel title="By category" flush>
+    <Panel title={title} flush>
       <div className="table-scroll">
         <table className="data">
           <thead>
-            <tr><th>Category</th>{evaluations.map((one) => <th key={`${one.phase}${one.step}`}>{sourceName(one.phase, one.step)}</th>)}</tr>
+            <tr><th>{name}</th>{evaluations.map((one) => <th key={`${one.phase}${one.step}`}>{sourceName(one.phase, one.step)}</th>)}</tr>
           </thead>
           <tbody>
-            {names.map((name) => (
-              <tr key={name}>
-                <td>{CATEGORY.exec(name)?.[1]}</td>
-                {evaluations.map((one) => {
-                  const value = one.metrics[name];
-                  return (
-                    <td key={`${one.phase}${one.step}`}>
-                      {value == null ? <span className="faint">–</span> : <div className="row"><IntervalBar value={value} low={null} high={null} /><span className="num">{formatPercent(value)}</span></div>}
-                    </td>
-                  );
-                })}
+            {kinds.map((kind) => (
+              <tr key={kind}>
+                <td>{kind}</td>
+                {evaluations.map((one) => (
+                  <td key={`${one.phase}${one.step}`}><RateCell rate={ratesOf(one)[kind]} /></td>
+                ))}
               </tr>
             ))}
           </tbody>
         </table>
       </div>
     </Panel>
+  );
+}
+
+function RateCell({ rate }: { rate: Rate | undefined }) {
+  if (!rate || rate.rate === null) return <span className="faint">–</span>;
+  return (
+    <div className="row">
+      <IntervalBar value={rate.rate} low={rate.low} high={rate.high} />
+      <span className="num" title={`${rate.num_successes} of ${rate.num_rollouts}`}>{formatPercent(rate.rate)}</span>
+    </div>
   );
 }

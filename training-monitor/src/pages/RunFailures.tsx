@@ -1,12 +1,12 @@
 import { useCallback, useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { failuresPath, rolloutPage, sourcePage } from "../api/paths";
-import type { Failures, Run } from "../api/types";
+import type { FailureCounts, Failures, Run } from "../api/types";
 import { MetricChart } from "../charts/MetricChart";
 import { paletteColor, type Series } from "../charts/series";
-import { words } from "../format";
-import { Link, navigate } from "../router";
-import { Empty, Loaded, Panel } from "../ui/parts";
+import { plural, words } from "../format";
+import { Link, navigate, useSearchParam } from "../router";
+import { Empty, Loaded, Panel, Segments } from "../ui/parts";
 import { CountBars } from "./TaskPage";
 
 /** How rollouts and turns fail, by kind and over time. */
@@ -23,6 +23,11 @@ function seriesOf(steps: readonly number[], kinds: Record<string, number[]>): Se
   }));
 }
 
+const PARTS = [
+  { value: "", label: "Training steps" },
+  { value: "evaluations", label: "Evaluations" },
+] as const;
+
 function totals(kinds: Record<string, number[]>): { name: string; count: number }[] {
   return Object.entries(kinds)
     .map(([name, counts]) => ({ name, count: counts.reduce((sum, count) => sum + count, 0) }))
@@ -30,16 +35,29 @@ function totals(kinds: Record<string, number[]>): { name: string; count: number 
 }
 
 function FailureView({ run, failures }: { run: Run; failures: Failures }) {
-  const open = useCallback((x: number) => navigate(sourcePage(run.run_id, "step", x)), [run.run_id]);
-  const ends = useMemo(() => seriesOf(failures.steps, failures.stop_reasons), [failures]);
-  const turns = useMemo(() => seriesOf(failures.steps, failures.turn_failures), [failures]);
+  const [part, setPart] = useSearchParam("of");
+  const isTraining = part !== "evaluations";
+  const counts = isTraining ? failures.training : failures.evaluations;
+  const open = useCallback(
+    (x: number) => {
+      const phase = run.evaluations.find((one) => one.step === x)?.phase ?? "eval";
+      navigate(sourcePage(run.run_id, isTraining ? "step" : phase, x));
+    },
+    [run.run_id, run.evaluations, isTraining],
+  );
+  const kinds = useMemo(() => seriesOf(counts.steps, counts.kinds), [counts]);
+  const turns = useMemo(() => seriesOf(counts.steps, counts.turn_failures), [counts]);
   return (
     <>
-      <div className="columns">
-        <KindPanel title="How rollouts end" series={ends} counts={totals(failures.stop_reasons)} open={open} none="No rollout has ended yet." />
-        <KindPanel title="Answers that could not be read" series={turns} counts={totals(failures.turn_failures)} open={open} none="Every answer so far was understood." />
+      <div className="row wrap">
+        <Segments label="Rollouts of" value={isTraining ? "" : "evaluations"} options={PARTS} onChange={setPart} />
+        <span className="dim" data-testid="failure-share">{shareText(counts, isTraining)}</span>
       </div>
-      <Panel title="Faults of the infrastructure" flush>
+      <div className="columns">
+        <KindPanel title="How rollouts fail" series={kinds} counts={totals(counts.kinds)} open={open} none="No rollout has failed yet." />
+        <KindPanel title="Answers that could not be read" series={turns} counts={totals(counts.turn_failures)} open={open} none="Every answer so far was understood." />
+      </div>
+      <Panel title="Faults of the infrastructure, in training and in evaluations" flush>
         {failures.errors.length === 0 ? (
           <Empty title="No fault"><p>No rollout was lost to a device, the model server or a task.</p></Empty>
         ) : (
@@ -61,6 +79,14 @@ function FailureView({ run, failures }: { run: Run; failures: Failures }) {
       </Panel>
     </>
   );
+}
+
+/** "412 of 640 rollouts of training steps failed; evaluations are counted apart." */
+function shareText(counts: FailureCounts, isTraining: boolean): string {
+  const sum = (values: readonly number[]) => values.reduce((total, value) => total + value, 0);
+  const [all, won] = [sum(counts.num_rollouts), sum(counts.num_successes)];
+  const [these, others] = isTraining ? ["training steps", "evaluations"] : ["evaluations", "training steps"];
+  return `${(all - won).toLocaleString("en-US")} of ${plural(all, "rollout")} of ${these} failed; ${others} are counted apart.`;
 }
 
 function KindPanel(props: { title: string; series: Series[]; counts: { name: string; count: number }[]; open: (x: number) => void; none: string }) {

@@ -3,6 +3,7 @@ import { rolloutPage, rolloutsPath, shortSourceName } from "../api/paths";
 import type { Page, RolloutItem, Run } from "../api/types";
 import { formatNumber, plural } from "../format";
 import { Screenshot } from "../rollout/Screenshot";
+import { shownSuccess } from "../rollout/verdict";
 import { Link } from "../router";
 import { Empty, Loaded, Outcome, Panel, StatusBadge } from "../ui/parts";
 
@@ -57,7 +58,7 @@ function Wall({ run, rollouts, follow }: { run: Run; rollouts: readonly RolloutI
 
 function Card({ run, rollout, follow }: { run: Run; rollout: RolloutItem; follow: boolean }) {
   const title = rollout.instruction ?? rollout.task_id;
-  const outcome = rollout.override_success ?? rollout.success;
+  const outcome = shownSuccess(rollout);
   return (
     <article className="member">
       <Link to={`${rolloutPage(run.run_id, rollout.rollout_id)}${follow ? "?follow=1" : ""}`} data-row aria-label={`Rollout of ${title}`}>

@@ -87,7 +87,7 @@ function TimeStat({ run }: { run: Run }) {
   const hint = `started ${formatTime(run.started_at)}`;
   if (run.is_alive) {
     const evaluation = run.evaluations.find((one) => one.status === "running");
-    const finishing = evaluation ? `final evaluation, ${evaluation.num_ended_groups} of ${plural(evaluation.num_groups, "group")}` : "finishing";
+    const finishing = evaluation ? `final evaluation ${evaluation.num_ended_groups}/${evaluation.num_groups}` : "finishing";
     return (
       <Stat label="Time left" hint={hint}>
         {formatDuration(run.eta_s)}
@@ -107,13 +107,16 @@ function RunStats({ run }: { run: Run }) {
     <dl className="stats">
       <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>
       <TimeStat run={run} />
-      <Stat label="Success, latest step">{formatPercent(run.success_rate, 1)}</Stat>
+      <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
+        {formatPercent(run.success_rate, 1)}
+        {run.is_alive && run.running_step && <small>step {run.running_step.step} under way</small>}
+      </Stat>
       <Stat label="Held-out success" hint="baseline → latest evaluation">
         {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
         {formatPercent((held ?? baseline)?.rate, 0)}
         {(held ?? baseline) && <small>{formatPercent((held ?? baseline)?.low)} to {formatPercent((held ?? baseline)?.high)}</small>}
       </Stat>
-      <Stat label="Reward">{formatNumber(run.reward_mean, 3)}</Stat>
+      <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>
       <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>
       <Stat label="Step time" hint="median of the last ten steps">{formatDuration(run.step_time_s)}</Stat>
       <Stat label="Starts" hint="how often the run was started or resumed">{plural(run.num_attempts, "start")}</Stat>

@@ -55,7 +55,7 @@ function Timeline({ run, items }: { run: Run; items: readonly TimelineItem[] }) 
                     <div className="row num"><Progress value={item.progress} label="Groups that have ended" /><span className="faint">{item.num_ended_groups}/{item.num_groups}</span></div>
                   </td>
                   <td className="interval-cell">{item.success.rate === null ? null : <IntervalBar value={item.success.rate} low={item.success.low} high={item.success.high} />}</td>
-                  <td className="right">{formatPercent(item.success.rate, 1)}</td>
+                  <td className="right">{item.ended_at === null && item.success.rate !== null ? <span className="faint" title="of the groups that have ended: short rollouts end first">{formatPercent(item.success.rate, 1)} so far</span> : formatPercent(item.success.rate, 1)}</td>
                   <td className="right">{formatNumber(item.reward_mean, 3)}</td>
                   <td className="right mono">{item.policy_version}</td>
                   <td className="right">{formatDuration(between(item.started_at, item.rollouts_ended_at ?? item.ended_at))}</td>

@@ -1,7 +1,7 @@
 import { useMemo } from "react";
 import { useQuery, useRefresh } from "../api/cache";
 import { groupPage, runPage, sourceName, sourcePage, sourcePath, taskPage } from "../api/paths";
-import type { GroupSummary, RolloutCell, SourceDetail } from "../api/types";
+import type { GroupSummary, RolloutCell, SourceDetail, SourceRef } from "../api/types";
 import { formatDuration, formatNumber, formatPercent, plural } from "../format";
 import { RolloutCellLink, type CellRollout } from "../rollout/RolloutCellLink";
 import { Link, navigate, useSearchParam } from "../router";
@@ -13,6 +13,13 @@ const SHOWN = [
   { value: "", label: "All groups" },
   { value: "mixed", label: "Teaching" },
   { value: "constant", label: "Constant" },
+  { value: "failed", label: "Never solved" },
+] as const;
+
+/** An evaluation teaches nobody: its tasks are solved or not. */
+const SHOWN_OF_EVALUATION = [
+  { value: "", label: "All tasks" },
+  { value: "solved", label: "Always solved" },
   { value: "failed", label: "Never solved" },
 ] as const;
 
@@ -30,10 +37,10 @@ export function SourcePage({ runId, phase, step }: { runId: string; phase: strin
 }
 
 function SourceView({ source }: { source: SourceDetail }) {
-  const go = (step: number | null) => step !== null && navigate(sourcePage(source.run_id, source.phase, step));
+  const go = (to: SourceRef | null) => to !== null && navigate(sourcePage(source.run_id, to.phase, to.step));
   useShortcuts({
-    "[": () => go(source.previous_step),
-    "]": () => go(source.next_step),
+    "[": () => go(source.previous),
+    "]": () => go(source.next),
     u: () => navigate(runPage(source.run_id)),
   });
   return (
@@ -47,11 +54,11 @@ function SourceView({ source }: { source: SourceDetail }) {
         title={<>{sourceName(source.phase, source.step)} <StatusBadge status={source.status} alive={source.is_run_alive} /></>}
         actions={
           <>
-            <button type="button" className="button" disabled={source.previous_step === null} title="Previous  [" onClick={() => go(source.previous_step)}>
-              <Icon name="left" /> {source.previous_step === null ? "First" : sourceName(source.phase, source.previous_step)}
+            <button type="button" className="button" disabled={source.previous === null} title="Previous  [" onClick={() => go(source.previous)}>
+              <Icon name="left" /> {source.previous === null ? "First" : sourceName(source.previous.phase, source.previous.step)}
             </button>
-            <button type="button" className="button" disabled={source.next_step === null} title="Next  ]" onClick={() => go(source.next_step)}>
-              {source.next_step === null ? "Last" : sourceName(source.phase, source.next_step)} <Icon name="right" />
+            <button type="button" className="button" disabled={source.next === null} title="Next  ]" onClick={() => go(source.next)}>
+              {source.next === null ? "Last" : sourceName(source.next.phase, source.next.step)} <Icon name="right" />
             </button>
           </>
         }
@@ -69,11 +76,11 @@ function SourceStats({ source }: { source: SourceDetail }) {
   const isStep = source.phase === "step";
   return (
     <dl className="stats">
-      <Stat label="Success" hint="with its 95 % interval">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small></Stat>
-      <Stat label="Reward">{formatNumber(metrics["reward/mean"] ?? meanReward(source.groups), 3)}</Stat>
+      <Stat label={source.ended_at === null ? "Success so far" : "Success"} hint="with its 95 % interval; rollouts that end first are short ones">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small></Stat>
+      <Stat label={source.ended_at === null ? "Reward so far" : "Reward"}>{formatNumber(metrics["reward/mean"] ?? meanReward(source.groups), 3)}</Stat>
       <Stat label="Groups">{source.num_ended_groups}<small>of {source.num_groups} × {source.group_size}</small></Stat>
       {isStep && <Stat label="Constant groups" hint="all rewards equal: they teach nothing">{constant}<small>{plural(source.num_datums ?? 0, "datum").replace("datums", "data")} trained on</small></Stat>}
-      <Stat label="Adapter" hint="Newest version when it began; the version that the step made"><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>
+      <Stat label="Adapter" hint={isStep ? "Newest version when it began; the version that the step made" : "The version that is measured"}><span className="mono">{source.policy_version}{source.trained_policy_version === null ? "" : ` → ${source.trained_policy_version}`}</span></Stat>
       {isStep && <Stat label="Loss">{formatNumber(metrics["loss/total"], 3)}</Stat>}
       {isStep && <Stat label="Parity" hint="mean |sampler − trainer| log-probability at the same weights">{formatNumber(metrics["policy/parity_mean_abs"], 3)}</Stat>}
       <Stat label="Took">{formatDuration(secondsBetween(source.started_at, source.ended_at))}</Stat>
@@ -101,14 +108,14 @@ function Groups({ source }: { source: SourceDetail }) {
       flush
       actions={
         <>
-          <Segments label="Groups shown" value={shown} options={SHOWN} onChange={setShown} />
+          <Segments label="Groups shown" value={shown} options={source.phase === "step" ? SHOWN : SHOWN_OF_EVALUATION} onChange={setShown} />
           <Segments label="Order" value={order} options={ORDERS} onChange={setOrder} />
         </>
       }
     >
       {groups.length === 0 ? (
         <Empty title={source.groups.length ? "No group is of this kind" : "No group has begun"}>
-          <p>{source.groups.length ? "Choose “All groups”." : "Groups appear here as soon as their first rollout starts."}</p>
+          <p>{source.groups.length ? `Choose “${source.phase === "step" ? "All groups" : "All tasks"}”.` : "Groups appear here as soon as their first rollout starts."}</p>
         </Empty>
       ) : (
         <ol className="groups">
@@ -124,6 +131,7 @@ function Groups({ source }: { source: SourceDetail }) {
 function arranged(groups: readonly GroupSummary[], shown: string, order: string): GroupSummary[] {
   const fits = (group: GroupSummary) => {
     if (shown === "constant") return group.is_constant;
+    if (shown === "solved") return !!group.num_rollouts && group.num_successes === group.num_rollouts;
     if (shown === "mixed") return !group.is_constant && group.num_rollouts !== null;
     return shown !== "failed" || group.num_successes === 0;
   };
@@ -160,9 +168,10 @@ function RewardLegend({ range }: { range: [number, number] }) {
 
 function GroupRow({ group, source, range }: { group: GroupSummary; source: SourceDetail; range: [number, number] }) {
   const runId = source.run_id;
+  const isConstant = source.phase === "step" && group.is_constant;
   const missing = Math.max(0, source.group_size - group.rollouts.length);
   return (
-    <li className={`group-row ${group.is_constant ? "constant" : ""}`}>
+    <li className={`group-row ${isConstant ? "constant" : ""}`}>
       <div className="group-task">
         <Link to={groupPage(source, group.group_id)} className="group-name" data-row title={group.instruction ?? "The rollouts side by side"}>
           {group.instruction ?? group.task_id}
@@ -186,7 +195,7 @@ function GroupRow({ group, source, range }: { group: GroupSummary; source: Sourc
         ))}
       </div>
       <div className="group-figures num">
-        {group.is_constant && <span className="badge" title="All rewards equal: the group teaches nothing">constant</span>}
+        {isConstant && <span className="badge" title="All rewards equal: the group teaches nothing">constant</span>}
         {group.num_rollouts === null ? (
           <StatusBadge status={group.status} alive={source.is_run_alive} />
         ) : (

@@ -1,7 +1,7 @@
 import { useCallback, useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { rolloutPage, runPage, sourceName, sourcePage, taskPath } from "../api/paths";
-import type { TaskDetail } from "../api/types";
+import type { Rate, TaskDetail } from "../api/types";
 import { ChartControls, useChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
@@ -26,7 +26,7 @@ function TaskView({ task }: { task: TaskDetail }) {
     const of = (wanted: boolean) =>
       task.history
         .filter((point) => (point.phase === "step") === wanted)
-        .map((point) => ({ x: point.step, y: point.rate, low: point.low, high: point.high }));
+        .map((point) => ({ x: point.step, y: point.rate, low: point.low, high: point.high, count: point.num_rollouts }));
     return [
       { label: "training rollouts", color: "--accent", points: of(true) },
       { label: "held-out", color: "--good", points: of(false), dots: true },
@@ -39,6 +39,8 @@ function TaskView({ task }: { task: TaskDetail }) {
     },
     [task],
   );
+  const isTrained = task.training.num_rollouts > 0;
+  const where = task.examined ? `, ${sourceName(task.examined.phase, task.examined.step).toLowerCase()}` : isTrained ? " in training" : "";
   return (
     <>
       <PageHead
@@ -52,8 +54,10 @@ function TaskView({ task }: { task: TaskDetail }) {
         note={<>{task.instruction && <Clamped lines={2}>for example: “{task.instruction}”</Clamped>}{task.category && <span className="badge">{task.category}</span>}{task.difficulty && <span className="badge">{task.difficulty}</span>}</>}
       />
       <dl className="stats">
-        <Stat label="Success in training" hint="95 % Wilson interval">{formatPercent(task.success.rate, 1)}<small>{formatPercent(task.success.low)} to {formatPercent(task.success.high)}</small></Stat>
-        <Stat label="Rollouts">{task.success.num_rollouts}<small>{task.success.num_successes} succeeded</small></Stat>
+        {isTrained && <Stat label="Success in training" hint="all training steps, 95 % Wilson interval">{formatPercent(task.training.rate, 1)}<small>{formatPercent(task.training.low)} to {formatPercent(task.training.high)}</small></Stat>}
+        {isTrained && <Stat label="Training rollouts">{task.training.num_rollouts}<small>{task.training.num_successes} succeeded</small></Stat>}
+        {task.baseline && <Stat label="Baseline" hint="held-out success before training, 95 % Wilson interval"><RateText rate={task.baseline} /></Stat>}
+        {task.last_eval && <Stat label={`Evaluation after ${task.last_eval_step} steps`} hint="held-out success, 95 % Wilson interval"><RateText rate={task.last_eval} /></Stat>}
         <Stat label="Instances">{task.instances.length}</Stat>
         <Stat label="Turns allowed">{task.max_turns ?? "–"}</Stat>
       </dl>
@@ -62,8 +66,8 @@ function TaskView({ task }: { task: TaskDetail }) {
         <MetricChart title="Success over time" series={series} format={percent} yRange={UNIT} height={220} smoothing={view.smoothing} log={view.log} range={view.range} onRange={view.setRange} onPick={open} />
       </div>
       <div className="columns">
-        <Panel title="Where it fails"><FailureCounts task={task} /></Panel>
-        <Panel title="Hardest instances" flush><Instances task={task} /></Panel>
+        <Panel title={`Where it fails${where}`}><FailureCounts task={task} /></Panel>
+        <Panel title={`Hardest instances${where}`} flush><Instances task={task} /></Panel>
       </div>
       <Panel title="Latest failures">
         {task.failed_rollouts.length === 0 ? (
@@ -84,6 +88,10 @@ function TaskView({ task }: { task: TaskDetail }) {
       </Panel>
     </>
   );
+}
+
+function RateText({ rate }: { rate: Rate }) {
+  return <>{formatPercent(rate.rate, 1)}<small>{rate.num_successes} of {rate.num_rollouts}, {formatPercent(rate.low)} to {formatPercent(rate.high)}</small></>;
 }
 
 function FailureCounts({ task }: { task: TaskDetail }) {

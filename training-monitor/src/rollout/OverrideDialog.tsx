@@ -2,6 +2,7 @@ import { useState, type FormEvent } from "react";
 import { ApiError, request } from "../api/cache";
 import { overridesPath } from "../api/paths";
 import type { Rollout } from "../api/types";
+import { formatNumber } from "../format";
 import { Dialog, Segments, TokenForm } from "../ui/parts";
 
 type Verdict = "success" | "failure" | "none";
@@ -20,9 +21,9 @@ export function OverrideDialog({ rollout, onClose }: { rollout: Rollout; onClose
   const [actor, setActor] = useState(localStorage.getItem("monitor.actor") ?? "");
   const [problem, setProblem] = useState<ApiError | null>(null);
   const [saving, setSaving] = useState(false);
-  const save = async (event: FormEvent) => {
-    event.preventDefault();
+  const save = async () => {
     setSaving(true);
+    setProblem(null);
     localStorage.setItem("monitor.actor", actor);
     try {
       await request(overridesPath(rollout.run_id, rollout.rollout_id), {
@@ -40,9 +41,13 @@ export function OverrideDialog({ rollout, onClose }: { rollout: Rollout; onClose
       setSaving(false);
     }
   };
+  const submit = (event: FormEvent) => {
+    event.preventDefault();
+    void save();
+  };
   return (
     <Dialog label="Override the verdict" onClose={() => onClose(false)}>
-      <form className="panel-body stack" onSubmit={(event) => void save(event)}>
+      <form className="panel-body stack" onSubmit={submit}>
         <h2>Override the verdict</h2>
         <p className="dim">
           Your verdict is shown beside the validator&apos;s and kept with its reason. What was trained on stays as it was.
@@ -50,7 +55,7 @@ export function OverrideDialog({ rollout, onClose }: { rollout: Rollout; onClose
         <Segments label="Verdict" value={verdict} options={VERDICTS} onChange={setVerdict} />
         {verdict !== "none" && (
           <label className="stack-label">
-            <span>Reward (optional)</span>
+            <span>Reward (optional; without one, the reward stays {formatNumber(rollout.reward)})</span>
             <input className="field" type="number" step="any" value={reward} onChange={(event) => setReward(event.target.value)} />
           </label>
         )}
@@ -70,7 +75,7 @@ export function OverrideDialog({ rollout, onClose }: { rollout: Rollout; onClose
       {problem && (
         <div className="panel-body stack">
           <div className="notice bad" role="alert">{problem.message}</div>
-          {problem.status === 401 && <TokenForm onDone={() => setProblem(null)} />}
+          {problem.status === 401 && <TokenForm submit="Sign in and save" onDone={() => void save()} />}
         </div>
       )}
     </Dialog>

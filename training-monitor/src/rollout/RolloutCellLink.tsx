@@ -5,6 +5,7 @@ import type { Rollout, RolloutCell } from "../api/types";
 import { formatNumber, formatSigned, words } from "../format";
 import { Link } from "../router";
 import { Screenshot } from "./Screenshot";
+import { shownSuccess } from "./verdict";
 
 export type CellRollout = Pick<RolloutCell, "rollout_id" | "reward" | "success" | "status" | "stop_reason" | "advantage"> &
   Partial<Pick<RolloutCell, "num_turns" | "override_success" | "error">>;
@@ -19,7 +20,7 @@ function mark(rollout: CellRollout): string {
   if (rollout.status === "failed") return "!";
   if (rollout.status === "running") return "…";
   if (rollout.status === "cancelled") return "–";
-  return (rollout.override_success ?? rollout.success) ? "✓" : "✕";
+  return shownSuccess({ success: rollout.success, override_success: rollout.override_success ?? null }) ? "✓" : "✕";
 }
 
 function spoken(rollout: CellRollout): string {

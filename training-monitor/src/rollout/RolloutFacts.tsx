@@ -5,6 +5,7 @@ import { formatDuration, formatNumber, formatTime, words } from "../format";
 import { Link } from "../router";
 import { Icon } from "../ui/icons";
 import { Clamped, Outcome, Panel } from "../ui/parts";
+import { JudgementPanel } from "./JudgementPanel";
 import { OverrideDialog } from "./OverrideDialog";
 
 /** What was checked at the end, what people said about it, and how the rollout went through its states. */
@@ -23,6 +24,7 @@ export function RolloutFacts({ rollout, reload }: { rollout: Rollout; reload: ()
         <ValidationFacts rollout={rollout} />
         {rollout.overrides.length > 0 && <Overrides rollout={rollout} />}
       </Panel>
+      {rollout.judgement && <JudgementPanel judgement={rollout.judgement} />}
       <Panel title="Rollout">
         <dl className="facts">
           <dt>id</dt>

@@ -137,8 +137,8 @@ export function Empty({ title, page, children }: { title: string; page?: boolean
   );
 }
 
-/** Asks for the monitor's token; `onDone` is called once it has been accepted. */
-export function TokenForm({ onDone }: { onDone?: () => void }) {
+/** Asks for the monitor's token; `onDone` is called once it has been accepted, `submit` says what happens then. */
+export function TokenForm({ onDone, submit: label = "Sign in" }: { onDone?: () => void; submit?: string }) {
   const [token, setToken] = useState("");
   const [problem, setProblem] = useState("");
   const submit = async (event: FormEvent) => {
@@ -164,7 +164,7 @@ export function TokenForm({ onDone }: { onDone?: () => void }) {
           onChange={(event) => setToken(event.target.value)}
         />
         <button className="button primary" type="submit" disabled={token.trim() === ""}>
-          Sign in
+          {label}
         </button>
       </div>
       {problem && <p className="bad" role="alert">{problem}</p>}

@@ -1,0 +1,150 @@
+"""How often a judge is right where validators know the truth: the confusion matrix and its rates, with intervals.
+
+`calibration.json`, as `recipes.calibrate_judge` writes it, is the record that training looks for.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cua_rl.errors import ConfigError
+from cua_rl.evaluation.statistics import wilson_interval
+
+Rate = tuple[float | None, float, float]
+"""Value (None of nothing) and the ends of its 95 % Wilson interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One recorded rollout: what its validator said, and what the judge says."""
+
+    rollout_id: str
+    task_id: str
+    category: str
+    truth: bool
+    verdict: bool | None
+    agreement: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confusion:
+    """Counts of verdicts by truth; positive is "success"."""
+
+    true_positives: int
+    false_positives: int
+    false_negatives: int
+    true_negatives: int
+    num_without_verdict: int
+
+    @property
+    def precision(self) -> Rate:
+        """Share of verdicts "success" that are right."""
+        return _rate(self.true_positives, self.true_positives + self.false_positives)
+
+    @property
+    def recall(self) -> Rate:
+        """Share of successes that the judge sees."""
+        return _rate(self.true_positives, self.true_positives + self.false_negatives)
+
+    @property
+    def false_positive_rate(self) -> Rate:
+        """Share of failures that the judge takes for successes."""
+        return _rate(self.false_positives, self.false_positives + self.true_negatives)
+
+    @property
+    def num_verdicts(self) -> int:
+        return self.true_positives + self.false_positives + self.false_negatives + self.true_negatives
+
+    def as_json(self) -> dict[str, object]:
+        """Counts and rates."""
+        rates = {"precision": self.precision, "recall": self.recall, "false_positive_rate": self.false_positive_rate}
+        shown = {name: {"value": rate[0], "low": rate[1], "high": rate[2]} for name, rate in rates.items()}
+        return {**asdict(self), **shown}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeIdentity:
+    """The judge that was calibrated; `fingerprint` changes with all else."""
+
+    model: str
+    prompt_sha256: str
+    num_votes: int
+    screenshots: str
+    extra: Mapping[str, object]
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRecord:
+    """What the gate needs of a calibration."""
+
+    path: Path
+    fingerprint: str
+    num_verdicts: int
+    precision: Rate
+
+
+def confusion(judged: Iterable[Judged]) -> Confusion:
+    """Count verdicts by truth."""
+    items = list(judged)
+
+    def count(truth: bool, verdict: bool) -> int:
+        return sum(item.truth is truth and item.verdict is verdict for item in items)
+
+    return Confusion(
+        true_positives=count(True, True),
+        false_positives=count(False, True),
+        false_negatives=count(True, False),
+        true_negatives=count(False, False),
+        num_without_verdict=sum(item.verdict is None for item in items),
+    )
+
+
+def confusion_by(judged: Sequence[Judged], name_of: Callable[[Judged], str]) -> dict[str, Confusion]:
+    """A matrix per name, in the order of the names."""
+    names = sorted({name_of(item) for item in judged})
+    return {name: confusion(item for item in judged if name_of(item) == name) for name in names}
+
+
+def calibration_json(judge: JudgeIdentity, judged: Sequence[Judged], more: Mapping[str, object]) -> dict[str, object]:
+    """The whole record; `more` says where the rollouts came from and what it cost."""
+    mistakes = [item for item in judged if item.verdict is not item.truth]
+    return {
+        "judge": asdict(judge),
+        **more,
+        "all": confusion(judged).as_json(),
+        "by_category": {name: one.as_json() for name, one in confusion_by(judged, lambda item: item.category).items()},
+        "by_task": {name: one.as_json() for name, one in confusion_by(judged, lambda item: item.task_id).items()},
+        "mistakes": [asdict(item) for item in mistakes],
+    }
+
+
+def load_calibration(path: Path) -> CalibrationRecord:
+    """Read a record.
+
+    Raises:
+        ConfigError: there is none, or it is something else.
+    """
+    try:
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
+        counts, precision = record["all"], record["all"]["precision"]
+        return CalibrationRecord(
+            path=path,
+            fingerprint=str(record["judge"]["fingerprint"]),
+            num_verdicts=sum(
+                int(counts[name]) for name in ("true_positives", "false_positives", "false_negatives", "true_negatives")
+            ),
+            precision=(precision["value"], float(precision["low"]), float(precision["high"])),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"judge_calibration: expected a file that recipes.calibrate_judge wrote, got {str(path)!r} "
+            f"({type(error).__name__}: {error}); calibrate the judge again"
+        ) from None
+
+
+def _rate(num: int, of: int) -> Rate:
+    return (num / of if of else None, *wilson_interval(num, of))

@@ -1,0 +1,243 @@
+"""How far can a judge be trusted? `python -m cua_rl.recipes.calibrate_judge run=runs/demo judge_model=... ...`
+
+Asks the judge about recorded rollouts whose validators know the truth, prints how often it was right, and keeps the
+record that training with this judge looks for. Nothing in the database changes.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import chz
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import select
+
+from cua_rl.database.judge_models import JudgementRow
+from cua_rl.database.models import RolloutRow, TaskRow, ValidationRow
+from cua_rl.database.rebuild import load_rollouts
+from cua_rl.errors import ConfigError, JudgeError
+from cua_rl.evaluation.judge_calibration import (
+    Confusion,
+    Judged,
+    JudgeIdentity,
+    Rate,
+    calibration_json,
+    confusion,
+    confusion_by,
+)
+from cua_rl.judge.judge import Judge, JudgeConfig
+from cua_rl.judge.request import Case
+from cua_rl.monitor.databases import Database
+from cua_rl.recipes.export_rollout import find_training, open_run_database
+from cua_rl.recipes.judge_config import JudgeSettings, calibration_path, check_judge, make_judge_config, open_judge
+from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.types import Judgement, Rollout
+
+_BATCH = 32  # rollouts in memory at a time, with their screenshots
+
+
+@chz.chz
+class CalibrateConfig(JudgeSettings):
+    """Measure a judge on recorded rollouts."""
+
+    run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
+    num_rollouts: int = chz.field(
+        default=300, doc="most rollouts to judge, drawn at random from those with a validator"
+    )
+    seed: int = chz.field(default=0, doc="seed of that choice")
+    log_dir: str | None = chz.field(
+        default=None, doc="the record goes to judge_calibrations in it, where training looks; None is ./runs"
+    )
+    out: str | None = chz.field(default=None, doc="file of the record instead")
+
+    @chz.validate
+    def _calibration_makes_sense(self) -> None:
+        check_numbers(self, {"num_rollouts": 1, "seed": 0})
+        if self.judge_model is None:
+            raise ValueError("judge_model: expected the judge to be calibrated, got none; set it and judge_base_url")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRollout:
+    """A recorded rollout with a validator's verdict, and what its task was."""
+
+    rollout_id: str
+    instruction: str
+    category: str
+
+
+async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.environ) -> None:
+    """Draw, judge, print, write."""
+    judge_config = make_judge_config(config)
+    assert judge_config is not None, "a validator of the class sees to that"
+    await check_judge(judge_config, environ)
+    path = calibration_path(judge_config, config.log_dir) if config.out is None else Path(config.out)
+    async with open_run_database(config.run, environ) as (database, name):
+        training_id = await find_training(database, name)
+        known = await _draw(database, training_id, config)
+        print(f"asking {judge_config.model} about {len(known)} rollouts of {config.run}", flush=True)
+        async with open_judge(judge_config, environ) as judge:
+            judged, judgements = await _judge_all(database, training_id, known, judge)
+    if not confusion(judged).num_verdicts:
+        raise JudgeError(f"expected verdicts of {judge_config.model!r}, got none: {judgements[0].reason}")
+    record = calibration_json(_identity(judge_config), judged, _account(config, judgements))
+    await asyncio.to_thread(_write, path, record)
+    _print(judge_config, judged, judgements)
+    print(f"record in {path}")
+
+
+async def _draw(database: Database, training_id: int, config: CalibrateConfig) -> list[KnownRollout]:
+    """Finished rollouts whose truth does not come from a judge; raises `ConfigError` if there are none."""
+    query = (
+        select(RolloutRow.rollout_id, TaskRow.instruction, TaskRow.category)
+        .join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
+        .join(TaskRow, RolloutRow.task_pk == TaskRow.id)
+        .outerjoin(JudgementRow, JudgementRow.rollout_pk == RolloutRow.id)
+        .where(
+            RolloutRow.training_id == training_id,
+            RolloutRow.status == "completed",
+            RolloutRow.num_turns > 0,
+            JudgementRow.decides.is_not(True),
+        )
+        .order_by(RolloutRow.id)
+    )
+    async with database.sessions() as session:
+        rows = [
+            KnownRollout(rollout_id=row.rollout_id, instruction=row.instruction, category=row.category)
+            for row in await session.execute(query)
+        ]
+    if not rows:
+        raise ConfigError(
+            f"run: expected finished rollouts of tasks with validators, got none in {config.run!r}; record some, such "
+            "as an evaluation of the base model on demo tasks"
+        )
+    if len(rows) <= config.num_rollouts:
+        return rows
+    return [rows[place] for place in sorted(Random(config.seed).sample(range(len(rows)), config.num_rollouts))]
+
+
+async def _judge_all(
+    database: Database, training_id: int, known: Sequence[KnownRollout], judge: Judge
+) -> tuple[list[Judged], list[Judgement]]:
+    """Judge the rollouts, some at a time, so that their screenshots fit into memory."""
+    judged: list[Judged] = []
+    judgements: list[Judgement] = []
+    for batch in _batches(known):
+        async with database.sessions() as session:
+            rollouts = await load_rollouts(session, training_id, [item.rollout_id for item in batch])
+        cases = [
+            Case(
+                instruction=item.instruction,
+                turns=rollout.turns,
+                answer=rollout.answer,
+                stop_reason=rollout.stop_reason,
+            )
+            for item, rollout in zip(batch, rollouts, strict=True)
+        ]
+        said = await asyncio.gather(*(judge.judge(case, decides=False) for case in cases))
+        judgements += said
+        judged += [_judged(*one) for one in zip(batch, rollouts, said, strict=True)]
+        print(f"{len(judged)} of {len(known)}", flush=True)
+    return judged, judgements
+
+
+def _batches(known: Sequence[KnownRollout]) -> Iterator[Sequence[KnownRollout]]:
+    return (known[start : start + _BATCH] for start in range(0, len(known), _BATCH))
+
+
+def _judged(item: KnownRollout, rollout: Rollout, judgement: Judgement) -> Judged:
+    return Judged(
+        rollout_id=item.rollout_id,
+        task_id=rollout.task_id,
+        category=item.category,
+        truth=rollout.success,
+        verdict=judgement.success,
+        agreement=judgement.agreement,
+        reason=judgement.reason,
+    )
+
+
+def _identity(config: JudgeConfig) -> JudgeIdentity:
+    return JudgeIdentity(
+        model=config.model,
+        prompt_sha256=config.prompt_sha256,
+        num_votes=config.num_votes,
+        screenshots=config.screenshots,
+        extra=config.extra,
+        fingerprint=config.fingerprint,
+    )
+
+
+def _account(config: CalibrateConfig, judgements: Sequence[Judgement]) -> dict[str, object]:
+    """Where the figures come from, and what they cost."""
+    votes = [vote for judgement in judgements for vote in judgement.votes]
+    return {
+        "run": config.run,
+        "seed": config.seed,
+        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "prompt": judgements[0].prompt,
+        "num_rollouts": len(judgements),
+        "num_malformed_votes": sum(vote.is_malformed for vote in votes),
+        "latency_s_mean": sum(judgement.duration_s for judgement in judgements) / len(judgements),
+        "prompt_tokens": sum(vote.num_prompt_tokens for vote in votes),
+        "answer_tokens": sum(vote.num_answer_tokens for vote in votes),
+        "cost_usd": _cost_usd(judgements),
+    }
+
+
+def _cost_usd(judgements: Sequence[Judgement]) -> float | None:
+    costs = [judgement.cost_usd for judgement in judgements if judgement.cost_usd is not None]
+    return sum(costs) if costs else None
+
+
+def _write(path: Path, record: Mapping[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8", errors="replace")
+
+
+def _print(config: JudgeConfig, judged: Sequence[Judged], judgements: Sequence[Judgement]) -> None:
+    table = Table(title=f"{config.model}, {config.num_votes} votes, {config.screenshots} screenshots")
+    for heading in ("", "rollouts", "TP", "FP", "FN", "TN", "no verdict", "precision", "recall", "false positives"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    _add_row(table, "all", confusion(judged))
+    table.add_section()
+    for name, matrix in confusion_by(judged, lambda item: item.category).items():
+        _add_row(table, name, matrix)
+    table.add_section()
+    for name, matrix in confusion_by(judged, lambda item: item.task_id).items():
+        _add_row(table, name, matrix)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    cost = _cost_usd(judgements)
+    latency_s = sum(judgement.duration_s for judgement in judgements) / len(judgements)
+    print(f"{latency_s:.2f} s a rollout" + (f", {cost:.4f} US dollars in all" if cost is not None else ""))
+
+
+def _add_row(table: Table, name: str, matrix: Confusion) -> None:
+    counts = (matrix.true_positives, matrix.false_positives, matrix.false_negatives, matrix.true_negatives)
+    rates = (matrix.precision, matrix.recall, matrix.false_positive_rate)
+    num_rollouts = matrix.num_verdicts + matrix.num_without_verdict
+    table.add_row(
+        name, *map(str, (num_rollouts, *counts, matrix.num_without_verdict)), *(_shown(rate) for rate in rates)
+    )
+
+
+def _shown(rate: Rate) -> str:
+    value, low, high = rate
+    return "–" if value is None else f"{value:.1%} ({low:.0%} to {high:.0%})"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the recipe from the command line."""
+    return run_recipe(CalibrateConfig, cli_main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Train on a gym server with gbox-mini-agent: what `train.sh` runs, a thin layer of short flags over `recipes.train`.
+
+Each flag is also an environment variable in upper case (MODEL_BASE_URL); flags win. Everything else on the command
+line goes to `recipes.train` as it stands.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import httpx
+
+from cua_rl.errors import ConfigError
+from cua_rl.recipes import train
+from cua_rl.recipes.command_line import CONFIG_FILE
+from cua_rl.recipes.run_recipe import load_environment_file, report_error
+
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "gym_base_url": ("gym",),
+    "gym_id": ("gym_id",),
+    "gbox_mini_agent_base_url": ("gbox_mini_url", "gbox_mini_agent_base_url"),
+    "gbox_mini_agent_agent": ("gbox_agent",),
+    "gbox_mini_agent_standard_action_space": ("standard_action_space",),
+    "base_url": ("model_base_url", "inference_base_url"),
+    "model_name": ("model_name",),
+    "monitor_base_url": ("monitor_base_url",),
+    "project_id": ("project_id",),
+    "project_token": ("project_token",),
+    "groups_per_batch": ("batch_size",),
+    "max_concurrent_rollouts": ("max_concurrent_rollouts",),
+    "max_turns": ("max_turns",),
+    "task_timeout_s": ("max_task_time",),
+    "turn_timeout_s": ("max_step_time",),
+    "max_images": ("limit_mm_per_prompt",),
+    "tasks.train_ratio": ("gym_train_ratio",),
+    "tasks.eval_number_range": ("gym_eval_number_range",),
+    "tasks.seed": ("gym_seed",),
+    "tasks.limit": ("gym_limit",),
+    "tasks.tags": ("gym_tags",),
+}
+"""Which flags say a setting of `recipes.train`."""
+
+GYM_RUN = {"tasks.source_type": "gym", "agent": "mini_agent"}
+"""What a run on a gym server is, unless the command line or a file says otherwise."""
+
+_SETTING_OF = {flag: setting for setting, flags in FLAGS.items() for flag in flags}
+_READ_BY_RECIPE = ("monitor_base_url", "project_id", "project_token")  # which looks into the environment itself
+_QUESTION_TIMEOUT_S = 2.0
+
+
+def translate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The command line for `recipes.train`: flags by the names of settings, those of the environment first."""
+    found = {flag: environ.get(flag.upper(), "") for flag in _SETTING_OF if flag not in _READ_BY_RECIPE}
+    arguments = [_as_setting(flag, value) for flag, value in found.items() if value]
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        name, separator, value = _split(argument)
+        if name not in _SETTING_OF:
+            arguments.append(argument)
+        elif separator:
+            arguments.append(_as_setting(name, value))
+        elif argument.startswith("--") and rest and not rest[0].startswith("--"):
+            arguments.append(_as_setting(name, rest.pop(0)))
+        else:
+            raise ConfigError(f"expected a value after {argument!r}, got none; write --{name.replace('_', '-')}=...")
+    names = {_split(argument)[0] for argument in arguments}
+    if {CONFIG_FILE, "tasks"} & names:
+        return arguments
+    return [f"{name}={value}" for name, value in GYM_RUN.items() if name not in names] + arguments
+
+
+def served_model(base_url: str) -> str:
+    """The folder or hub id of the model that a vLLM server serves, as it was told; raises `ConfigError`."""
+    root = base_url.rstrip("/").removesuffix("/v1")
+    try:
+        answer = httpx.get(f"{root}/v1/models", timeout=_QUESTION_TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        cards = answer.json()["data"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"base_url: expected a vLLM server at {root!r}, got {type(error).__name__}: {error}; start one there, or "
+            "leave it out"
+        ) from None
+    roots = [card["root"] for card in cards if card.get("parent") is None and card.get("root")]
+    if not roots:
+        raise ConfigError(
+            f"model_name: expected the server at {root!r} to say which model it serves, got none; add --model-name"
+        )
+    return str(roots[0])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line; a server that is named says which model it serves, unless the flags do."""
+    load_environment_file(Path(".env"))
+    given = sys.argv[1:] if argv is None else argv
+    if any(argument in ("--help", "-h", "help") for argument in given):
+        print(format_flags())
+        return train.main(["--help"])
+    try:
+        arguments = translate(given)
+        named = {name: value for name, _, value in map(_split, arguments)}
+        if "base_url" in named and not {"model_name", CONFIG_FILE} & set(named):
+            arguments.append(f"model_name={served_model(named['base_url'])}")
+    except ConfigError as error:
+        return report_error(error)
+    return train.main(arguments)
+
+
+def format_flags() -> str:
+    """The flags, for --help."""
+    lines = ["Flags, each also an environment variable in upper case:"]
+    for setting, flags in FLAGS.items():
+        names = ", ".join(f"--{flag.replace('_', '-')}" for flag in flags)
+        lines.append(f"  {names}: {setting}")
+    preset = " ".join(f"{name}={value}" for name, value in GYM_RUN.items())
+    return "\n".join([*lines, f"Without a file of settings or tasks, they go with {preset}.", ""])
+
+
+def _as_setting(flag: str, value: str) -> str:
+    """The flag and its value as an argument of the recipe; of limits per kind of input, that of images counts."""
+    if flag == "limit_mm_per_prompt":
+        try:
+            value = str(int(json.loads(value)["image"]))
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(
+                f"limit_mm_per_prompt: expected a limit of images, such as '{{\"image\": 64}}', got {value!r}; correct "
+                "it"
+            ) from None
+    return f"{_SETTING_OF[flag]}={value}"
+
+
+def _split(argument: str) -> tuple[str, str, str]:
+    """Name, separator and value of an argument, whichever way it is written."""
+    name, separator, value = argument.removeprefix("--").partition("=")
+    return name.replace("-", "_").removeprefix("rollout."), separator, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Every setting of every recipe with its default, as docs/settings.md: `python -m cua_rl.recipes.settings_page`."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import chz
+
+from cua_rl.recipes import evaluate, sft, train
+from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings, show_value
+from cua_rl.recipes.evaluate_config import EvaluateConfig
+from cua_rl.recipes.export_rollout import ExportConfig
+from cua_rl.recipes.make_tiny_model import TinyModelConfig
+from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
+from cua_rl.recipes.rebuild_datums import RebuildConfig
+from cua_rl.recipes.rollout_config import RolloutConfig
+from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.recipes.serve_monitor import MonitorConfig
+from cua_rl.recipes.setting_values import type_name
+from cua_rl.recipes.sft_config import SftConfig
+from cua_rl.recipes.train_config import CLIConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a page says of one recipe."""
+
+    module: str
+    config_class: type[Any]
+    presets: ShownPresets = field(default_factory=dict[str, Mapping[str, object]])
+
+
+RECIPES = (
+    Recipe(module="train", config_class=CLIConfig, presets=train.SHOWN_PRESETS),
+    Recipe(module="evaluate", config_class=EvaluateConfig, presets=evaluate.SHOWN_PRESETS),
+    Recipe(module="sft", config_class=SftConfig, presets=sft.SHOWN_PRESETS),
+    Recipe(module="serve_monitor", config_class=MonitorConfig),
+    Recipe(module="export_rollout", config_class=ExportConfig),
+    Recipe(module="rebuild_datums", config_class=RebuildConfig),
+    Recipe(module="make_tiny_model", config_class=TinyModelConfig),
+    Recipe(module="make_tiny_page_model", config_class=TinyPageModelConfig),
+)
+
+_INTRODUCTION = """\
+# Settings
+
+Every setting of every recipe, with its default, as the recipe itself knows it (`python -m cua_rl.recipes.settings_page`
+writes this page). `key=value`, `--key value` and `--key=value` mean the same; `--config file.yaml` reads settings from
+a file, over which the command line wins. Lists may be written `a,b`; dictionaries are JSON, or entry by entry
+(`tasks.limit=3`). Keys and tokens are better put into the environment or `.env` (`env.example`).
+"""
+
+
+@chz.chz
+class SettingsPageConfig:
+    """Write the page of settings."""
+
+    output_path: Path = chz.field(default=PAGE, doc="file to write")
+
+
+def format_page() -> str:
+    """The whole page as Markdown."""
+    shared = {setting.name for setting in list_settings(RolloutConfig)}
+    sections = [_INTRODUCTION]
+    for recipe in RECIPES:
+        own = [*_rows(recipe.config_class, shared if issubclass(recipe.config_class, RolloutConfig) else set())]
+        sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *own, *_preset_rows(recipe.presets)]
+        if issubclass(recipe.config_class, RolloutConfig):
+            sections.append(
+                "\nAnd those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
+            )
+    sections += ["\n## Agents, devices and the model server\n", "Training and evaluation share these.\n"]
+    sections += _rows(RolloutConfig, set())
+    return "\n".join(sections).replace("\n\n\n", "\n\n").rstrip() + "\n"
+
+
+def _rows(config_class: type[Any], left_out: set[str]) -> list[str]:
+    rows = ["| setting | default | kind | meaning |", "|---|---|---|---|"]
+    for setting in list_settings(config_class):
+        if setting.parts is None and setting.name not in left_out:
+            default = "required" if setting.default is REQUIRED else _code(show_value(setting.default))
+            cells = (_code(setting.name), default, _cell(type_name(setting.kind)), _cell(setting.doc))
+            rows.append("| " + " | ".join(cells) + " |")
+    return rows
+
+
+def _preset_rows(presets: ShownPresets) -> list[str]:
+    lines: list[str] = []
+    for condition, values in presets.items():
+        shown = ", ".join(_code(f"{name}={show_value(value)}") for name, value in values.items())
+        lines.append(f"\n{condition}: {shown}.")
+    return lines
+
+
+def _code(text: str) -> str:
+    escaped = text.replace("|", "\\|")
+    return f"`{escaped}`" if text else "empty"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+async def cli_main(config: SettingsPageConfig) -> None:
+    """Write the page."""
+    config.output_path.write_text(format_page(), encoding="utf-8")
+    print(f"wrote {config.output_path}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    return run_recipe(SettingsPageConfig, cli_main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Rendered text against what the published chat templates of Qwen3-VL Instruct and Thinking make of 60 conversations.
+
+`published/qwen3_vl.jsonl` has, a line each, `messages` and `tools` as Transformers' chat templates take them, and the
+text that each template made of them, generation prompt included, images as one placeholder.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cua_rl.conversation import ImagePart, Item, Message, Part, SampledAnswer, TextPart, Tool, ToolCall, ToolResult
+from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH, Qwen3VLRenderer, load_qwen3_vl_thinking
+from tests.renderers.generated import encode_image, make_image
+from tests.renderers.model_folders import THINKING_TEMPLATE
+
+PUBLISHED = Path(__file__).parent / "published"
+ONE_TOKEN = ImagePart(data=encode_image(make_image(32, 32)), format="png")
+ROWS: list[dict[str, Any]] = [
+    json.loads(line) for line in (PUBLISHED / "qwen3_vl.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+def parts(content: str | Sequence[Mapping[str, str]]) -> tuple[Part, ...]:
+    if isinstance(content, str):
+        return (TextPart(text=content),)
+    return tuple(ONE_TOKEN if part["type"] == "image" else TextPart(text=part["text"]) for part in content)
+
+
+def items_of(messages: Sequence[Mapping[str, Any]], *, with_calls: bool) -> list[Item]:
+    items: list[Item] = []
+    for place, message in enumerate(messages):
+        match message["role"]:
+            case "tool":
+                items.append(ToolResult(call_id=f"call_{place}", content=parts(message["content"])))
+            case "assistant" if with_calls and message.get("tool_calls"):
+                if message["content"]:
+                    items.append(Message(role="assistant", content=parts(message["content"])))
+                for call in message["tool_calls"]:
+                    name, arguments = call["function"]["name"], json.dumps(call["function"]["arguments"])
+                    items.append(ToolCall(call_id=f"call_{place}", name=name, arguments=arguments))
+            case "assistant":
+                items.append(SampledAnswer(text=cast("str", message["content"])))
+            case role:
+                items.append(Message(role=role, content=parts(message["content"])))
+    return items
+
+
+def tools_of(row: Mapping[str, Any]) -> list[Tool]:
+    functions = [tool["function"] for tool in row["tools"] or []]
+    return [Tool(name=f["name"], description=f["description"], parameters=f["parameters"]) for f in functions]
+
+
+@pytest.fixture(scope="module")
+def thinking(small_folder: Path) -> Qwen3VLRenderer:
+    return load_qwen3_vl_thinking(small_folder)
+
+
+def test_instruct_prompts_are_those_of_the_published_template(small_renderer: Qwen3VLRenderer) -> None:
+    for row in ROWS:
+        rendered = small_renderer.render(items_of(row["messages"], with_calls=True), tools_of(row))
+        expected = small_renderer.encode(row["instruct"])
+        assert rendered.token_ids(small_renderer.image_token_id) == expected, row["seed"]
+
+
+def test_thinking_prompts_are_those_of_the_published_template_which_knows_no_tools(thinking: Qwen3VLRenderer) -> None:
+    for row in ROWS:
+        rendered = thinking.render(items_of(row["messages"], with_calls=False))
+        expected = thinking.encode(row["thinking"])
+        assert rendered.token_ids(thinking.image_token_id) == expected, row["seed"]
+
+
+@pytest.mark.parametrize(
+    ("path", "column"),
+    [(CHAT_TEMPLATE_PATH, "instruct"), (THINKING_TEMPLATE, "thinking")],
+    ids=["instruct", "thinking"],
+)
+def test_our_templates_write_what_the_published_ones_write(path: Path, column: str) -> None:
+    chat_templates = pytest.importorskip("transformers.utils.chat_template_utils")
+    for row in ROWS:
+        texts, _ = chat_templates.render_jinja_template(
+            conversations=[row["messages"]],
+            tools=row["tools"],
+            chat_template=path.read_text(encoding="utf-8"),
+            add_generation_prompt=True,
+        )
+        assert texts == [row[column]], row["seed"]
