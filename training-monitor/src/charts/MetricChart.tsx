@@ -170,12 +170,14 @@ function Readout(props: {
   const { hover, drawn, series, xLabel } = props;
   const format = props.format ?? ((value: number) => formatNumber(value));
   const last = (points: Series["points"]) => points.findLast((point) => point.y !== null)?.y ?? null;
-  const values = series.map((one, index) => {
-    const line = drawn?.lines[index] ?? 0;
-    const at = (column: number) => (hover && drawn ? (drawn.data[column]?.[hover.index] ?? null) : null);
-    const [high, low] = drawn?.bounded[index] ? [at(line + 1), at(line + 2)] : [null, null];
-    return { one, value: hover && drawn ? at(line) : last(one.points), low, high };
-  }).filter(({ value }) => value !== null && value !== undefined);
+  const values = series
+    .map((one, index) => {
+      const line = drawn?.lines[index] ?? 0;
+      const at = (column: number) => (hover && drawn ? (drawn.data[column]?.[hover.index] ?? null) : null);
+      const [high, low] = drawn?.bounded[index] ? [at(line + 1), at(line + 2)] : [null, null];
+      return { one, value: hover && drawn ? at(line) : last(one.points), low, high };
+    })
+    .filter(({ value }) => value !== null && value !== undefined);
   const x = hover && drawn ? drawn.data[0][hover.index] : null;
   return (
     <span className="chart-readout num" aria-live="polite">

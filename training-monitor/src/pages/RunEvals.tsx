@@ -65,7 +65,7 @@ function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }
   return (
     <tr>
       <td><Link className="text-link" data-row to={sourcePage(run.run_id, evaluation.phase, evaluation.step)}>{sourceName(evaluation.phase, evaluation.step)}</Link></td>
-      <td><StatusBadge status={evaluation.status} /></td>
+      <td><StatusBadge status={evaluation.status} alive={run.is_alive} /></td>
       <td className="interval-cell">{success.rate === null ? null : <IntervalBar value={success.rate} low={success.low} high={success.high} />}</td>
       <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span></td>
       <td className="right">{success.num_successes} / {success.num_rollouts}</td>

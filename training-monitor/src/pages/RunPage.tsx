@@ -87,7 +87,7 @@ function TimeStat({ run }: { run: Run }) {
   const hint = `started ${formatTime(run.started_at)}`;
   if (run.is_alive) {
     const evaluation = run.evaluations.find((one) => one.status === "running");
-    const finishing = evaluation ? `final evaluation, ${evaluation.num_ended_groups} of ${plural(evaluation.num_groups, "group")}` : "finishing";
+    const finishing = evaluation ? `final evaluation ${evaluation.num_ended_groups}/${evaluation.num_groups}` : "finishing";
     return (
       <Stat label="Time left" hint={hint}>
         {formatDuration(run.eta_s)}
@@ -109,7 +109,7 @@ function RunStats({ run }: { run: Run }) {
       <TimeStat run={run} />
       <Stat label={run.success_step === null ? "Success" : `Success, step ${run.success_step}`} hint="of the latest finished step">
         {formatPercent(run.success_rate, 1)}
-        {run.running_step && <small>step {run.running_step.step} under way</small>}
+        {run.is_alive && run.running_step && <small>step {run.running_step.step} under way</small>}
       </Stat>
       <Stat label="Held-out success" hint="baseline → latest evaluation">
         {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
