@@ -14,6 +14,9 @@ from cua_rl import process_guard
 
 logger = logging.getLogger(__name__)
 
+GUARD = (sys.executable, "-P", process_guard.__file__)
+"""-P: a script's folder comes first on its path, and ours has a `types.py`, which Python's own modules would import."""
+
 
 class OwnedProcess:
     """A running command, an async context manager: leaving it, dying, or being killed ends the command and its
@@ -47,8 +50,7 @@ class OwnedProcess:
         log = await asyncio.to_thread(self.log_path.open, "ab")
         try:
             self._guard = await asyncio.create_subprocess_exec(
-                sys.executable,
-                process_guard.__file__,
+                *GUARD,
                 str(read_end),
                 str(self._stop_timeout_s),
                 *self._command,

@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from cua_rl.processes import OwnedProcess
+from cua_rl.processes import GUARD, OwnedProcess
 
 SPAWNER = (
     "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
@@ -73,6 +73,18 @@ asyncio.run(main())
     process.wait()
 
     assert wait_until_dead(grandchild)
+
+
+def test_the_guard_starts_where_python_has_imported_nothing_yet() -> None:
+    """Python 3.12 begins with fewer of its own modules loaded than 3.11; -S makes 3.11 begin like that."""
+    read_end, write_end = os.pipe()
+    interpreter, *options = GUARD
+    command = [interpreter, "-S", *options, str(read_end), "5", "sh", "-c", "exit 7"]
+    done = subprocess.run(command, pass_fds=(read_end,), capture_output=True, text=True, check=False, timeout=60)
+    os.close(read_end)
+    os.close(write_end)
+
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 async def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ class EmbeddedPostgres:
         self._process = OwnedProcess(
             [
                 sys.executable,
+                "-P",  # see processes.GUARD
                 postgres_launcher.__file__,
                 str(bin_dir),
                 str(self._data_dir),
