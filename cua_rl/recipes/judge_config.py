@@ -1,4 +1,4 @@
-"""What recipes can be told about a judge, and the judge that comes of it."""
+"""Configuration of a judge, and the judge built from it."""
 
 import logging
 import os
@@ -24,43 +24,45 @@ CALIBRATIONS = "judge_calibrations"
 
 @chz.chz
 class JudgeSettings:
-    """Who decides tasks without a validator; nobody unless `judge_model` is set."""
+    """The judge of tasks without a validator; there is none unless `judge_model` is set."""
 
     judge_base_url: str | None = chz.field(
         default=None,
-        doc="OpenAI-compatible endpoint of the judge, with its /v1; its key is read from JUDGE_API_KEY, never stored",
+        doc="URL of the judge's OpenAI-compatible endpoint, including /v1; its key is read from "
+        "JUDGE_API_KEY, never stored",
     )
     judge_model: str | None = chz.field(
         default=None,
-        doc="vision-language model that decides tasks without a validator from screenshots; None is no judge",
+        doc="vision-language model that judges tasks without a validator from screenshots; None disables the judge",
     )
     judge: Literal["where_needed", "compare"] = chz.field(
         default="where_needed",
-        doc="where_needed: the judge is asked where no validator is; compare: about all tasks, beside the validators, "
-        "which decide",
+        doc="where_needed: judge only tasks without a validator; compare: judge all tasks, for comparison "
+        "with the validators, which decide",
     )
     judge_prompt: str | None = chz.field(
-        default=None, doc="text file with the judge's system prompt; None is the one of the package"
+        default=None, doc="text file with the judge's system prompt; None uses the package's"
     )
-    judge_votes: int = chz.field(default=1, doc="answers asked for per rollout, odd; more than half must agree")
+    judge_votes: int = chz.field(default=1, doc="votes per rollout, odd; more than half must agree")
     judge_screenshots: Literal["final", "all"] = chz.field(
-        default="final", doc="which screenshots the judge sees: the last one, or all"
+        default="final", doc="screenshots that the judge sees: the last one, or all"
     )
-    judge_timeout_s: float = chz.field(
-        default=60.0, doc="longest wait for one answer of the judge, tries after transport faults included"
-    )
+    judge_timeout_s: float = chz.field(default=60.0, doc="limit for one vote, including retries after transport errors")
     judge_max_retries: int = chz.field(
-        default=3, doc="tries again after transport faults (no connection, 429, 5xx); answers are never asked for again"
+        default=3,
+        doc="retries after transport errors (no connection, 408, 409, 429, 5xx); received answers are never "
+        "requested again",
     )
-    judge_max_concurrent: int = chz.field(default=16, doc="most requests to the judge at a time")
+    judge_max_concurrent: int = chz.field(default=16, doc="maximum concurrent requests to the judge")
     judge_input_price: float | None = chz.field(
-        default=None, doc="US dollars per million prompt tokens of the judge; None measures no cost"
+        default=None, doc="price of the judge's prompt tokens, US dollars per million; None records no cost"
     )
     judge_output_price: float | None = chz.field(
-        default=None, doc="US dollars per million answer tokens of the judge; None measures no cost"
+        default=None, doc="price of the judge's answer tokens, US dollars per million; None records no cost"
     )
     judge_extra: dict[str, object] = chz.field(
-        default_factory=dict[str, object], doc='fields set in every request to the judge, such as {"temperature": 0.5}'
+        default_factory=dict[str, object],
+        doc='additional fields of every request to the judge, such as {"temperature": 0.5}',
     )
 
     @chz.validate

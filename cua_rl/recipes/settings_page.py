@@ -50,10 +50,10 @@ RECIPES = (
 _INTRODUCTION = """\
 # Settings
 
-Every setting of every recipe, with its default, as the recipe itself knows it (`python -m cua_rl.recipes.settings_page`
-writes this page). `key=value`, `--key value` and `--key=value` mean the same; `--config file.yaml` reads settings from
-a file, over which the command line wins. Lists may be written `a,b`; dictionaries are JSON, or entry by entry
-(`tasks.limit=3`). Keys and tokens are better put into the environment or `.env` (`env.example`).
+This page lists every setting of every recipe with its default (`python -m cua_rl.recipes.settings_page` generates it).
+`key=value`, `--key value` and `--key=value` are equivalent; `--config file.yaml` reads settings from a file, and the
+command line overrides it. Lists can be written as `a,b`; dictionaries are JSON, or are set entry by entry
+(`tasks.limit=3`). Set API keys and tokens in the environment or in `.env` (`env.example`).
 """
 
 
@@ -73,9 +73,9 @@ def format_page() -> str:
         sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *own, *_preset_rows(recipe.presets)]
         if issubclass(recipe.config_class, RolloutConfig):
             sections.append(
-                "\nAnd those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
+                "\nAlso those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
             )
-    sections += ["\n## Agents, devices and the model server\n", "Training and evaluation share these.\n"]
+    sections += ["\n## Agents, devices and the model server\n", "Shared by training and evaluation.\n"]
     sections += _rows(RolloutConfig, set())
     return "\n".join(sections).replace("\n\n\n", "\n\n").rstrip() + "\n"
 
