@@ -96,10 +96,13 @@ def _cpu_settings(config: ServerConfig) -> dict[str, object]:
 def _cpu_environment(ours: Mapping[str, str]) -> dict[str, str]:
     """One process computes: a worker of its own would only make two of them wait for each other, spinning.
 
-    vLLM allows that only with its multiprocessing switch off (its engine is a process of its own all the same).
+    vLLM allows that only with its multiprocessing switch off (its engine is a process of its own all the same). Nothing
+    is compiled: vLLM would compile one small function, for which the machine must have a C++ compiler, and for which
+    PyTorch writes wrong code where the processor has no AVX2.
     """
     num_threads = max(1, (os.cpu_count() or 1) // 2)
     return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "TORCH_COMPILE_DISABLE": "1",
         "OMP_NUM_THREADS": ours.get("OMP_NUM_THREADS", str(num_threads)),
     }
