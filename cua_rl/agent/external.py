@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0
 """How long an agent may go on after its rollout is over."""
 
-_OUR_SECRETS = ("DATABASE_URL", "POSTGRES_PASSWORD", "GBOX_API_KEY", "TINKER_API_KEY", "WANDB_API_KEY", "HF_TOKEN")
+_OUR_SECRETS = (
+    "DATABASE_URL", "POSTGRES_PASSWORD", "GBOX_API_KEY", "JUDGE_API_KEY", "TINKER_API_KEY", "WANDB_API_KEY", "HF_TOKEN",
+    "PROJECT_TOKEN", "MONITOR_PROJECT_TOKEN", "MONITOR_READ_TOKEN", "MONITOR_WRITE_TOKEN",
+)  # fmt: skip
 
 
 class OpenGateway(Protocol):
