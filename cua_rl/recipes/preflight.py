@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from importlib.util import find_spec
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,15 +57,6 @@ class Screen:
     def scaled(self, factor: float) -> "Screen":
         """The screen with both sides times `factor`."""
         return replace(self, width_px=int(self.width_px * factor), height_px=int(self.height_px * factor))
-
-
-def require_wandb(project: str | None) -> None:
-    """Raise `ConfigError` if Weights & Biases is asked for and not installed."""
-    if project is not None and find_spec("wandb") is None:
-        raise ConfigError(
-            f"wandb_project: expected the package wandb for it, got none with wandb_project={project!r}; install it: "
-            "pip install 'cua_rl[wandb]', or leave wandb_project out"
-        )
 
 
 def require_adb(program: str = "adb") -> None:
