@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cua_rl.monitor.sender import MonitorAddress
 
 QUESTION_TIMEOUT_S = 2.0
+_EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PROBE_SIDE_PX = 64
 _PLENTY_OF_IMAGES = 32
 
@@ -157,7 +158,7 @@ async def require_monitor(address: "MonitorAddress") -> None:
             f"project_token: expected the token of a project of the monitor at {address.base_url!r}, got one that it "
             "does not know; make one there with create_project=NAME"
         )
-    if not answer.is_success:
+    if not answer.is_success and answer.status_code not in _EMPTY_BATCH_REFUSED:
         raise ConfigError(
             f"monitor_base_url: expected a monitor that takes runs at {address.ingest_url!r}, got status "
             f"{answer.status_code}; check the address"
