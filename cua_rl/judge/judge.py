@@ -10,7 +10,7 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
@@ -178,13 +178,16 @@ def read_vote(answer: object, duration_s: float) -> JudgeVote:
     text, num_in, num_out = "", 0, 0
     try:
         choice = reply["choices"][0]
-        text = cast("str", choice["message"]["content"] or "")
         usage: Any = reply.get("usage") or {}
         num_in, num_out = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        content: object = choice["message"]["content"]
+        if not isinstance(content, str):
+            raise MalformedVerdict(f"expected text as the answer's content, got {content!r:.200}")
+        text = content
         if choice.get("finish_reason") == "length":
             raise MalformedVerdict(f"expected a whole answer, got one cut off at the token limit: {text[:200]!r}")
         verdict = parse_verdict(text)
-    except (KeyError, IndexError, TypeError, AttributeError, MalformedVerdict) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         why = str(error) if isinstance(error, MalformedVerdict) else f"expected a chat completion, got {answer!r:.300}"
         return JudgeVote(
             success=None,

@@ -8,7 +8,7 @@ import pytest
 
 from cua_rl.actions import Click, TypeText
 from cua_rl.errors import ConfigError, JudgeError
-from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
+from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig, read_vote
 from cua_rl.judge.request import Case
 from cua_rl.types import Observation, StopReason, Turn
 from tests.builders import model_turn, prompt, text
@@ -124,6 +124,25 @@ async def test_a_malformed_answer_is_never_asked_for_again_and_is_kept_as_it_cam
     assert judgement.votes[0].text == "I think it worked."
     assert "I think it worked." in judgement.reason
     assert judgement.votes[0].num_prompt_tokens == PROMPT_TOKENS  # it has cost what it has cost
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"message": {"content": verdict(True)}}], "usage": {"prompt_tokens": "many"}},
+        {"choices": [{"message": {"content": verdict(True)}}], "usage": {"completion_tokens": float("inf")}},
+        {"choices": [{"message": {"content": [{"type": "text", "text": verdict(True)}]}}]},
+        {"choices": [{"message": {"content": 7}}]},
+        {"choices": []},
+        ["no", "completion"],
+        None,
+    ],
+)
+def test_an_answer_that_is_no_completion_is_malformed_whatever_is_wrong_with_it(answer: object) -> None:
+    vote = read_vote(answer, 0.1)
+
+    assert (vote.success, vote.is_malformed) == (None, True)
+    assert isinstance(vote.text, str)
 
 
 async def test_transport_faults_are_tried_again_and_no_oftener_than_allowed() -> None:
