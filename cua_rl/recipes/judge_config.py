@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import chz
 
@@ -14,6 +15,7 @@ from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
 from cua_rl.recipes.log_directory import run_folder
 from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.plain_config import secret_names
 from cua_rl.task_loader import TaskSet
 
 logger = logging.getLogger(__name__)
@@ -74,8 +76,18 @@ class JudgeSettings:
             given, missing = (one, other) if getattr(self, other) is None else (other, one)
             if getattr(self, given) is not None and getattr(self, missing) is None:
                 raise ValueError(f"{missing}: expected it beside {given}, got none; set both")
+        if secrets := secret_names(self.judge_extra):
+            raise ValueError(
+                f"judge_extra: expected no secrets, which would be stored with the run, got {secrets[0]!r}; put the "
+                "judge's key into JUDGE_API_KEY"
+            )
+        if taken := _OUR_FIELDS & set(self.judge_extra):
+            raise ValueError(
+                f"judge_extra: expected fields beside those that every request has, got {min(taken)!r}; leave it out"
+            )
 
 
+_OUR_FIELDS = frozenset({"model", "messages", "stream", "n"})
 _SMALLEST = {
     "judge_votes": 1,
     "judge_max_retries": 0,
@@ -94,6 +106,11 @@ def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
         raise ConfigError(
             f"judge_base_url: expected an address such as 'http://localhost:8000/v1', got {settings.judge_base_url!r}; "
             "correct it"
+        )
+    if urlsplit(settings.judge_base_url).username is not None:
+        raise ConfigError(
+            "judge_base_url: expected an address without a name or password, which would be stored with the run, got "
+            "one with them; put the key into JUDGE_API_KEY"
         )
     return JudgeConfig(
         base_url=settings.judge_base_url,

@@ -10,7 +10,8 @@ import chz
 
 from cua_rl.recipes import evaluate, sft, train
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
-from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings, show_value
+from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings
+from cua_rl.recipes.config_file import as_argument
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
@@ -84,7 +85,7 @@ def _rows(config_class: type[Any], left_out: set[str]) -> list[str]:
     rows = ["| setting | default | kind | meaning |", "|---|---|---|---|"]
     for setting in list_settings(config_class):
         if setting.parts is None and setting.name not in left_out:
-            default = "required" if setting.default is REQUIRED else _code(show_value(setting.default))
+            default = "required" if setting.default is REQUIRED else _code(as_argument(setting.default))
             cells = (_code(setting.name), default, _cell(type_name(setting.kind)), _cell(setting.doc))
             rows.append("| " + " | ".join(cells) + " |")
     return rows
@@ -93,7 +94,7 @@ def _rows(config_class: type[Any], left_out: set[str]) -> list[str]:
 def _preset_rows(presets: ShownPresets) -> list[str]:
     lines: list[str] = []
     for condition, values in presets.items():
-        shown = ", ".join(_code(f"{name}={show_value(value)}") for name, value in values.items())
+        shown = ", ".join(_code(f"{name}={as_argument(value)}") for name, value in values.items())
         lines.append(f"\n{condition}: {shown}.")
     return lines
 

@@ -17,7 +17,7 @@ from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.gym.fields import Json, first_text, mapping, sequence, text_at
 from cua_rl.devices.gym.reference import GymTaskRef
 from cua_rl.errors import ConfigError, TaskError
-from cua_rl.tasks.source_config import is_training_task
+from cua_rl.tasks.source_config import training_ids
 from cua_rl.tasks.task import Category, Difficulty, Task
 from cua_rl.types import Validation
 
@@ -156,7 +156,8 @@ def split_gym_tasks(
         first, last = sorted(int(number) for number in eval_number_range.split("-"))
         held_out = {task.ref for task in ordered if task.number is not None and first <= task.number <= last}
     else:
-        held_out = {task.ref for task in ordered if not is_training_task(task.task_id, seed, train_ratio)}
+        training = training_ids((task.task_id for task in ordered), seed, train_ratio)
+        held_out = {task.ref for task in ordered if task.task_id not in training}
     return [task for task in ordered if task.ref not in held_out], [task for task in ordered if task.ref in held_out]
 
 

@@ -91,6 +91,23 @@ def test_a_task_that_is_added_to_a_gym_moves_no_other_to_the_other_side_of_the_s
     assert 0.7 < len(before) / 199 < 0.9
 
 
+def test_a_small_gym_has_tasks_on_both_sides_and_at_most_the_one_that_was_moved_for_it_moves_later() -> None:
+    for seed in range(200):
+        last = None
+        for number in range(2, 8):
+            tasks = [gym_task(task_id=f"{one}_x", description="d") for one in range(number)]
+            train, held_out = split_gym_tasks(tasks, seed=seed, train_ratio=0.8, eval_number_range=None)
+            assert train
+            assert held_out
+            if last is not None:
+                moved = (set(last[0]) - set(train)) | (set(last[1]) - set(held_out))
+                assert len(moved) <= 1
+                assert not moved or 1 in (len(last[0]), len(last[1]))
+            last = train, held_out
+    one = [gym_task(task_id="1_x", description="d")]
+    assert sum(map(len, split_gym_tasks(one, seed=0, train_ratio=0.8, eval_number_range=None))) == 1
+
+
 def test_scores_are_read_in_their_order_and_nothing_said_is_no_score() -> None:
     def score(**answer: Any) -> float | None:
         found = parse_evaluation(answer)
