@@ -45,7 +45,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_our_rewards_are_known_by_name() -> None:
-    assert list(REWARDS) == ["binary", "score", "completion", "efficiency", "shaped", "comprehensive"]
+    assert list(REWARDS) == ["binary", "judge", "score", "completion", "efficiency", "shaped", "comprehensive"]
     assert load_reward("binary") is binary_reward
 
 

@@ -8,7 +8,7 @@ export function formatNumber(value: number | null | undefined, digits = 4): stri
   if (!Number.isFinite(value)) return String(value);
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size < 1e-3 || size >= 1e9) return value.toExponential(Math.max(0, digits - 2)).replace("-", MINUS);
+  if (size < 1e-3 || size >= 1e9) return value.toExponential(Math.max(0, digits - 2)).replaceAll("-", MINUS);
   if (Number.isInteger(value)) return value.toLocaleString("en-US").replace("-", MINUS);
   const decimals = Math.max(0, digits - 1 - Math.floor(Math.log10(size)));
   return value
@@ -19,6 +19,13 @@ export function formatNumber(value: number | null | undefined, digits = 4): stri
 export function formatPercent(value: number | null | undefined, decimals = 0): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   return `${(value * 100).toFixed(decimals)} %`;
+}
+
+/** $12.35, $0.25, $0.00083: two digits at least, however small. */
+export function formatDollars(value: number | null | undefined): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const digits = value === 0 || value >= 1 ? { minimumFractionDigits: 2, maximumFractionDigits: 2 } : { minimumSignificantDigits: 2, maximumSignificantDigits: 2 };
+  return value.toLocaleString("en-US", { style: "currency", currency: "USD", ...digits });
 }
 
 export function formatSigned(value: number | null | undefined): string {

@@ -1,10 +1,14 @@
-"""One run seen from five places: console, metrics.jsonl, TensorBoard, database and monitor say the same numbers."""
+"""One run seen from six places: all say the same numbers.
+
+Console, metrics.jsonl, TensorBoard, Weights & Biases (in its offline mode), database and monitor.
+"""
 
 import json
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ from tests.fakes import FakeAgent
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN
 from tests.real.monitor.conftest import Monitor
+from tests.real.reporting.test_wandb import wandb_records
 from tests.rl.test_sync_loop import parts, settings
 
 NUM_STEPS = 3
@@ -49,12 +54,12 @@ Place = Mapping[int, Numbers]
 """What one place says: metrics by step."""
 
 
-async def run_in_a_small_world(url: str, folder: Path) -> str:
+async def run_in_a_small_world(url: str, folder: Path, *, wandb_project: str | None = None) -> str:
     """Three steps with a baseline and two evaluations, told to everyone; returns what the console showed."""
     console = Console(file=StringIO(), width=300)
     lost = DeviceError("gone")
     made, bench, *_ = parts(FakeAgent(["1", "1", "0", "1", "1", "0", lost, lost, lost, "1", "0", "1", "1"]))
-    with MetricLog(folder, config={}) as log:
+    with MetricLog(folder, config={}, wandb_project=wandb_project) as log:
         report = RunReport(metric_log=log, display=ProgressDisplay(NUM_STEPS, console=console), total_steps=NUM_STEPS)
         chosen = settings(max_steps=NUM_STEPS, group_size=4, eval_every=2)
         with_kl = replace(chosen.train, kl_penalty_coef=0.1, compute_post_kl=True)
@@ -92,6 +97,22 @@ def of_tensorboard(folder: Path) -> tuple[Place, Place]:
             place = evaluations if tag.startswith("eval/") else steps
             for point in events.Scalars(tag):
                 place.setdefault(point.step, {})[tag] = point.value
+    return steps, evaluations
+
+
+def of_wandb(folder: Path) -> tuple[Place, Place]:
+    """The rows of its run file; one of a step with an evaluation has the numbers of both."""
+    record_class: Any = import_module("wandb.proto.wandb_internal_pb2").Record
+    (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
+    steps: dict[int, Numbers] = {}
+    evaluations: dict[int, Numbers] = {}
+    for data in wandb_records(file.read_bytes()):
+        row = record_class.FromString(data).history
+        numbers = {"/".join(item.nested_key): json.loads(item.value_json) for item in row.item}
+        for name, value in numbers.items():
+            if "/" in name and name not in OF_FILES:
+                place = evaluations if name.startswith("eval/") else steps
+                place.setdefault(row.step.num, {})[name] = value
     return steps, evaluations
 
 
@@ -134,19 +155,27 @@ def as_table(places: Mapping[str, Place]) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def test_every_number_is_the_same_wherever_it_is_shown(monitor: Monitor, tmp_path: Path) -> None:
-    shown = await run_in_a_small_world(monitor.url, tmp_path)
+async def test_every_number_is_the_same_wherever_it_is_shown(
+    monitor: Monitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    shown = await run_in_a_small_world(monitor.url, tmp_path, wandb_project="agents")
     (file, file_evals), (board, board_evals) = of_file(tmp_path), of_tensorboard(tmp_path)
     (database, database_evals), (web, web_evals) = of_database(monitor.url), await of_monitor(monitor)
-    sys.stdout.write(as_table({"metrics.jsonl": file, "TensorBoard": board, "database": database, "monitor": web}))
-    places = {"metrics.jsonl": file_evals, "TensorBoard": board_evals, "database": database_evals, "monitor": web_evals}
-    sys.stdout.write(as_table(places))
+    wandb, wandb_evals = of_wandb(tmp_path)
+    names = ("metrics.jsonl", "TensorBoard", "W&B", "database", "monitor")
+    for told in (
+        (file, board, wandb, database, web),
+        (file_evals, board_evals, wandb_evals, database_evals, web_evals),
+    ):
+        sys.stdout.write(as_table(dict(zip(names, told, strict=True))))
 
     assert list(file) == list(of_console(shown)) == [1, 2, 3]
     assert list(file_evals) == [0, 2, 3]
     assert sum(len(numbers) for numbers in file.values()) > 90
-    assert database == web == file
-    assert database_evals == web_evals == file_evals
+    assert database == web == wandb == file
+    assert database_evals == web_evals == wandb_evals == file_evals
     for ours, theirs in ((file, board), (file_evals, board_evals)):  # whose files have 32 bits for a number
         assert {step: {name: float(np.float32(value)) for name, value in numbers.items()}
                 for step, numbers in ours.items()} == theirs  # fmt: skip

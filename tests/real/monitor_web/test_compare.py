@@ -65,3 +65,16 @@ async def test_more_runs_than_fit_are_named_and_none_disappears_silently(window:
     assert "many-9" in told
     keys = page.locator('figure[aria-label="Reward"] .chart-key')
     await keys.nth(7).wait_for()  # all eight have a value in the legend
+
+
+async def test_the_settings_of_a_single_run_are_not_called_differences(window: Window) -> None:
+    page, site = window.page, window.site
+    for runs, title in (
+        (site.ended.run_id, "Settings"),
+        (f"{site.ended.run_id},{site.running.run_id}", "Settings that differ"),
+    ):
+        await window.open(f"/compare?runs={runs}")
+        await page.get_by_role("heading", name=title, exact=True).wait_for()
+    times = page.locator('figure[aria-label="Step time"]')
+    await times.scroll_into_view_if_needed()
+    assert re.search(r"\d s", await times.inner_text())  # with the unit that the run's own page has

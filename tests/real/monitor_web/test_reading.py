@@ -116,3 +116,43 @@ async def test_screenshots_of_a_group_that_has_ended_are_not_dimmed(window: Wind
     images = page.locator(".member .screen img")
     await images.first.wait_for()
     assert await images.evaluate_all("all => all.map(one => getComputedStyle(one).opacity)") == ["1"] * 3
+
+
+async def test_settings_can_be_read_on_a_phone(chromium: Any, site: Site) -> None:
+    page = await chromium.new_page(viewport={"width": 390, "height": 900})
+    settings = begin("many-settings", loss="importance_sampling", gbox_mini_agent_standard_action_space="mobile")
+    run = await add_run(site.database_url, settings, finished())
+    await page.goto(f"{site.base_url}/runs/{run}?tab=config")
+    value = page.get_by_role("cell", name="importance_sampling")
+    await value.wait_for()
+    lines = (
+        "cell => { const range = document.createRange(); range.selectNodeContents(cell);"
+        " return range.getClientRects().length; }"
+    )
+    assert await value.evaluate(lines) == 1
+    await page.close()
+
+
+async def test_small_negative_numbers_have_one_kind_of_minus_sign(window: Window) -> None:
+    numbers = {"reward/mean": 0.5, "loss/policy": -6.35e-8}
+    run = await add_run(window.site.database_url, begin("small-numbers"), *step(1, metrics=numbers), finished())
+    await window.open(f"/runs/{run}/step/1")
+    await window.page.get_by_text("\u22126.35e\u22128", exact=True).first.wait_for()
+
+
+async def test_a_count_that_stays_at_zero_has_no_axis_up_to_a_hundred(window: Window) -> None:
+    page = window.page
+    events = [event for number in (1, 2) for event in step(number, metrics={"rollout/num_faults": 0.0}, prefix="quiet")]
+    run = await add_run(window.site.database_url, begin("quiet", total_steps=2), *events, finished())
+    # uPlot draws its axes on a canvas: the text that it draws is all that can be read of them
+    await page.add_init_script(
+        "window.drawn = []; const fill = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, ...rest)"
+        " { window.drawn.push(text); return fill.call(this, text, ...rest); };"
+    )
+    await window.open(f"/runs/{run}")
+    figure = page.locator('figure[aria-label="Faults of the infrastructure"]')
+    await figure.scroll_into_view_if_needed()
+    await figure.locator(".u-over").wait_for()
+    await page.wait_for_function("window.drawn.includes('1')")
+    assert "100" not in await page.evaluate("window.drawn")

@@ -1,15 +1,24 @@
-import { words } from "../format";
+import { formatDollars, formatDuration, formatPercent, words } from "../format";
 
 /** The charts of a run: which metrics are drawn together, under which heading, and how. */
 
-export type ChartSpec = {
+export type ChartUnit = { percent?: boolean; seconds?: boolean; dollars?: boolean };
+
+export type ChartSpec = ChartUnit & {
   title: string;
   metrics: readonly string[];
-  percent?: boolean;
-  seconds?: boolean;
   /** Names that begin with this are drawn too. */
   prefix?: string;
 };
+
+const percent = (value: number) => formatPercent(value);
+
+/** How the chart's values are written; undefined for plain numbers. */
+export function formatOf(unit: ChartUnit): ((value: number) => string) | undefined {
+  if (unit.percent) return percent;
+  if (unit.seconds) return formatDuration;
+  return unit.dollars ? formatDollars : undefined;
+}
 
 export type ChartSection = { title: string; charts: readonly ChartSpec[] };
 
@@ -46,7 +55,7 @@ export const SECTIONS: readonly ChartSection[] = [
       { title: "Verdicts", metrics: ["judge/success_rate", "judge/agreement", "judge/validator_agreement", "judge/malformed_frac"], percent: true },
       { title: "Rollouts judged", metrics: ["judge/num_verdicts", "judge/num_without_verdict"] },
       { title: "Wait for the judge", metrics: ["judge/latency_s/mean", "judge/latency_s/max"], seconds: true },
-      { title: "Cost of the judge", metrics: ["judge/cost_usd"] },
+      { title: "Cost of the judge", metrics: ["judge/cost_usd"], dollars: true },
     ],
   },
   {

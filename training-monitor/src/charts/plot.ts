@@ -23,6 +23,8 @@ export type Drawn = {
   bounded: boolean[];
 };
 
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 1_000_000, 10_000_000, 100_000_000];
+
 function css(name: string): string {
   return name.startsWith("--") ? getComputedStyle(document.documentElement).getPropertyValue(name).trim() : name;
 }
@@ -157,6 +159,12 @@ function tickTexts(ticks: readonly (number | null)[], format: ((value: number) =
   return ticks.map((tick) => (tick === null ? "" : (format ?? plain)(tick)));
 }
 
+/** Room above and below the values; for values that are all 0, an axis that does not reach to 100. */
+function valueRange(low: number | null, high: number | null): uPlot.Range.MinMax {
+  if (low === null || high === null) return [null, null];
+  return low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
+}
+
 export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPlot; drawn: Drawn } {
   const drawn = drawnData(options.series, options.smoothing, options.log);
   const series: uPlot.Series[] = [{}];
@@ -175,6 +183,7 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
   const room = options.series.every((one) => one.dots) ? (last - first) / 20 : 0; // for dots beside the first and last step
   const whole: [number, number] = first === last ? [first - 1, first + 1] : [first - room, last + room];
   const ringed = new Set(drawn.lines.filter((_, index) => !options.series[index]?.dots)); // not raw lines, nor bounds
+  const isCounted = !options.format && !options.smoothing && options.series.every((one) => one.points.every((point) => point.y === null || Number.isInteger(point.y)));
   const plot = new uPlot(
     {
       width: options.width,
@@ -192,12 +201,12 @@ export function makePlot(target: HTMLElement, options: PlotOptions): { plot: uPl
         x: { time: false, range: () => options.range ?? whole },
         y: {
           distr: options.log ? 3 : 1,
-          ...(options.yRange && !options.log ? { range: () => options.yRange as [number, number] } : {}),
+          ...(options.log ? {} : { range: (_plot: uPlot, low: number | null, high: number | null) => options.yRange ?? valueRange(low, high) }),
         },
       },
       axes: [
-        { ...axis(undefined), size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 50_000] },
-        { ...axis(options.format), size: (_plot, texts) => 16 + 6.6 * Math.max(4, ...(texts ?? []).map((text) => text.length)) },
+        { ...axis(undefined), size: 26, incrs: WHOLE },
+        { ...axis(options.format), ...(isCounted ? { incrs: WHOLE } : {}), size: (_plot, texts) => 16 + 6.6 * Math.max(4, ...(texts ?? []).map((text) => text.length)) },
       ],
       plugins: [dots(options.series, drawn.lines)],
       hooks: {

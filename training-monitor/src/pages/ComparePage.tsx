@@ -2,6 +2,7 @@ import { useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { comparePage, comparePath, metricsPath, runPage, runsPath, sourcePage } from "../api/paths";
 import type { MetricSeries, Page, RunComparison, RunSummary } from "../api/types";
+import { formatOf, type ChartUnit } from "../charts/catalog";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
 import { PALETTE, paletteColor, type Series } from "../charts/series";
@@ -16,17 +17,16 @@ import { points } from "./RunCharts";
 const MAX_RUNS = PALETTE.length; // a colour for each
 const MAX_ASKED = 12; // by the API, at once
 const UNIT: [number, number] = [0, 1.02];
-const percent = (value: number) => formatPercent(value);
-const CHARTS = [
+const CHARTS: readonly (ChartUnit & { name: string; title: string })[] = [
   { name: "reward/mean", title: "Reward" },
   { name: "policy/entropy_estimate", title: "Entropy" },
   { name: "loss/total", title: "Loss" },
   { name: "policy/parity_mean_abs", title: "Parity" },
   { name: "policy/kl_sampling_training/mean", title: "KL sampler to trainer" },
   { name: "optim/grad_norm", title: "Gradient norm" },
-  { name: "reward/constant_group_frac", title: "Constant groups" },
+  { name: "reward/constant_group_frac", title: "Constant groups", percent: true },
   { name: "rollout/num_turns/mean", title: "Turns per rollout" },
-  { name: "time/step_s", title: "Step time" },
+  { name: "time/step_s", title: "Step time", seconds: true },
   { name: "time/rollouts_per_hour", title: "Rollouts per hour" },
 ];
 
@@ -81,7 +81,7 @@ function Comparison(props: { found: RunComparison; numAsked: number; find: strin
       <RunChips runs={runs} labels={labels} />
       <ComparedCharts runs={runs} labels={labels} />
       <Panel
-        title="Settings that differ"
+        title={runs.length > 1 ? "Settings that differ" : "Settings"}
         flush
         actions={<input className="field" type="search" aria-label="Find a setting" placeholder="Find a setting" value={find} onChange={(event) => setFind(event.target.value)} />}
       >
@@ -135,8 +135,8 @@ function ComparedCharts({ runs, labels }: Labelled) {
     <>
       <ChartControls view={view} />
       <div className="chart-grid two">
-        <Chart title="Success in training" series={success} view={view} unit pick={(x, series) => open(x, series, "step")} />
-        <Chart title="Success on held-out tasks" series={evals} view={view} unit pick={(x, series) => open(x, series, x === 0 ? "baseline" : "eval")} />
+        <Chart title="Success in training" series={success} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, "step")} />
+        <Chart title="Success on held-out tasks" series={evals} view={view} unit={{ percent: true }} isShare pick={(x, series) => open(x, series, x === 0 ? "baseline" : "eval")} />
       </div>
       <div className="chart-grid">
         {CHARTS.filter((chart) => loaded.some(({ metrics }) => metrics.series[chart.name])).map((chart) => (
@@ -149,7 +149,7 @@ function ComparedCharts({ runs, labels }: Labelled) {
 
 type LoadedRun = { id: string; label: string; metrics: MetricSeries; color: string };
 
-function MetricOfRuns(props: { chart: { name: string; title: string }; loaded: LoadedRun[]; stamp: string; view: ChartView; pick: (x: number, series: Series) => void }) {
+function MetricOfRuns(props: { chart: (typeof CHARTS)[number]; loaded: LoadedRun[]; stamp: string; view: ChartView; pick: (x: number, series: Series) => void }) {
   const { chart, loaded, stamp } = props;
   const series = useMemo(
     () =>
@@ -159,10 +159,10 @@ function MetricOfRuns(props: { chart: { name: string; title: string }; loaded: L
       })),
     [chart.name, stamp],
   );
-  return <Chart title={chart.title} hint={chart.name} series={series} view={props.view} pick={props.pick} />;
+  return <Chart title={chart.title} hint={chart.name} series={series} view={props.view} unit={chart} pick={props.pick} />;
 }
 
-function Chart(props: { title: string; hint?: string; series: Series[]; view: ChartView; unit?: boolean; pick: (x: number, series: Series) => void }) {
+function Chart(props: { title: string; hint?: string; series: Series[]; view: ChartView; unit: ChartUnit; isShare?: boolean; pick: (x: number, series: Series) => void }) {
   const { view } = props;
   return (
     <div className="panel chart-panel">
@@ -175,8 +175,8 @@ function Chart(props: { title: string; hint?: string; series: Series[]; view: Ch
         range={view.range}
         onRange={view.setRange}
         onPick={props.pick}
-        format={props.unit ? percent : undefined}
-        yRange={props.unit ? UNIT : undefined}
+        format={formatOf(props.unit)}
+        yRange={props.isShare ? UNIT : undefined}
       />
     </div>
   );

@@ -185,7 +185,8 @@ function Member({ rollout, detail, time }: { rollout: ClockRollout; detail: Grou
       </div>
       <div className="member-facts num">
         <span>turn {moment.turn + 1}/{rollout.turns.length}</span>
-        <span title="reward and advantage, as they were trained on">r {formatNumber(rollout.reward, 3)} · a {formatSigned(rollout.advantage)}</span>
+        <span title="as it was trained on">reward {formatNumber(rollout.reward, 3)}</span>
+        {rollout.advantage !== null && <span title="as it was trained on">advantage {formatSigned(rollout.advantage)}</span>}
       </div>
       <div className="faint truncate">{moment.acting ? (describeAction(turn?.action)?.line ?? words(turn?.failure_kind ?? "no action")) : words(rollout.stop_reason ?? "")}</div>
     </article>

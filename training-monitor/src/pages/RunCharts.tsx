@@ -2,11 +2,11 @@ import { useCallback, useMemo } from "react";
 import { useQuery } from "../api/cache";
 import { metricsPath, sourcePage } from "../api/paths";
 import type { MetricSeries, Run, SuccessPoint } from "../api/types";
-import { metricsOf, SECTIONS, shortName, type ChartSpec } from "../charts/catalog";
+import { formatOf, metricsOf, SECTIONS, shortName, type ChartSpec } from "../charts/catalog";
 import { ChartControls, useChartView, type ChartView } from "../charts/controls";
 import { MetricChart } from "../charts/MetricChart";
 import { paletteColor, type Series } from "../charts/series";
-import { formatDuration, formatPercent } from "../format";
+import { formatPercent } from "../format";
 import { navigate } from "../router";
 import { Empty, Loaded } from "../ui/parts";
 
@@ -132,7 +132,7 @@ function SpecChart(props: {
         range={view.range}
         onRange={view.setRange}
         onPick={props.open}
-        format={chart.percent ? percent : chart.seconds ? formatDuration : undefined}
+        format={formatOf(chart)}
       />
     </div>
   );

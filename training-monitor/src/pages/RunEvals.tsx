@@ -115,7 +115,7 @@ function RateCell({ rate }: { rate: Rate | undefined }) {
   return (
     <div className="row">
       <IntervalBar value={rate.rate} low={rate.low} high={rate.high} />
-      <span className="num" title={`${rate.num_successes} of ${rate.num_rollouts}`}>{formatPercent(rate.rate)}</span>
+      <span className="num nowrap" title={`${rate.num_successes} of ${rate.num_rollouts}`}>{formatPercent(rate.rate)}</span>
     </div>
   );
 }

@@ -75,7 +75,7 @@ function Card({ run, rollout, follow }: { run: Run; rollout: RolloutItem; follow
       </div>
       <div className="member-facts num">
         <span>{plural(rollout.num_turns, "turn")}</span>
-        <span className="truncate">{rollout.reward === null ? "" : `r ${formatNumber(rollout.reward, 3)}`}</span>
+        <span className="truncate">{rollout.reward === null ? "" : `reward ${formatNumber(rollout.reward, 3)}`}</span>
       </div>
     </article>
   );
