@@ -13,7 +13,7 @@ import asyncio
 import pytest
 import pytest_asyncio
 
-from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
+from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.devices.pool import DeviceBackend, DevicePool
 from cua_rl.events import Source
 from cua_rl.models import TINY_QWEN3_VL
@@ -25,7 +25,7 @@ from cua_rl.rollout.group import GroupPlan, run_groups
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.server import VllmServer
+from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
@@ -111,21 +111,16 @@ async def _ignore(group: RolloutGroup) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
+async def engine(server: VllmServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Engine]:
     folder = tmp_path_factory.mktemp("agents")
     renderer = make_renderer(TINY_QWEN3_VL)
-    server = VllmServer(
-        ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=2048, max_num_seqs=16),
-        folder / "vllm.log",
-    )
     trainer = TrainingClient(
         TrainerConfig(model_path=TINY_QWEN3_VL, lora=LoraConfig(rank=8, alpha=8)), folder / "trainer.log"
     )
     async with AsyncExitStack() as stack:
-        async with asyncio.TaskGroup() as starting:
-            starting.create_task(stack.enter_async_context(server))
-            starting.create_task(stack.enter_async_context(trainer))
-        sampler = await stack.enter_async_context(SamplingClient(server, namespace="agents"))
+        await stack.enter_async_context(trainer)
+        shared = await stack.enter_async_context(ExternalServer(server.base_url))
+        sampler = await stack.enter_async_context(SamplingClient(shared, namespace="agents"))
         gateway = Gateway(sampler, renderer, SamplingParams(max_tokens=48, temperature=1.0))
         await stack.enter_async_context(gateway.serve())
         yield Engine(gateway=gateway, trainer=trainer, sampler=sampler, renderer=renderer, folder=folder)

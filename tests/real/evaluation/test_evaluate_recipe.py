@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from cua_rl.config import ServerConfig
-from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.evaluate import cli_main
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.sampling.server import VllmServer
@@ -16,27 +14,25 @@ from tests.recipes.test_evaluate_config import write_adapter
 pytestmark = pytest.mark.timeout(600)
 
 
-async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(tmp_path: Path) -> None:
+async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(server: VllmServer, tmp_path: Path) -> None:
     fresh, wild = write_adapter(tmp_path / "fresh", update=0.0), write_adapter(tmp_path / "wild", update=50.0)
-    server_config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=2048, max_images=8)
-    async with VllmServer(server_config, tmp_path / "vllm.log") as server:
-        endpoint = {"base_url": f"{server.base_url}/v1", "model": server.model.name}
-        config = EvaluateConfig(
-            models=[
-                {"name": "base"},
-                {"name": "fresh", "adapter": str(fresh)},
-                {"name": "wild", "adapter": str(wild)},
-                {"name": "chat", "api": "chat", "extra": {"tool_choice": "none"}, **endpoint},
-                {"name": "responses", "api": "responses", **endpoint},
-            ],
-            tasks={"source_type": "demo_eval", "tags": ["demo"]},
-            num_tasks=16,
-            max_tokens=48,
-            max_model_len=2048,
-            base_url=server.base_url,
-            log_path=str(tmp_path / "out"),
-        )
-        await cli_main(config)
+    endpoint = {"base_url": f"{server.base_url}/v1", "model": server.model.name}
+    config = EvaluateConfig(
+        models=[
+            {"name": "base"},
+            {"name": "fresh", "adapter": str(fresh)},
+            {"name": "wild", "adapter": str(wild)},
+            {"name": "chat", "api": "chat", "extra": {"tool_choice": "none"}, **endpoint},
+            {"name": "responses", "api": "responses", **endpoint},
+        ],
+        tasks={"source_type": "demo_eval", "tags": ["demo"]},
+        num_tasks=16,
+        max_tokens=48,
+        max_model_len=2048,
+        base_url=server.base_url,
+        log_path=str(tmp_path / "out"),
+    )
+    await cli_main(config)
 
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     models = {model["name"]: model for model in results["models"]}

@@ -1,4 +1,4 @@
-"""One vLLM for the tests that do not try its start or its end."""
+"""One vLLM in each test process for all tests that do not test its start or its end."""
 
 from collections.abc import AsyncGenerator
 
