@@ -85,10 +85,16 @@ def _rows(config_class: type[Any], left_out: set[str]) -> list[str]:
     rows = ["| setting | default | kind | meaning |", "|---|---|---|---|"]
     for setting in list_settings(config_class):
         if setting.parts is None and setting.name not in left_out:
-            default = "required" if setting.default is REQUIRED else _code(as_argument(setting.default))
+            default = "required" if setting.default is REQUIRED else _code(shown_default(setting.default))
             cells = (_code(setting.name), default, _cell(type_name(setting.kind)), _cell(setting.doc))
             rows.append("| " + " | ".join(cells) + " |")
     return rows
+
+
+def shown_default(value: object) -> str:
+    """A default as it is everywhere: files of the package by their place in it, not on this machine."""
+    root = PAGE.parents[1]
+    return as_argument(value.relative_to(root) if isinstance(value, Path) and value.is_relative_to(root) else value)
 
 
 def _preset_rows(presets: ShownPresets) -> list[str]:

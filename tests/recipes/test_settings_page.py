@@ -3,8 +3,7 @@
 import re
 
 from cua_rl.recipes.command_line import list_settings
-from cua_rl.recipes.config_file import as_argument
-from cua_rl.recipes.settings_page import PAGE, RECIPES, format_page
+from cua_rl.recipes.settings_page import PAGE, RECIPES, format_page, shown_default
 
 
 def test_the_page_is_what_the_recipes_say_today() -> None:
@@ -16,8 +15,12 @@ def test_every_setting_of_every_recipe_stands_on_it_with_its_default() -> None:
 
     for recipe in RECIPES:
         for setting in list_settings(recipe.config_class):
-            default = "required" if repr(setting.default) == "required" else as_argument(setting.default) or "empty"
+            default = "required" if repr(setting.default) == "required" else shown_default(setting.default) or "empty"
             assert (setting.name, default.replace("|", "\\|")) in rows
+
+
+def test_the_page_is_the_same_in_every_checkout() -> None:
+    assert str(PAGE.parents[1]) not in format_page()
 
 
 def test_presets_stand_apart_from_defaults() -> None:
