@@ -22,7 +22,7 @@ from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, f
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
-from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, is_training_task, parse_sources, site_of
+from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of, training_ids
 from cua_rl.tasks.task import Category, Difficulty, Task
 
 __all__ = [
@@ -237,8 +237,10 @@ def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) 
     if config.category is not None:
         known = dict.fromkeys([task.set_name for task in tasks] + [task.category for task in tasks])
         require_known("set or category of task folders", config.category, known)
-    wanted = None if config.split_type is None else config.split_type == "train"
-    return [task for task in tasks if wanted in (None, is_training_task(task.task_id, seed, config.train_ratio))]
+    if config.split_type is None:
+        return tasks
+    training = training_ids((task.task_id for task in tasks), seed, config.train_ratio)
+    return [task for task in tasks if (task.task_id in training) == (config.split_type == "train")]
 
 
 def _read_file(path: Path, device: DeviceAbilities, has_judge: bool) -> list[Template]:

@@ -8,39 +8,40 @@ from cua_rl.reporting.step_line import STEP_FIELDS, format_evaluation_line, form
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 AREAS: Mapping[str, str] = {
-    "progress": "How far the run is",
-    "reward": "Rewards and success of the step's training rollouts",
-    "eval": "Evaluations, which run on held-out tasks",
-    "judge": "Verdicts of a judge",
-    "curriculum": "Which groups and tasks teach",
+    "progress": "Progress",
+    "reward": "Rewards and success of training rollouts",
+    "eval": "Evaluations on held-out tasks",
+    "judge": "Judge",
+    "curriculum": "Curriculum",
     "replay": "Replayed successes",
-    "rollout": "Rollouts, their turns and tokens",
-    "stop": "How rollouts end",
-    "policy": "The policy: agreement with the sampler, ratios, entropy, distance from the base model",
+    "rollout": "Rollouts, turns and tokens",
+    "stop": "Stop reasons",
+    "policy": "Policy: parity with the sampler, importance ratios, entropy, KL divergence",
     "loss": "Losses",
-    "optim": "The optimizer step",
-    "async": "The pipeline of asynchronous runs",
-    "trainer": "What the trainer computed",
-    "time": "Durations and speeds",
+    "optim": "Optimizer step",
+    "async": "Asynchronous training",
+    "trainer": "Trainer compute and memory",
+    "time": "Durations and throughput",
     "device": "Devices",
 }
 
 HEAD = """# Metrics and log lines
 
-Every metric of a run has its meaning here; the code that writes metrics refuses a name that is not on this page. A
-name is `area/name[/stat]`; endings are units (`_s` seconds, `_tokens`, `_gib`, `_frac` a share from 0 to 1). A part in
-angle brackets stands for any word: `eval/<suite>/success_rate` is `eval/held_out/success_rate` in the train recipe.
+This page defines every metric of a run; the code that writes metrics refuses names that are not listed here. Names have
+the form `area/name[/stat]`, with units as suffixes (`_s` seconds, `_tokens`, `_gib`, `_frac` for a share from 0 to 1).
+A part in angle brackets is a placeholder: `eval/<suite>/success_rate` is `eval/held_out/success_rate` in the train
+recipe.
 
-The same numbers are in `metrics.jsonl` of the run's folder (a line per step and evaluation), in TensorBoard, in Weights
-& Biases if `wandb_project` names a project, in the database (`steps.metrics`, `evals.metrics`) and in the monitor.
-Which of them a line has depends on the run: `async/...` only in asynchronous runs, `replay/...` only with
+The same numbers are in `metrics.jsonl` of the run's folder (one line per step and evaluation), in TensorBoard, in
+Weights & Biases if `wandb_project` is set, in the database (`steps.metrics`, `evals.metrics`) and in the monitor. Which
+metrics appear depends on the run: `async/...` only in asynchronous runs, `replay/...` only with
 `replay_successes=true`, and so on.
 
-This page is written by `python -m scripts.metrics_page`; change the texts in `cua_rl/metrics.py`.
+`python -m scripts.metrics_page` generates this page from the texts in `cua_rl/metrics.py`.
 
 ## Log lines
 
-Each step and each evaluation is one line on the console:
+The console shows one line per step and per evaluation:
 
 ```text
 {lines}
@@ -75,7 +76,10 @@ def page() -> str:
         format_step_line(1, 48, STEP, eta_s=250.0),
     ]
     rows = [f"| {label} | `{name}`: {METRICS[name]} |" for name, label, _ in STEP_FIELDS]
-    rows += ["| Faults | `rollout/num_faults`, if there are any |", "| ETA | time left, at the pace of this attempt |"]
+    rows += [
+        "| Faults | `rollout/num_faults`, if any |",
+        "| ETA | estimated remaining time, from the speed since the last start |",
+    ]
     sections = [_section(area, title) for area, title in AREAS.items()]
     return HEAD.format(lines="\n".join(lines)) + "\n".join(rows) + "\n\n" + "\n".join(sections)
 

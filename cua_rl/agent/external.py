@@ -7,7 +7,7 @@ ExternalAgent ──► agent program ── Responses or Chat ──► gateway
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0
 """How long an agent may go on after its rollout is over."""
 
-_OUR_SECRETS = ("DATABASE_URL", "POSTGRES_PASSWORD", "GBOX_API_KEY", "TINKER_API_KEY", "WANDB_API_KEY", "HF_TOKEN")
+_OUR_SECRETS = (
+    "DATABASE_URL", "POSTGRES_PASSWORD", "GBOX_API_KEY", "JUDGE_API_KEY", "TINKER_API_KEY", "WANDB_API_KEY", "HF_TOKEN",
+    "PROJECT_TOKEN", "MONITOR_PROJECT_TOKEN", "MONITOR_READ_TOKEN", "MONITOR_WRITE_TOKEN",
+)  # fmt: skip
 
 
 class OpenGateway(Protocol):
@@ -214,10 +217,3 @@ def _answer(response: httpx.Response) -> str | None:
         return None
     answer = cast("Mapping[str, object]", body).get("answer") if isinstance(body, Mapping) else None
     return answer if isinstance(answer, str) else None
-
-
-def split_command(command: str | Sequence[str]) -> tuple[str, ...]:
-    """A command line as its words; no shell ever reads it. Raises `ValueError` for unbalanced quotes."""
-    import shlex
-
-    return tuple(shlex.split(command) if isinstance(command, str) else command)

@@ -60,6 +60,7 @@ class RolloutClock:
 
     def credit(self, seconds: float) -> None:
         """Give the policy back what turned out to be somebody else's time; negative to charge it."""
+        self._count()
         self._policy_left_s += seconds
         self._go_on()
 

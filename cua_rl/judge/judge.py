@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROMPT = Path(__file__).parent / "prompts" / "judge.txt"
 _TRANSPORT_STATUSES = (408, 409, 429)  # and 5xx: the request was fine, the endpoint could not answer it now
-_CHECK_TIMEOUT_S = 5.0
+CHECK_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class Judge:
             try:
                 answer = await self._ask({"model": self.config.model, "messages": messages, **self.config.extra})
             except JudgeError as error:
-                return JudgeVote(success=None, error=str(error), duration_s=time.monotonic() - clock)
+                return JudgeVote(success=None, error=self._hide_key(error), duration_s=time.monotonic() - clock)
             return read_vote(answer, time.monotonic() - clock)
 
     async def _ask(self, body: Mapping[str, object]) -> object:
@@ -119,26 +120,38 @@ class Judge:
                 status = failed.__cause__
                 raise ConfigError(
                     f"judge_model: expected {where} to take the request, got {status.status_code} "
-                    f"({status.message[:300]}); correct judge_model, judge_base_url, judge_extra or JUDGE_API_KEY"
-                ) from failed
+                    f"({self._hide_key(status)[:300]}); correct judge_model, judge_base_url, judge_extra or "
+                    "JUDGE_API_KEY"
+                ) from None
             raise
 
-    async def check(self) -> None:
-        """Raise `ConfigError` if the endpoint cannot be reached, or refuses the key; costs nothing."""
-        from openai import APIConnectionError, APIStatusError
+    def _hide_key(self, error: Exception) -> str:
+        """What an error says; endpoints may say the key again, and errors are stored."""
+        return str(error).replace(self._api_key, "***") if self._api_key else str(error)
 
-        assert self._client is not None, "the judge was not entered"
-        where = f"judge_base_url: expected an endpoint that can be reached, got {self.config.base_url!r}"
+    async def check(self, *, timeout_s: float = CHECK_TIMEOUT_S) -> None:
+        """Raise `ConfigError` if the endpoint cannot be reached, or refuses the key; costs nothing.
+
+        One that takes the connection and then is slow to answer is there, if busy.
+        """
+        import httpx
+
+        url, headers = self.config.base_url, {"Authorization": f"Bearer {self._api_key or 'none'}"}
         try:
-            await self._client.with_options(max_retries=0, timeout=_CHECK_TIMEOUT_S).get("/models", cast_to=object)
-        except APIConnectionError as error:
-            raise ConfigError(f"{where} ({error}); start it, or correct the address") from None
-        except APIStatusError as error:
-            if error.status_code in (401, 403):
-                raise ConfigError(
-                    f"JUDGE_API_KEY: expected a key that {self.config.base_url!r} takes, got {error.status_code}; put "
-                    "the key into the environment or .env"
-                ) from None
+            async with httpx.AsyncClient(timeout=timeout_s, trust_env=not is_loopback(url), headers=headers) as client:
+                answer = await client.get(f"{url.rstrip('/')}/models")
+        except httpx.ReadTimeout:
+            return
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"judge_base_url: expected an endpoint that can be reached, got {url!r} ({type(error).__name__} "
+                f"{error}); start it, or correct the address"
+            ) from None
+        if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            raise ConfigError(
+                f"JUDGE_API_KEY: expected a key that {url!r} takes, got {answer.status_code}; put the key into the "
+                "environment or .env"
+            )
 
     async def __aenter__(self) -> Self:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -165,13 +178,16 @@ def read_vote(answer: object, duration_s: float) -> JudgeVote:
     text, num_in, num_out = "", 0, 0
     try:
         choice = reply["choices"][0]
-        text = cast("str", choice["message"]["content"] or "")
         usage: Any = reply.get("usage") or {}
         num_in, num_out = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        content: object = choice["message"]["content"]
+        if not isinstance(content, str):
+            raise MalformedVerdict(f"expected text as the answer's content, got {content!r:.200}")
+        text = content
         if choice.get("finish_reason") == "length":
             raise MalformedVerdict(f"expected a whole answer, got one cut off at the token limit: {text[:200]!r}")
         verdict = parse_verdict(text)
-    except (KeyError, IndexError, TypeError, AttributeError, MalformedVerdict) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         why = str(error) if isinstance(error, MalformedVerdict) else f"expected a chat completion, got {answer!r:.300}"
         return JudgeVote(
             success=None,

@@ -50,13 +50,13 @@ class CalibrateConfig(JudgeSettings):
 
     run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
     num_rollouts: int = chz.field(
-        default=300, doc="most rollouts to judge, drawn at random from those with a validator"
+        default=300, doc="maximum number of rollouts to judge, drawn at random from those with a validator"
     )
-    seed: int = chz.field(default=0, doc="seed of that choice")
+    seed: int = chz.field(default=0, doc="seed of that random choice")
     log_dir: str | None = chz.field(
-        default=None, doc="the record goes to judge_calibrations in it, where training looks; None is ./runs"
+        default=None, doc="folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
     )
-    out: str | None = chz.field(default=None, doc="file of the record instead")
+    out: str | None = chz.field(default=None, doc="file for the record, instead of that folder")
 
     @chz.validate
     def _calibration_makes_sense(self) -> None:

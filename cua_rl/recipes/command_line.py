@@ -140,11 +140,11 @@ def format_help(config_class: type[Any], shown_presets: ShownPresets = NO_PRESET
     for setting in list_settings(config_class):
         if setting.parts is not None:
             continue
-        lines.append(f"  {setting.name}={show_value(setting.default)}")
+        lines.append(f"  {setting.name}={as_argument(setting.default)}")
         lines.append(f"      {setting.doc or 'no description'} [{type_name(setting.kind)}]")
     for condition, presets in shown_presets.items():
         lines += ["", f"{condition}:"]
-        lines += [f"  {name}={show_value(value)}" for name, value in presets.items()]
+        lines += [f"  {name}={as_argument(value)}" for name, value in presets.items()]
     return "\n".join(lines)
 
 
@@ -213,7 +213,7 @@ def _set_value(
     except UnfitValueError as error:
         meaning = f" ({settings[name].doc})" if settings[name].doc else ""
         default = settings[name].default
-        advice = "see --help" if default is REQUIRED else f"for example {name}={show_value(default)}"
+        advice = "see --help" if default is REQUIRED else f"for example {name}={as_argument(default)}"
         raise ConfigError(f"expected {name} to be {error}{meaning}, got {text!r}; {advice}") from None
     given.add(name)
 
@@ -224,17 +224,6 @@ def _entry(text: str) -> object:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
-
-
-def show_value(value: object) -> str:
-    """A value as one would write it on the command line."""
-    match value:
-        case None | bool():
-            return str(value).lower()
-        case list() | tuple() | dict():
-            return json.dumps(value, default=str)
-        case _:
-            return str(value)
 
 
 def _construct(config_class: type[Config], values: Mapping[str, object]) -> Config:

@@ -257,8 +257,8 @@ def _title(plan: EvaluationPlan) -> str:
 
 
 SHOWN_PRESETS = {
-    "Where only the tiny model is evaluated, preset": EMBEDDED_DEMO,
-    "With boxes of GBox, or a gym": PAID_DEVICES,
+    "With the tiny model only, the recipe presets": EMBEDDED_DEMO,
+    "With GBox boxes or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }
 """What replaces defaults, for --help and docs/settings.md."""

@@ -1,4 +1,4 @@
-"""What an evaluation can be told. The embedded demo presets some of it."""
+"""Evaluation configuration, and the presets of the tiny model."""
 
 from typing import Literal, cast
 
@@ -11,11 +11,11 @@ from cua_rl.recipes.rollout_config import RolloutConfig, Tasks, device_presets
 Models = list[dict[str, object]]
 
 EMBEDDED_DEMO: dict[str, object] = {"temperature": 0.5, "max_tokens": 48, "max_model_len": 2048}
-"""Settings for the tiny model, used where no other one is named."""
+"""Settings for the tiny model, used if no other model is given."""
 
 
 def evaluate_presets(given: Given) -> Given:
-    """The demo's settings if neither the configuration nor one of its models names another model."""
+    """The tiny model's settings, unless the configuration or one of its entries names another model."""
     models = cast("Models", given.get("models") or [])
     names_model = given.get("model_name") is not None or any({"model_name", "base_url"} & set(item) for item in models)
     return {**({} if names_model else EMBEDDED_DEMO), **device_presets(given)}
@@ -29,45 +29,46 @@ class EvaluateConfig(RolloutConfig):
     # Models
     models: Models = chz.field(
         default_factory=lambda: [{"name": "base"}],
-        doc="who is compared, the first being what the others are tested against: a name each, and model_name and "
+        doc="models to compare; the others are tested against the first: a name each, and model_name and "
         "adapter, or base_url, model, api, api_key_env and extra",
     )
     model_name: str | None = chz.field(
         default=None,
-        doc="folder or hub id of the Qwen3-VL model of entries that name none; None is the tiny model of this package",
+        doc="folder or hub id of the Qwen3-VL model for entries that name none; None uses the included tiny model",
     )
 
     # Tasks
     tasks: Tasks = chz.field(
-        default_factory=lambda: {"source_type": "demo_eval"}, doc="where tasks come from (TaskSourceConfig)"
+        default_factory=lambda: {"source_type": "demo_eval"}, doc="source of tasks (TaskSourceConfig)"
     )
-    num_tasks: int = chz.field(default=64, doc="task instances, the same for every model")
-    num_attempts: int = chz.field(default=1, doc="attempts of each model at each instance, for pass@k")
-    seed: int = chz.field(default=0, doc="seed of the task instances; held-out tasks of a training with this seed")
+    num_tasks: int = chz.field(default=64, doc="number of task instances, the same for every model")
+    num_attempts: int = chz.field(default=1, doc="attempts of each model at each task instance, for pass@k")
+    seed: int = chz.field(
+        default=0, doc="seed of the task instances; the same seed as a training run gives its held-out tasks"
+    )
 
     # Attempts
     temperature: float = chz.field(default=0.0, doc="sampling temperature, 0 for greedy")
     reward: str = chz.field(
         default="binary",
-        doc="the mean reward to report: binary, score, completion, efficiency, shaped, comprehensive, "
-        "judge, or module:function",
+        doc="reward function for the reported mean reward: binary, score, completion, efficiency, shaped, "
+        "comprehensive, judge, or module:function",
     )
-    max_concurrent_rollouts: int = chz.field(default=64, doc="most attempts at a time; 8 with GBox and gyms")
+    max_concurrent_rollouts: int = chz.field(default=64, doc="maximum concurrent attempts; 8 with GBox and gyms")
 
     # Engine
     base_url: str | None = chz.field(
         default=None,
-        doc="URL of a vLLM server that is already running (with LoRA updating on) for models and adapters of ours; "
-        "None starts one",
+        doc="URL of a running vLLM server (with runtime LoRA updating) for local models and adapters; None starts one",
     )
     max_model_len: int | None = chz.field(
-        default=None, doc="longest prompt plus answer, tokens; None is what the model takes, at most 16384"
+        default=None, doc="maximum tokens of prompt and response together; None is the model's limit, at most 16384"
     )
 
     # Results
     log_path: str | None = chz.field(default=None, doc="folder of the results; None is runs/evaluate-<names>")
     behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
-        default="ask", doc="what to do if the folder holds an evaluation already; resume makes what is missing"
+        default="ask", doc="what to do if the folder already holds an evaluation; resume runs what is missing"
     )
     dry_run: bool = chz.field(
         default=False, doc="check everything, print the effective configuration as JSON, and exit"

@@ -30,8 +30,8 @@ class ExportConfig:
     """Write rollouts as one HTML file."""
 
     run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
-    rollout_id: str | None = chz.field(default=None, doc="one rollout; the start of its id is enough")
-    step: int | None = chz.field(default=None, doc="all rollouts of a training step")
+    rollout_id: str | None = chz.field(default=None, doc="rollout to export; a prefix of its id is enough")
+    step: int | None = chz.field(default=None, doc="export all rollouts of this training step")
     out: str = chz.field(default="rollouts.html", doc="file to write")
 
     @chz.validate

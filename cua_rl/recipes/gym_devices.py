@@ -86,7 +86,7 @@ def _gym_of(source: Mapping[str, object]) -> tuple[object, object] | None:
     """Server and name of a source's gym; None for other sources."""
     if source.get("source_type") != "gym":
         return None
-    return source.get("gym_base_url", DEFAULT_BASE_URL), source.get("gym_id", DEFAULT_GYM_ID)
+    return str(source.get("gym_base_url", DEFAULT_BASE_URL)).rstrip("/"), source.get("gym_id", DEFAULT_GYM_ID)
 
 
 def _take_side(tasks: Tasks, side: Split, shared: Collection[tuple[object, object] | None]) -> Tasks:

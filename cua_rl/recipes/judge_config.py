@@ -1,4 +1,4 @@
-"""What recipes can be told about a judge, and the judge that comes of it."""
+"""Configuration of a judge, and the judge built from it."""
 
 import logging
 import os
@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import chz
 
@@ -14,6 +15,7 @@ from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
 from cua_rl.recipes.log_directory import run_folder
 from cua_rl.recipes.number_checks import check_numbers
+from cua_rl.recipes.plain_config import secret_names
 from cua_rl.task_loader import TaskSet
 
 logger = logging.getLogger(__name__)
@@ -24,43 +26,45 @@ CALIBRATIONS = "judge_calibrations"
 
 @chz.chz
 class JudgeSettings:
-    """Who decides tasks without a validator; nobody unless `judge_model` is set."""
+    """The judge of tasks without a validator; there is none unless `judge_model` is set."""
 
     judge_base_url: str | None = chz.field(
         default=None,
-        doc="OpenAI-compatible endpoint of the judge, with its /v1; its key is read from JUDGE_API_KEY, never stored",
+        doc="URL of the judge's OpenAI-compatible endpoint, including /v1; its key is read from "
+        "JUDGE_API_KEY, never stored",
     )
     judge_model: str | None = chz.field(
         default=None,
-        doc="vision-language model that decides tasks without a validator from screenshots; None is no judge",
+        doc="vision-language model that judges tasks without a validator from screenshots; None disables the judge",
     )
     judge: Literal["where_needed", "compare"] = chz.field(
         default="where_needed",
-        doc="where_needed: the judge is asked where no validator is; compare: about all tasks, beside the validators, "
-        "which decide",
+        doc="where_needed: judge only tasks without a validator; compare: judge all tasks, for comparison "
+        "with the validators, which decide",
     )
     judge_prompt: str | None = chz.field(
-        default=None, doc="text file with the judge's system prompt; None is the one of the package"
+        default=None, doc="text file with the judge's system prompt; None uses the package's"
     )
-    judge_votes: int = chz.field(default=1, doc="answers asked for per rollout, odd; more than half must agree")
+    judge_votes: int = chz.field(default=1, doc="votes per rollout, odd; more than half must agree")
     judge_screenshots: Literal["final", "all"] = chz.field(
-        default="final", doc="which screenshots the judge sees: the last one, or all"
+        default="final", doc="screenshots that the judge sees: the last one, or all"
     )
-    judge_timeout_s: float = chz.field(
-        default=60.0, doc="longest wait for one answer of the judge, tries after transport faults included"
-    )
+    judge_timeout_s: float = chz.field(default=60.0, doc="limit for one vote, including retries after transport errors")
     judge_max_retries: int = chz.field(
-        default=3, doc="tries again after transport faults (no connection, 429, 5xx); answers are never asked for again"
+        default=3,
+        doc="retries after transport errors (no connection, 408, 409, 429, 5xx); received answers are never "
+        "requested again",
     )
-    judge_max_concurrent: int = chz.field(default=16, doc="most requests to the judge at a time")
+    judge_max_concurrent: int = chz.field(default=16, doc="maximum concurrent requests to the judge")
     judge_input_price: float | None = chz.field(
-        default=None, doc="US dollars per million prompt tokens of the judge; None measures no cost"
+        default=None, doc="price of the judge's prompt tokens, US dollars per million; None records no cost"
     )
     judge_output_price: float | None = chz.field(
-        default=None, doc="US dollars per million answer tokens of the judge; None measures no cost"
+        default=None, doc="price of the judge's answer tokens, US dollars per million; None records no cost"
     )
     judge_extra: dict[str, object] = chz.field(
-        default_factory=dict[str, object], doc='fields set in every request to the judge, such as {"temperature": 0.5}'
+        default_factory=dict[str, object],
+        doc='additional fields of every request to the judge, such as {"temperature": 0.5}',
     )
 
     @chz.validate
@@ -72,8 +76,18 @@ class JudgeSettings:
             given, missing = (one, other) if getattr(self, other) is None else (other, one)
             if getattr(self, given) is not None and getattr(self, missing) is None:
                 raise ValueError(f"{missing}: expected it beside {given}, got none; set both")
+        if secrets := secret_names(self.judge_extra):
+            raise ValueError(
+                f"judge_extra: expected no secrets, which would be stored with the run, got {secrets[0]!r}; put the "
+                "judge's key into JUDGE_API_KEY"
+            )
+        if taken := _OUR_FIELDS & set(self.judge_extra):
+            raise ValueError(
+                f"judge_extra: expected fields beside those that every request has, got {min(taken)!r}; leave it out"
+            )
 
 
+_OUR_FIELDS = frozenset({"model", "messages", "stream", "n"})
 _SMALLEST = {
     "judge_votes": 1,
     "judge_max_retries": 0,
@@ -92,6 +106,11 @@ def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
         raise ConfigError(
             f"judge_base_url: expected an address such as 'http://localhost:8000/v1', got {settings.judge_base_url!r}; "
             "correct it"
+        )
+    if urlsplit(settings.judge_base_url).username is not None:
+        raise ConfigError(
+            "judge_base_url: expected an address without a name or password, which would be stored with the run, got "
+            "one with them; put the key into JUDGE_API_KEY"
         )
     return JudgeConfig(
         base_url=settings.judge_base_url,

@@ -31,22 +31,22 @@ class TinyModelConfig:
     """How the model is made. The shipped one took several runs with other shares of lessons, each from the last."""
 
     output_path: Path = chz.field(default=Path("tiny_qwen3_vl"), doc="folder for the trained model")
-    model_path: Path | None = chz.field(
-        default=None, doc="model folder to start from; None makes a tiny one from nothing"
-    )
+    model_path: Path | None = chz.field(default=None, doc="model folder to start from; None starts from random weights")
     seed: int = chz.field(default=0, doc="seed of weights and lessons")
-    grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone, if there is no model_path")
-    perfect_steps: int = chz.field(default=700, doc="steps after a perfect expert")
-    imperfect_steps: int = chz.field(default=80, doc="steps after an expert that errs")
-    error_rate: float = chz.field(default=0.5, doc="how often, per turn, that expert taps a random element")
+    grounding_steps: int = chz.field(default=300, doc="steps of training the vision tower alone, without model_path")
+    perfect_steps: int = chz.field(default=700, doc="steps on demonstrations of a perfect expert")
+    imperfect_steps: int = chz.field(default=80, doc="steps on demonstrations of an expert that errs")
+    error_rate: float = chz.field(default=0.5, doc="probability per turn that this expert acts on a random element")
     batch_size: int = chz.field(default=16, doc="lessons per step")
-    text_lessons: int = chz.field(default=32, doc="lessons per step, beyond those, whose screen is given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="highest learning rate; warm-up and decay are linear")
-    listing_share: float = chz.field(default=0.35, doc="share of lessons that only name what is on the screen")
-    whole_share: float = chz.field(default=0.3, doc="share of tasks shown to their end, not just to the last click")
+    text_lessons: int = chz.field(default=32, doc="additional lessons per step, with the screen given as text")
+    learning_rate: float = chz.field(default=1e-3, doc="peak learning rate; warm-up and decay are linear")
+    listing_share: float = chz.field(default=0.35, doc="share of lessons that only list the elements of the screen")
+    whole_share: float = chz.field(
+        default=0.3, doc="share of tasks demonstrated to their end, not only to the last click"
+    )
     eval_every: int = chz.field(default=100, doc="steps between evaluations")
     eval_lessons: int = chz.field(default=48, doc="held-out tasks per evaluation")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
+    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None is one per core")
 
 
 async def main(config: TinyModelConfig) -> None:

@@ -47,19 +47,19 @@ class TinyPageModelConfig:
     screens_path: Path | None = chz.field(
         default=None, doc="file of screens; made if it is not there; None makes them anew"
     )
-    browser_scale: float = chz.field(default=1.2, doc="screenshots have the page's size times this")
-    num_screens: int = chz.field(default=3000, doc="pages to learn from")
+    browser_scale: float = chz.field(default=1.2, doc="scale factor of screenshots")
+    num_screens: int = chz.field(default=3000, doc="number of pages to learn from")
     seed: int = chz.field(default=0, doc="seed of pages and lessons")
-    grounding_steps: int = chz.field(default=300, doc="steps of the vision tower alone")
-    perfect_steps: int = chz.field(default=300, doc="steps of the whole model after a perfect expert")
-    imperfect_steps: int = chz.field(default=60, doc="steps after an expert that errs")
-    error_rate: float = chz.field(default=0.7, doc="how often that expert clicks a random element")
+    grounding_steps: int = chz.field(default=300, doc="steps of training the vision tower alone")
+    perfect_steps: int = chz.field(default=300, doc="steps of the whole model on demonstrations of a perfect expert")
+    imperfect_steps: int = chz.field(default=60, doc="steps on demonstrations of an expert that errs")
+    error_rate: float = chz.field(default=0.7, doc="probability that this expert clicks a random element")
     batch_size: int = chz.field(default=16, doc="screens per step")
-    text_lessons: int = chz.field(default=16, doc="lessons per step, beyond those, whose page is given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="learning rate, after a warm-up")
-    listing_share: float = chz.field(default=0.3, doc="share of lessons that only name what is on the page")
+    text_lessons: int = chz.field(default=16, doc="additional lessons per step, with the page given as text")
+    learning_rate: float = chz.field(default=1e-3, doc="learning rate after warm-up")
+    listing_share: float = chz.field(default=0.3, doc="share of lessons that only list the elements of the page")
     eval_every: int = chz.field(default=100, doc="steps between evaluations")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None takes one per core")
+    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None is one per core")
 
     @chz.validate
     def _numbers_make_sense(self) -> None:

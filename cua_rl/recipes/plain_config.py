@@ -8,7 +8,7 @@ from typing import Any, cast
 import chz
 
 MASK = "***"
-_SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?|authorization)$", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(@)")
 _SHORTEST_SECRET = 8  # shorter values of secret variables ("1", "none") would mask innocent text
 
@@ -26,6 +26,22 @@ def plain_config(config: object) -> dict[str, object]:
     if not isinstance(plain, dict):
         raise TypeError(f"expected a chz configuration or a mapping, got {config!r}")
     return cast("dict[str, object]", plain)
+
+
+def secret_names(value: object) -> list[str]:
+    """Names inside nested JSON data that sound as if they held secrets."""
+    match value:
+        case Mapping():
+            entries = cast("Mapping[str, object]", value).items()
+            return [
+                found
+                for name, entry in entries
+                for found in ([name] if _SECRET_NAME.search(name) else secret_names(entry))
+            ]
+        case list():
+            return [name for entry in cast("list[object]", value) for name in secret_names(entry)]
+        case _:
+            return []
 
 
 def _plain(name: str, value: object, secrets: Sequence[str]) -> object:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from importlib.util import find_spec
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from cua_rl.monitor.sender import MonitorAddress
 
 QUESTION_TIMEOUT_S = 2.0
+_EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PROBE_SIDE_PX = 64
 _PLENTY_OF_IMAGES = 32
 
@@ -58,15 +58,6 @@ class Screen:
     def scaled(self, factor: float) -> "Screen":
         """The screen with both sides times `factor`."""
         return replace(self, width_px=int(self.width_px * factor), height_px=int(self.height_px * factor))
-
-
-def require_wandb(project: str | None) -> None:
-    """Raise `ConfigError` if Weights & Biases is asked for and not installed."""
-    if project is not None and find_spec("wandb") is None:
-        raise ConfigError(
-            f"wandb_project: expected the package wandb for it, got none with wandb_project={project!r}; install it: "
-            "pip install 'cua_rl[wandb]', or leave wandb_project out"
-        )
 
 
 def require_adb(program: str = "adb") -> None:
@@ -167,7 +158,7 @@ async def require_monitor(address: "MonitorAddress") -> None:
             f"project_token: expected the token of a project of the monitor at {address.base_url!r}, got one that it "
             "does not know; make one there with create_project=NAME"
         )
-    if not answer.is_success:
+    if not answer.is_success and answer.status_code not in _EMPTY_BATCH_REFUSED:
         raise ConfigError(
             f"monitor_base_url: expected a monitor that takes runs at {address.ingest_url!r}, got status "
             f"{answer.status_code}; check the address"

@@ -33,7 +33,7 @@ class RebuildConfig:
     """Rebuild training data from the database and compare it with what was trained."""
 
     log_path: Path = chz.field(doc="folder of the run")
-    step: int | None = chz.field(default=None, doc="training step, from 1; None rebuilds all of them")
+    step: int | None = chz.field(default=None, doc="training step, counted from 1; None rebuilds all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,9 +55,9 @@ async def train(folder: Path, *, num_steps: int = NUM_STEPS, groups_per_batch: i
         groups = await sample_groups(runner, held_out, 1, EVALUATING)
         print(f"held-out success before training: {mean_reward(groups):.3f}")
 
-        for step in range(num_steps):
+        for step in range(1, num_steps + 1):
             # sample: every task of the step is attempted GROUP_SIZE times by the current policy
-            groups = await sample_groups(runner, tasks.batch(step, groups_per_batch), GROUP_SIZE, EXPLORING)
+            groups = await sample_groups(runner, tasks.batch(step - 1, groups_per_batch), GROUP_SIZE, EXPLORING)
 
             # score: a rollout is good or bad compared with the others of its group; equal rewards teach nothing
             datums: list[Datum] = []
@@ -70,13 +70,14 @@ async def train(folder: Path, *, num_steps: int = NUM_STEPS, groups_per_batch: i
                         datums += build_datums(rollout, advantage, RENDERER.image_token_id).datums
 
             # train: the policy gradient over the mean of all sampled tokens, then one step of AdamW
+            rate = LEARNING_RATE * (num_steps + 1 - step) / num_steps
             if datums:
                 await trainer.forward_backward(datums, LossConfig(name="importance_sampling"))
-                await trainer.optim_step(OptimConfig(learning_rate=LEARNING_RATE * (1 - step / num_steps)))
+                await trainer.optim_step(OptimConfig(learning_rate=rate))
 
             # publish: the next rollouts come from the new policy
-            await sampler.publish(await trainer.save_weights_for_sampler(folder / f"policy-{step + 1}"))
-            print(f"step {step + 1}/{num_steps}: success {mean_reward(groups):.3f}, {len(datums)} datums")
+            await sampler.publish(await trainer.save_weights_for_sampler(folder / f"policy-{step}"))
+            print(f"step {step}/{num_steps}: success {mean_reward(groups):.3f}, {len(datums)} datums")
 
         groups = await sample_groups(runner, held_out, 1, EVALUATING)
         print(f"held-out success after training: {mean_reward(groups):.3f}")
@@ -89,7 +90,7 @@ async def sample_groups(
     """`group_size` rollouts of every task, all side by side, without those that a fault ended."""
     plans = [
         RolloutPlan(
-            source=Source(phase="step", step=0),
+            source=Source(phase="step", step=1),
             group_id=f"group-{index}",
             group_index=index,
             member_index=member,

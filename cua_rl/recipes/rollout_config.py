@@ -1,4 +1,4 @@
-"""What every recipe that runs rollouts can be told about agents, devices and the model server."""
+"""Configuration of agents, devices and the model server, shared by all recipes that run rollouts."""
 
 from typing import Literal, cast
 
@@ -14,11 +14,11 @@ from cua_rl.tasks.source_config import TaskSources, find_site
 Tasks = dict[str, object] | list[dict[str, object]]
 
 PAID_DEVICES: Given = {"max_concurrent_rollouts": 8}
-"""Boxes cost money while they run, and gym servers have few."""
+"""Boxes cost money while they run, and gym servers have few devices."""
 
 
 def device_presets(given: Given) -> Given:
-    """What the choice of devices presets: Linux boxes are those of GBox, and few boxes run at a time."""
+    """Defaults that depend on the device: Linux boxes imply GBox, and few paid devices run at a time."""
     site = given_site(given.get("tasks"))
     presets: dict[str, object] = {}
     if site is None and given.get("box_type") == "linux":
@@ -43,121 +43,122 @@ class RolloutConfig(JudgeSettings):
 
     renderer_name: str | None = chz.field(
         default=None,
-        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
+        doc="renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
 
     # Agent
     agent: Literal["gbox", "mini_agent", "external"] = chz.field(
         default="gbox",
-        doc="who acts: gbox, the agent of this package; mini_agent, a gbox-mini-agent server on tasks of a gym; "
-        "external, a program of yours",
+        doc="agent: gbox, the built-in agent; mini_agent, a gbox-mini-agent server on gym tasks; external, "
+        "your own program",
     )
     agent_command: str | None = chz.field(
-        default=None, doc="agent=external: a command that works on one rollout, told about it by its environment"
+        default=None,
+        doc="agent=external: command started for each rollout, with its parameters in environment variables",
     )
     agent_url: str | None = chz.field(
-        default=None, doc="agent=external: address of a server that is sent each rollout and answers when it is done"
+        default=None, doc="agent=external: address of a server that receives each rollout and responds when it is done"
     )
     gbox_mini_agent_base_url: str | None = chz.field(
         default=None, doc="agent=mini_agent: address of the server; None is http://localhost:3000"
     )
     gbox_mini_agent_agent: Literal["mai-ui", "qwen3-vl"] = chz.field(
-        default="mai-ui", doc="agent=mini_agent: which of its agents"
+        default="mai-ui", doc="agent=mini_agent: name of the agent on that server"
     )
     gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = chz.field(
-        default="mobile", doc="agent=mini_agent: which actions it has"
+        default="mobile", doc="agent=mini_agent: its action space"
     )
-    max_turns: int = chz.field(default=20, doc="most turns of a rollout; a task may allow fewer")
+    max_turns: int = chz.field(default=20, doc="maximum turns of a rollout; a task may allow fewer")
     history: HistoryPolicy = chz.field(
         default="full",
-        doc="which screenshots the model sees: full: all; block_drop: the oldest go in blocks; last_n: only the newest",
+        doc="screenshots in the prompt: full: all; block_drop: the oldest are dropped in blocks; last_n: only "
+        "the newest",
     )
-    history_images: int = chz.field(default=8, doc="block_drop, last_n: most screenshots that the model sees")
-    history_block: int = chz.field(default=4, doc="block_drop: screenshots that go at once")
-    max_tokens: int = chz.field(default=2048, doc="most tokens of one answer")
+    history_images: int = chz.field(default=8, doc="block_drop, last_n: maximum number of screenshots in the prompt")
+    history_block: int = chz.field(default=4, doc="block_drop: number of screenshots dropped at once")
+    max_tokens: int = chz.field(default=2048, doc="maximum tokens of one model response")
 
     # Devices
     device: Literal["simulator", "gbox", "adb"] = chz.field(
         default="simulator",
-        doc="what tasks run on: simulator (embedded phone), gbox (boxes in the cloud or self-hosted), adb (attached "
-        "phones)",
+        doc="device that tasks run on: simulator (simulated phone), gbox (cloud or self-hosted boxes), adb "
+        "(attached phones)",
     )
     box_type: Literal["android", "linux"] = chz.field(
-        default="android", doc="gbox: kind of box; linux alone chooses device=gbox"
+        default="android", doc="gbox: kind of box; linux implies device=gbox"
     )
-    screen_scale: int = chz.field(default=1, doc="simulator: screen of 192x320 pixels times this")
+    screen_scale: int = chz.field(default=1, doc="simulator: scale factor of the 192x320 pixel screen")
     browser_scale: float | None = chz.field(
-        default=None, doc="web pages: screenshots have the page's size times this; None is the task set's choice"
+        default=None, doc="web pages: scale factor of screenshots; None uses the task set's default"
     )
     gbox_api_key: str | None = chz.field(
-        default=None, doc="key of a GBox account, never stored; better given as GBOX_API_KEY in the environment"
+        default=None, doc="API key of a GBox account, never stored; preferably set as GBOX_API_KEY in the environment"
     )
     coordinate_mode: Literal["direct", "gbox"] = chz.field(
         default="direct",
-        doc="direct: the model gives coordinates, 0 to 1000; gbox: it describes elements, GBox's coordinate model "
-        "finds them",
+        doc="direct: the model outputs coordinates, 0 to 1000; gbox: it describes elements, which GBox's "
+        "coordinate model locates",
     )
     gbox_screenshots: Literal["inline", "stored"] = chz.field(
-        default="inline", doc="gbox: screenshots inside answers, or through GBox's storage"
+        default="inline", doc="gbox: screenshots inside responses (inline), or through GBox's storage (stored)"
     )
     record_devices: bool = chz.field(
-        default=False, doc="gbox: film every rollout, as recordings/<rollout>.mp4 in the run's folder"
+        default=False, doc="gbox: record a video of every rollout as recordings/<rollout>.mp4 in the run's folder"
     )
     adb_serials: list[str] = chz.field(
-        default_factory=list[str], doc="adb: serials of the phones to use; none is all that are attached"
+        default_factory=list[str], doc="adb: serial numbers of the phones to use; empty uses all attached ones"
     )
     device_creations_per_s: float | None = chz.field(
-        default=None, doc="most devices asked for per second; None is as many as are needed"
+        default=None, doc="maximum device creations per second; None is unlimited"
     )
-    lease_timeout_s: float = chz.field(default=300.0, doc="longest wait for a device to be made, all tries together")
-    setup_timeout_s: float = chz.field(default=300.0, doc="longest set-up of a task on its device")
+    lease_timeout_s: float = chz.field(default=300.0, doc="limit for obtaining a device, including retries")
+    setup_timeout_s: float = chz.field(default=300.0, doc="limit for preparing a task on its device")
     turn_timeout_s: float = chz.field(
-        default=300.0, doc="most time of model server and device for one turn; more is a fault"
+        default=300.0, doc="limit for the time of model server and device in one turn; exceeding it is a fault"
     )
     task_timeout_s: float = chz.field(
         default=1800.0,
-        doc="most time that the policy spends itself on one task, by waiting or, outside this process, between its "
-        "requests; then it ends as with its turns used up",
+        doc="limit for the policy's own time in one rollout: its waits and, for an agent outside this "
+        "process, the time between requests; exceeding it ends the rollout as if out of turns",
     )
-    validate_timeout_s: float = chz.field(default=60.0, doc="longest validation of a task on its device")
+    validate_timeout_s: float = chz.field(default=60.0, doc="limit for validating a task on its device")
 
     # Gym servers
     gym_base_url: str | None = chz.field(
-        default=None, doc="gym server of task sources that name none; None is http://localhost:5010"
+        default=None, doc="gym server for task sources that name none; None is http://localhost:5010"
     )
-    gym_id: str | None = chz.field(default=None, doc="gym of task sources that name none; None is umetrip")
+    gym_id: str | None = chz.field(default=None, doc="gym for task sources that name none; None is umetrip")
     gym_parallel_creates: int = chz.field(
-        default=1, doc="executions that a gym server makes at a time; some servers answer only one of several"
+        default=1, doc="executions created concurrently on a gym server; some servers handle only one at a time"
     )
 
     # Model server and gateway
-    max_num_seqs: int = chz.field(default=128, doc="most requests that vLLM handles in one batch")
+    max_num_seqs: int = chz.field(default=128, doc="maximum batch size of vLLM, requests")
     max_images: int | None = chz.field(
-        default=None, doc="most screenshots of one prompt that vLLM takes; None is what history and turns need"
+        default=None, doc="maximum screenshots per prompt in vLLM; None derives it from history and turns"
     )
     server_gpus: list[int] | None = chz.field(
-        default=None, doc="GPUs of vLLM, such as 0,1; None is about half of several (an evaluation takes all)"
+        default=None, doc="GPUs of vLLM, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
     )
     server_tensor_parallel: int | None = chz.field(
-        default=None, doc="GPUs that hold one copy of vLLM's model; None is the largest power of two that divides them"
+        default=None, doc="GPUs per copy of vLLM's model; None is the largest power of two that divides their number"
     )
     gpu_memory_utilization: float | None = chz.field(
         default=None,
-        doc="share of the GPU's memory that vLLM may take; None is 0.85, and 0.45 on a GPU that the trainer uses too",
+        doc="fraction of GPU memory for vLLM; None is 0.85, or 0.45 on a GPU shared with the trainer",
     )
-    server_start_timeout_s: float = chz.field(
-        default=300.0, doc="longest wait until the vLLM server that the run starts answers"
-    )
+    server_start_timeout_s: float = chz.field(default=300.0, doc="limit for the start of the vLLM server")
     kv_cache_gib: float = chz.field(default=1.0, doc="memory for vLLM's KV cache on CPU, GiB")
     gateway_port: int | None = chz.field(
-        default=None, doc="port on which agents outside this process reach the gateway; None takes a free one"
+        default=None, doc="port of the gateway for agents outside this process; None uses a free one"
     )
     gateway_host: str = chz.field(
-        default="127.0.0.1", doc="address on which the gateway listens; 0.0.0.0 lets agents on other machines in"
+        default="127.0.0.1", doc="address on which the gateway listens; 0.0.0.0 allows agents on other machines"
     )
     gateway_public_url: str | None = chz.field(
         default=None,
-        doc="how agents elsewhere reach the gateway, such as http://trainer:8100; None is where it listens",
+        doc="URL of the gateway for agents on other machines, such as http://trainer:8100; None is its "
+        "listening address",
     )
     allowed_media_domains: list[str] = chz.field(
         default_factory=list, doc="hosts from which the gateway fetches screenshots that agents send as links"

@@ -31,12 +31,12 @@ from cua_rl.recipes.preflight import (
     require_model_server,
     require_monitor,
     require_room,
-    require_wandb,
 )
 from cua_rl.recipes.run_devices import make_run_backend, require_own_model, smallest_screen
 from cua_rl.recipes.run_monitor import find_monitor, spool_folder
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint

@@ -38,11 +38,11 @@ class MonitorConfig:
         doc="database URL, folder of a run, or folder of runs; None is the database of the environment, else ./runs",
     )
     host: str = chz.field(
-        default="127.0.0.1", doc="address to listen on; elsewhere than on loopback, reading needs a token"
+        default="127.0.0.1", doc="address to listen on; on other addresses than loopback, reading needs a token"
     )
     port: int = chz.field(default=DEFAULT_PORT, doc="port to listen on, 0 for a free one")
     create_project: str | None = chz.field(
-        default=None, doc="make a project of this name, or a new token for it, print the token and exit"
+        default=None, doc="create a project with this name, or a new token for it, print the token and exit"
     )
     results_dir: str | None = chz.field(
         default=None,

@@ -10,7 +10,8 @@ import chz
 
 from cua_rl.recipes import evaluate, sft, train
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
-from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings, show_value
+from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings
+from cua_rl.recipes.config_file import as_argument
 from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
@@ -50,10 +51,10 @@ RECIPES = (
 _INTRODUCTION = """\
 # Settings
 
-Every setting of every recipe, with its default, as the recipe itself knows it (`python -m cua_rl.recipes.settings_page`
-writes this page). `key=value`, `--key value` and `--key=value` mean the same; `--config file.yaml` reads settings from
-a file, over which the command line wins. Lists may be written `a,b`; dictionaries are JSON, or entry by entry
-(`tasks.limit=3`). Keys and tokens are better put into the environment or `.env` (`env.example`).
+This page lists every setting of every recipe with its default (`python -m cua_rl.recipes.settings_page` generates it).
+`key=value`, `--key value` and `--key=value` are equivalent; `--config file.yaml` reads settings from a file, and the
+command line overrides it. Lists can be written as `a,b`; dictionaries are JSON, or are set entry by entry
+(`tasks.limit=3`). Set API keys and tokens in the environment or in `.env` (`env.example`).
 """
 
 
@@ -73,9 +74,9 @@ def format_page() -> str:
         sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *own, *_preset_rows(recipe.presets)]
         if issubclass(recipe.config_class, RolloutConfig):
             sections.append(
-                "\nAnd those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
+                "\nAlso those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
             )
-    sections += ["\n## Agents, devices and the model server\n", "Training and evaluation share these.\n"]
+    sections += ["\n## Agents, devices and the model server\n", "Shared by training and evaluation.\n"]
     sections += _rows(RolloutConfig, set())
     return "\n".join(sections).replace("\n\n\n", "\n\n").rstrip() + "\n"
 
@@ -84,7 +85,7 @@ def _rows(config_class: type[Any], left_out: set[str]) -> list[str]:
     rows = ["| setting | default | kind | meaning |", "|---|---|---|---|"]
     for setting in list_settings(config_class):
         if setting.parts is None and setting.name not in left_out:
-            default = "required" if setting.default is REQUIRED else _code(show_value(setting.default))
+            default = "required" if setting.default is REQUIRED else _code(as_argument(setting.default))
             cells = (_code(setting.name), default, _cell(type_name(setting.kind)), _cell(setting.doc))
             rows.append("| " + " | ".join(cells) + " |")
     return rows
@@ -93,7 +94,7 @@ def _rows(config_class: type[Any], left_out: set[str]) -> list[str]:
 def _preset_rows(presets: ShownPresets) -> list[str]:
     lines: list[str] = []
     for condition, values in presets.items():
-        shown = ", ".join(_code(f"{name}={show_value(value)}") for name, value in values.items())
+        shown = ", ".join(_code(f"{name}={as_argument(value)}") for name, value in values.items())
         lines.append(f"\n{condition}: {shown}.")
     return lines
 

@@ -1,4 +1,4 @@
-"""What a supervised run can be told. A run on the tiny model presets some of it."""
+"""Configuration of supervised fine-tuning, and the presets of the tiny model."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,11 +14,11 @@ MAX_LORA_RANK = 512  # what vLLM accepts
 
 
 TINY_MODEL: dict[str, object] = {"lora_rank": 16, "learning_rate": 2e-3}
-"""Settings for the tiny model, used where no model is named; its adapters fit those of the embedded demo."""
+"""Settings for the tiny model, used if no model is given; its adapters fit the embedded demo."""
 
 
 def sft_presets(given: Given) -> Given:
-    """The tiny model's settings if no model is named."""
+    """The tiny model's settings, if no model is given."""
     return TINY_MODEL if given.get("model_name") is None else {}
 
 
@@ -29,13 +29,13 @@ class SftConfig:
 
     # Model
     model_name: str | None = chz.field(
-        default=None, doc="folder or hub id of a Qwen3-VL model; None is the tiny model of this package"
+        default=None, doc="folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
     )
-    lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter; 0 trains every weight of the model")
-    lora_alpha: int = chz.field(default=32, doc="the adapter's update is scaled by lora_alpha / lora_rank")
+    lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter; 0 trains all weights of the model")
+    lora_alpha: int = chz.field(default=32, doc="LoRA scale: the update is multiplied by lora_alpha / lora_rank")
     renderer_name: str | None = chz.field(
         default=None,
-        doc="how conversations become tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
+        doc="renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
@@ -44,29 +44,34 @@ class SftConfig:
     # Data
     data: str = chz.field(
         default="experts",
-        doc="experts: scripted experts do tasks; rollouts: recorded successes of a run; or a .jsonl of conversations",
+        doc="experts: demonstrations of scripted experts; rollouts: recorded successes of a run; or a .jsonl "
+        "file of conversations",
     )
     tasks: Tasks = chz.field(
         default_factory=lambda: {"source_type": "demo_training"},
-        doc="experts: where tasks come from (TaskSourceConfig)",
+        doc="experts: source of tasks (TaskSourceConfig)",
     )
-    error_rate: float = chz.field(default=0.0, doc="experts: how often, per turn, the expert taps a random element")
-    device: Literal["simulator"] = chz.field(default="simulator", doc="experts: what tasks run on that bring no device")
-    screen_scale: int = chz.field(default=1, doc="experts: simulated screen of 192x320 pixels times this")
+    error_rate: float = chz.field(
+        default=0.0, doc="experts: probability per turn that the expert acts on a random element"
+    )
+    device: Literal["simulator"] = chz.field(
+        default="simulator", doc="experts: device of tasks that do not come with one"
+    )
+    screen_scale: int = chz.field(default=1, doc="experts: scale factor of the simulated 192x320 pixel screen")
     browser_scale: float | None = chz.field(
-        default=None, doc="experts: screenshots of web pages have their size times this; None is the task set's choice"
+        default=None, doc="experts: scale factor of web-page screenshots; None uses the task set's default"
     )
-    max_turns: int = chz.field(default=20, doc="experts: most turns of a conversation; a task may allow fewer")
+    max_turns: int = chz.field(default=20, doc="experts: maximum turns of a conversation; a task may allow fewer")
     from_run: str | None = chz.field(
         default=None, doc="rollouts: folder of a run with its own database, or name of a run in DATABASE_URL"
     )
     run_steps: int | None = chz.field(
-        default=None, doc="rollouts: take only those of the run's first so many steps; None takes all"
+        default=None, doc="rollouts: use only rollouts of the run's first steps, this many; None uses all"
     )
     max_per_task: int | None = chz.field(
-        default=None, doc="rollouts: take at most so many of each task template, chosen by seed; None takes all"
+        default=None, doc="rollouts: maximum rollouts per task template, chosen by seed; None uses all"
     )
-    num_eval_conversations: int = chz.field(default=32, doc="conversations held out to measure the loss on, 0 for none")
+    num_eval_conversations: int = chz.field(default=32, doc="conversations held out to measure the loss, 0 for none")
 
     # Training
     seed: int = chz.field(default=0, doc="seed of order, held-out choice, expert tasks and initial adapter weights")
@@ -74,33 +79,35 @@ class SftConfig:
         default=None, doc="training steps; None is one pass over the data, or 100 steps after experts"
     )
     batch_size: int = chz.field(default=16, doc="conversations per step")
-    learning_rate: float = chz.field(default=1e-4, doc="highest AdamW step size")
+    learning_rate: float = chz.field(default=1e-4, doc="peak AdamW learning rate")
     learning_rate_schedule: RateSchedule = chz.field(
-        default="linear", doc="after the warm-up: constant, or falling to a tenth at the last step as a line or cosine"
+        default="linear", doc="after the warm-up: constant, or linear or cosine decay to a tenth at the last step"
     )
-    warmup_steps: int = chz.field(default=0, doc="steps over which the learning rate rises to its highest")
+    warmup_steps: int = chz.field(default=0, doc="steps of linear learning-rate warm-up")
     weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay")
-    grad_clip_norm: float = chz.field(default=1.0, doc="largest gradient norm, 0 for none")
+    grad_clip_norm: float = chz.field(default=1.0, doc="maximum gradient norm, 0 disables clipping")
     max_model_len: int | None = chz.field(
-        default=None, doc="longest conversation, tokens; None is what the model can hold"
+        default=None, doc="maximum tokens of a conversation; None is the model's limit"
     )
     trainer_dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of the trainer")
-    micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass")
+    micro_batch_tokens: int = chz.field(default=16384, doc="maximum tokens of one forward pass")
     gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer on CPU; None takes one per core")
+    num_threads: int | None = chz.field(default=None, doc="threads of the trainer on CPU; None is one per core")
 
     # Logging
     log_path: str | None = chz.field(default=None, doc="folder of the run; None is <log_dir>/<run name>")
-    log_dir: str | None = chz.field(default=None, doc="folder in which the run's folder is made; None is ./runs")
-    wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None does not use it")
+    log_dir: str | None = chz.field(default=None, doc="parent folder of run folders; None is ./runs")
+    wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None disables it")
     wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
-    eval_every: int = chz.field(default=20, doc="measure the held-out loss every so many steps, 0 only at both ends")
-    save_every: int = chz.field(default=50, doc="save a checkpoint every so many steps, 0 only at the end")
+    eval_every: int = chz.field(
+        default=20, doc="steps between measurements of the held-out loss, 0 measures only before and after training"
+    )
+    save_every: int = chz.field(default=50, doc="steps between checkpoints, 0 saves only at the end")
     behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
-        default="ask", doc="what to do if the run's folder holds a run already"
+        default="ask", doc="what to do if the run's folder already holds a run"
     )
     dry_run: bool = chz.field(
-        default=False, doc="check everything, data included, print the effective configuration as JSON, and exit"
+        default=False, doc="check everything, including the data, print the effective configuration as JSON, and exit"
     )
 
     @chz.validate

@@ -14,11 +14,11 @@ from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.log_directory import LogDirectory, run_folder
 from cua_rl.recipes.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.preflight import require_wandb
 from cua_rl.recipes.run_devices import require_own_model
 from cua_rl.recipes.sft_config import SftConfig
 from cua_rl.recipes.sft_data import OpenedData, open_data
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.reporting.metric_log import require_wandb
 
 EXPERT_STEPS = 100
 _FIXED = ("data_sha256", "model_path", "lora_rank", "lora_alpha", "seed", "batch_size", "num_eval_conversations")

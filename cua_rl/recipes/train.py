@@ -348,7 +348,7 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
 
 SHOWN_PRESETS = {
     "Without model_name, the embedded demo presets": EMBEDDED_DEMO,
-    "With boxes of GBox, or a gym": PAID_DEVICES,
+    "With GBox boxes or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }
 """What replaces defaults, for --help and docs/settings.md."""

@@ -1,4 +1,4 @@
-"""What a training run can be told. The embedded demo presets some of it."""
+"""Training configuration, and the presets of the embedded demo."""
 
 from typing import Literal
 
@@ -28,14 +28,14 @@ EMBEDDED_DEMO: dict[str, object] = {
     "eval_every": 0,
     "parity_limit": 0.02,
 }
-"""Settings of the embedded demo, used where no model is named: the tiny model learns in minutes on two cores."""
+"""Settings of the embedded demo, used if no model is given: the tiny model learns in minutes on two cores."""
 
 
 def train_presets(given: Given) -> Given:
-    """What the settings that are given preset: the demo without a model, held-out tasks of the same site."""
+    """Defaults that depend on given settings: the demo if no model is given, held-out tasks of the same site."""
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
     tasks, site = given.get("tasks"), given_site(given.get("tasks"))
-    # pages of the user's own are the same for every seed: nothing of them is held out
+    # custom pages are the same for every seed, so they have no held-out tasks
     held_out = {} if site is None else {"eval_tasks": None if site == "page" else tasks}
     return {**demo, **held_out, **device_presets(given)}
 
@@ -48,216 +48,230 @@ class CLIConfig(RolloutConfig):
     # Model
     model_name: str | None = chz.field(
         default=None,
-        doc="folder or hub id of a Qwen3-VL model; None is the tiny model of this package (the embedded demo)",
+        doc="folder or hub id of a dense Qwen3-VL model; None uses the included tiny model (embedded demo)",
     )
     lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter")
-    lora_alpha: int = chz.field(default=32, doc="the adapter's update is scaled by lora_alpha / lora_rank")
+    lora_alpha: int = chz.field(default=32, doc="LoRA scale: the update is multiplied by lora_alpha / lora_rank")
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
     )
 
     # Rollouts
-    max_concurrent_rollouts: int = chz.field(default=128, doc="most devices in use at a time; 8 with GBox and gyms")
+    max_concurrent_rollouts: int = chz.field(
+        default=128, doc="maximum number of devices in use at a time; 8 with GBox and gyms"
+    )
     tinker_api_key: str | None = chz.field(
-        default=None, doc="key of a Tinker service; not used by this stack, never stored"
+        default=None, doc="accepted for compatibility with Tinker command lines; not used, never stored"
     )
 
     # Tasks
     tasks: Tasks = chz.field(
         default_factory=lambda: {"source_type": "demo_training"},
-        doc="where training tasks come from (TaskSourceConfig)",
+        doc="source of training tasks (TaskSourceConfig)",
     )
     eval_tasks: Tasks | None = chz.field(
         default_factory=lambda: {"source_type": "demo_eval"},
-        doc="where held-out tasks come from; None for no evaluation",
+        doc="source of held-out tasks (TaskSourceConfig); None disables evaluation",
     )
     num_eval_rollouts: int = chz.field(default=64, doc="held-out task instances per evaluation")
-    skip_baseline: bool = chz.field(default=False, doc="no evaluation before training")
+    skip_baseline: bool = chz.field(default=False, doc="skip the evaluation before training")
     eval_attempts: int = chz.field(default=1, doc="rollouts of each held-out task instance, for pass@k")
     max_concurrent_eval_rollouts: int | None = chz.field(
-        default=None, doc="most devices in use at a time in an evaluation; None is max_concurrent_rollouts"
+        default=None,
+        doc="maximum number of devices in use at a time during evaluation; None uses max_concurrent_rollouts",
     )
     seed: int = chz.field(default=0, doc="seed of task order, task instances and initial adapter weights")
 
     # Training
-    max_steps: int = chz.field(default=100, doc="training steps of the run")
-    group_size: int = chz.field(default=4, doc="rollouts of one task instance that are compared with each other")
+    max_steps: int = chz.field(default=100, doc="number of training steps")
+    group_size: int = chz.field(default=4, doc="rollouts per task instance; advantages are computed within this group")
     min_group_size: int = chz.field(
-        default=2, doc="rollouts of a group that must survive faults of devices and servers for it to be trained on"
+        default=2,
+        doc="a group is trained on only if at least this many of its rollouts end without an infrastructure fault",
     )
     groups_per_batch: int = chz.field(default=10, doc="task instances per training step")
     refill_groups: bool = chz.field(
-        default=False, doc="replace groups whose rewards are all equal, until groups_per_batch groups teach something"
+        default=False,
+        doc="replace groups whose rewards are all equal, until groups_per_batch groups have differing rewards",
     )
     max_refill_factor: int = chz.field(
-        default=3, doc="refill_groups: most groups that a step runs, as a multiple of groups_per_batch"
+        default=3, doc="refill_groups: maximum number of groups per step, as a multiple of groups_per_batch"
     )
     task_sampling: Literal["uniform", "success_rate"] = chz.field(
         default="uniform",
-        doc="which tasks a step draws: uniform, or success_rate: fewer of those always or never solved",
+        doc="how tasks are sampled: uniform, or success_rate: less often if always or never solved",
     )
     replay_successes: bool = chz.field(
         default=False,
-        doc="where a whole group fails, train on a stored success of its task too (off-policy: wants loss=ppo, say)",
+        doc="if all rollouts of a group fail, add a stored success of its task (off-policy: use loss=ppo, for example)",
     )
-    replay_capacity: int = chz.field(default=2, doc="replay_successes: most successes stored per task")
-    learning_rate: float = chz.field(default=1e-5, doc="AdamW step size; 0 trains nothing and is useful as a control")
+    replay_capacity: int = chz.field(default=2, doc="replay_successes: maximum number of successes stored per task")
+    learning_rate: float = chz.field(
+        default=1e-5, doc="AdamW learning rate; 0 leaves the weights unchanged, useful as a control run"
+    )
     learning_rate_schedule: Schedule = chz.field(
-        default="constant", doc="constant, or linear or cosine: falling to a twentieth at the last step"
+        default="constant", doc="constant, or linear or cosine decay to a twentieth at the last step"
     )
-    warmup_steps: int = chz.field(default=0, doc="steps over which the learning rate rises from near 0")
-    adam_beta1: float = chz.field(default=0.9, doc="AdamW: decay of the gradient's mean")
-    adam_beta2: float = chz.field(default=0.95, doc="AdamW: decay of the gradient's square")
-    adam_eps: float = chz.field(default=1e-8, doc="AdamW: added to the root of the second moment")
+    warmup_steps: int = chz.field(default=0, doc="steps of linear learning-rate warm-up")
+    adam_beta1: float = chz.field(default=0.9, doc="AdamW: decay rate of the first moment")
+    adam_beta2: float = chz.field(default=0.95, doc="AdamW: decay rate of the second moment")
+    adam_eps: float = chz.field(default=1e-8, doc="AdamW: added to the square root of the second moment")
     weight_decay: float = chz.field(default=0.0, doc="AdamW: decoupled weight decay")
-    temperature: float = chz.field(default=1.0, doc="sampling temperature of training")
+    temperature: float = chz.field(default=1.0, doc="sampling temperature during training")
     eval_temperature: float | None = chz.field(
-        default=None, doc="sampling temperature of evaluation, 0 for greedy; None is the one of training"
+        default=None, doc="sampling temperature during evaluation, 0 for greedy; None uses the training temperature"
     )
     loss: Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo"] = chz.field(
-        default="importance_sampling", doc="policy loss (docs/losses.md says which to use when)"
+        default="importance_sampling", doc="policy loss; docs/losses.md says when to use which"
     )
     clip_low: float = chz.field(
-        default=0.2, doc="all losses but importance_sampling: the ratio is clipped below at 1 - clip_low"
+        default=0.2, doc="all losses but importance_sampling: lower clip of the ratio is 1 - clip_low"
     )
     clip_high: float = chz.field(
-        default=0.2, doc="the ratio is clipped above at 1 + clip_high; gspo wants about 0.0004"
+        default=0.2,
+        doc="all losses but importance_sampling: upper clip of the ratio is 1 + clip_high; about 0.0004 for gspo",
     )
     dual_clip: float | None = chz.field(
-        default=None, doc="ppo, decoupled_ppo: most that a token of negative advantage weighs, e.g. 3; None is no limit"
+        default=None,
+        doc="ppo, decoupled_ppo: maximum weight of a token with negative advantage, such as 3; None disables it",
     )
     tis_cap: float | None = chz.field(
-        default=None, doc="truncate the weight of trainer over sampler probability here, e.g. 2; None keeps it whole"
+        default=None,
+        doc="truncated importance sampling: cap on the trainer/sampler ratio as a weight, such as 2; None disables it",
     )
     icepop_low: float | None = chz.field(
-        default=None, doc="leave out tokens whose trainer/sampler ratio is lower, e.g. 0.5; None leaves out none"
+        default=None, doc="mask tokens whose trainer/sampler ratio is lower, such as 0.5; None disables it"
     )
     icepop_high: float | None = chz.field(
-        default=None, doc="leave out tokens whose trainer/sampler ratio is higher, e.g. 5; None leaves out none"
+        default=None, doc="mask tokens whose trainer/sampler ratio is higher, such as 5; None disables it"
     )
     normalisation: Normalisation = chz.field(
         default="constant",
-        doc="what a step's loss is divided by: constant (rollouts x normalisation_tokens), token_mean, sequence_mean, "
-        "or token_sum (nothing)",
+        doc="divisor of a step's summed loss: constant (rollouts x normalisation_tokens), token_mean, "
+        "sequence_mean, or token_sum (1)",
     )
     normalisation_tokens: int = chz.field(
-        default=1000, doc="constant: sampled tokens of a typical rollout; a guess will do, AdamW forgets the scale"
+        default=1000,
+        doc="constant: trained tokens of a typical rollout; only sets the scale, to which AdamW is invariant",
     )
     reward: str = chz.field(
         default="binary",
-        doc="what a rollout is worth: binary, score, completion, efficiency, shaped, comprehensive, judge (as binary, "
+        doc="reward function: binary, score, completion, efficiency, shaped, comprehensive, judge (binary, "
         "for tasks that a judge decides), or module:function",
     )
     judge_min_precision: float | None = chz.field(
         default=None,
-        doc="refuse a judge unless its calibration shows this precision (lower end of the 95 % interval); None warns "
-        "of a judge without calibration",
+        doc="refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this; "
+        "None only warns if there is no calibration",
     )
     judge_calibration: str | None = chz.field(
         default=None,
-        doc="file that recipes.calibrate_judge wrote; None looks for this judge's in <log_dir>/judge_calibrations",
+        doc="calibration file from recipes.calibrate_judge; None searches <log_dir>/judge_calibrations",
     )
-    judge_force: bool = chz.field(default=False, doc="train on a judge that judge_min_precision would refuse")
+    judge_force: bool = chz.field(default=False, doc="train with a judge that judge_min_precision would refuse")
     watch_goal: bool = chz.field(
-        default=False, doc="read the goal from the device after every turn too, for rewards that ask when it first held"
+        default=False,
+        doc="check the goal on the device after every turn, for rewards that depend on when it was first reached",
     )
     advantages: AdvantageKind = chz.field(
         default="mean",
-        doc="mean: centre rewards in the group; mean_std: also divide by the group's std; leave_one_out: compare with "
-        "the others' mean; batch_std: centre in the group, divide by the step's std",
+        doc="mean: centre rewards within the group; mean_std: also divide by the group's std; leave_one_out: "
+        "subtract the mean of the others; batch_std: centre within the group, divide by the step's std",
     )
     kl_penalty_coef: float = chz.field(
-        default=0.0, doc="weight of the KL divergence from what training started from in the reward, token by token"
+        default=0.0, doc="coefficient of the per-token KL penalty against the reference model, in the reward"
     )
     kl_loss_coef: float = chz.field(
-        default=0.0, doc="weight of the KL divergence from what training started from in the loss"
+        default=0.0, doc="coefficient of the KL divergence from the reference model, in the loss"
     )
     kl_loss_kind: KlKind = chz.field(
-        default="k3", doc="how the divergence in the loss is estimated, for the metric: k1, k2 or k3; same gradient"
+        default="k3", doc="estimator of the KL metric of kl_loss_coef: k1, k2 or k3; the gradient is the same"
     )
     num_substeps: int = chz.field(default=1, doc="optimizer steps per training step, each on its share of the rollouts")
     train_early: bool = chz.field(
         default=False,
-        doc="synchronous training: begin with groups that have ended while others still run; same step, sooner done "
-        "where the trainer has a device of its own",
+        doc="synchronous training: start training on finished groups while others still run; gives the same "
+        "step, sooner if the trainer has its own device",
     )
-    grad_clip_norm: float = chz.field(default=1.0, doc="largest gradient norm, 0 for none")
+    grad_clip_norm: float = chz.field(default=1.0, doc="maximum gradient norm, 0 disables clipping")
     parity_limit: float = chz.field(
         default=0.05,
-        doc="largest mean difference of sampler and trainer log-probabilities, nats; above it the run stops",
+        doc="stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats",
     )
     max_steps_off_policy: int | None = chz.field(
         default=None,
-        doc="None or 0: synchronous, on-policy training; k: rollouts go on while steps train, at most k steps old",
+        doc="None or 0: synchronous, on-policy training; k: asynchronous training with a policy lag of at most k steps",
     )
     force_untruncated: bool = chz.field(
-        default=False, doc="max_steps_off_policy, replay_successes: allow a loss whose ratio nothing bounds"
+        default=False, doc="max_steps_off_policy, replay_successes: allow a loss with an unbounded importance ratio"
     )
     sampling_seed: int | None = chz.field(
-        default=None, doc="seed of every sampled token, by step, group, rollout and turn; None draws afresh each time"
+        default=None,
+        doc="seed of all sampling, combined with step, group, rollout and turn; None samples without a seed",
     )
     adaptive_concurrency: bool = chz.field(
-        default=True, doc="let fewer rollouts run while vLLM's KV cache or the machine's memory is full"
+        default=True,
+        doc="reduce the number of concurrent rollouts while vLLM's KV cache or the machine's memory is full",
     )
 
     # Engine
     base_url: str | None = chz.field(
-        default=None, doc="URL of a vLLM server that is already running (with LoRA updating on); None starts one"
+        default=None, doc="URL of a running vLLM server (with runtime LoRA updating); None starts one"
     )
     server_port: int | None = chz.field(
-        default=None, doc="port of the vLLM server that the run starts; None takes a free one"
+        default=None, doc="port of the vLLM server that the run starts; None uses a free one"
     )
-    max_model_len: int = chz.field(default=16384, doc="longest prompt plus answer, tokens")
+    max_model_len: int = chz.field(default=16384, doc="maximum tokens of prompt and response together")
     trainer_dtype: Literal["auto", "float32", "bfloat16"] = chz.field(
         default="auto", doc="precision of the trainer; auto is bfloat16 on a GPU and float32 on a CPU"
     )
-    micro_batch_tokens: int = chz.field(default=16384, doc="most tokens of one forward pass of the trainer")
+    micro_batch_tokens: int = chz.field(default=16384, doc="maximum tokens of one forward pass of the trainer")
     gradient_checkpointing: bool = chz.field(default=False, doc="save trainer memory by recomputing activations")
     trainer_gpus: list[int] | None = chz.field(
-        default=None, doc="GPUs of the trainer, such as 2,3; None is those that vLLM leaves, a single GPU is shared"
+        default=None, doc="GPUs of the trainer, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
     )
     trainer_num_processes: int | None = chz.field(
         default=None,
-        doc="trainer processes that share every step's work; None is one per GPU of the trainer, one without GPUs",
+        doc="data-parallel trainer processes; None is one per GPU of the trainer, one without GPUs",
     )
     trainer_sharding: Literal["none", "full"] = chz.field(
         default="none",
-        doc="what each trainer process holds of the frozen model: none: all of it; full: its share of each layer",
+        doc="frozen weights in each trainer process: none: all of them; full: its shard of each layer (FSDP)",
     )
     vision_cache_gib: float = chz.field(
-        default=2.0, doc="most main memory for screenshots' features, so that the trainer encodes each once per step"
+        default=2.0,
+        doc="maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
     )
 
     # Logging
     log_path: str | None = chz.field(default=None, doc="folder of the run; None is <log_dir>/<run name>")
-    log_dir: str | None = chz.field(default=None, doc="folder in which the run's folder is made; None is ./runs")
-    wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None does not use it")
+    log_dir: str | None = chz.field(default=None, doc="parent folder of run folders; None is ./runs")
+    wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None disables it")
     wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
-    monitor: bool = chz.field(default=True, doc="show the run in the browser while it goes on, on this machine only")
+    monitor: bool = chz.field(default=True, doc="start a Training Monitor for the run on the loopback address")
     monitor_port: int | None = chz.field(default=None, doc="port of that monitor; None is 8720, or a free one")
     monitor_base_url: str | None = chz.field(
-        default=None, doc="address of another monitor to send the run to; MONITOR_BASE_URL says the same"
+        default=None, doc="address of a remote monitor to which the run is sent; also MONITOR_BASE_URL"
     )
-    project_id: str | None = chz.field(default=None, doc="project there, for links; PROJECT_ID says the same")
+    project_id: str | None = chz.field(default=None, doc="project on the remote monitor, for links; also PROJECT_ID")
     project_token: str | None = chz.field(
-        default=None, doc="token of that project, never stored; better put it into MONITOR_PROJECT_TOKEN"
+        default=None, doc="token of that project, never stored; preferably set as MONITOR_PROJECT_TOKEN"
     )
-    eval_every: int = chz.field(default=10, doc="evaluate every so many steps, 0 only before and after")
-    save_every: int = chz.field(default=10, doc="save a checkpoint every so many steps, 0 only at the end")
-    keep_checkpoints: int = chz.field(default=3, doc="newest checkpoints that stay on disk, 0 for all")
-    keep_every: int = chz.field(
-        default=0, doc="checkpoints whose step is a multiple of this stay on disk too, 0 for none"
-    )
-    num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are shown and logged")
+    eval_every: int = chz.field(default=10, doc="steps between evaluations, 0 evaluates only before and after training")
+    save_every: int = chz.field(default=10, doc="steps between checkpoints, 0 saves only at the end")
+    keep_checkpoints: int = chz.field(default=3, doc="number of newest checkpoints to keep on disk, 0 for all")
+    keep_every: int = chz.field(default=0, doc="also keep checkpoints whose step is a multiple of this, 0 for none")
+    num_groups_to_log: int = chz.field(default=1, doc="groups per step whose rewards are printed and logged")
     trace: bool = chz.field(
         default=False,
-        doc="write each rollout into trace/ of the run's folder: screenshots with the action drawn, and the text",
+        doc="write each rollout to trace/ in the run's folder: screenshots with the actions drawn on them, "
+        "and the text",
     )
     compute_post_kl: bool = chz.field(
-        default=False, doc="measure how far each step moved the policy (one more forward pass)"
+        default=False, doc="measure the KL divergence of each step's update (one more forward pass)"
     )
     behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
-        default="ask", doc="what to do if the run's folder holds a run already"
+        default="ask", doc="what to do if the run's folder already holds a run"
     )
     dry_run: bool = chz.field(
         default=False, doc="check everything, print the effective configuration as JSON, and exit"

@@ -73,18 +73,18 @@ class MetricLog:
         self.close()
 
 
-def check_wandb(project: str | None) -> None:
-    """Raise ConfigError if metrics are to go to a project of Weights & Biases whose package is not installed."""
+def require_wandb(project: str | None) -> None:
+    """Raise `ConfigError` if Weights & Biases is asked for and not installed."""
     if project is not None and find_spec("wandb") is None:  # looked up, not imported: that takes seconds
         raise ConfigError(
-            f"expected the wandb package for wandb_project={project!r}, got none; run make setup, or "
-            "pip install 'cua_rl[wandb]'"
+            f"wandb_project: expected the package wandb for it, got none with wandb_project={project!r}; run make "
+            "setup, or pip install 'cua_rl[wandb]', or leave wandb_project out"
         )
 
 
 class _Wandb:
     def __init__(self, folder: Path, config: Mapping[str, object], *, project: str, name: str) -> None:
-        check_wandb(project)
+        require_wandb(project)
         wandb: Any = import_module("wandb")
         try:
             # the name doubles as id: a resumed run goes on in its own charts

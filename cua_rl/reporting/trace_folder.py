@@ -63,7 +63,7 @@ class TraceRecorder:
             try:
                 if not self._has_failed:
                     await asyncio.to_thread(self._write, event)
-            except OSError as error:
+            except (OSError, SyntaxError, ValueError) as error:  # of PNG data, too
                 self._has_failed = True
                 logger.warning("traces end here, training goes on: %s", error)
             finally:

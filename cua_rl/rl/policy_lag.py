@@ -40,11 +40,6 @@ class PolicyAges:
             )
         return [max(0, step - 1 - self.newest_steps[version]) for version in versions]
 
-    def oldest_step(self, group: RolloutGroup, default: int) -> int:
-        """Steps behind the oldest policy that sampled a turn of the group; `default` if it has no turns."""
-        versions = {turn.model.policy_version for rollout in group.rollouts for turn in rollout.turns}
-        return min((self.newest_steps[version] for version in versions), default=default)
-
 
 def lag_metrics(lags: Sequence[int]) -> dict[str, float]:
     """Mean and largest lag, and the number of turns of each lag; nothing if there are no turns."""

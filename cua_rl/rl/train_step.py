@@ -194,7 +194,7 @@ class _Work:
 
 
 async def _prepare(trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings) -> _Work:
-    """What the advantages still lack: the batch's deviation, the KL penalty; and the reference's opinion."""
+    """Complete the advantages (batch standard deviation, KL penalty), and get the reference log-probabilities."""
     work = _Work(datums=list(datums))
     if settings.advantages == "batch_std":
         work.datums, work.metrics["loss/advantage_std"] = divide_by_batch_std(work.datums)

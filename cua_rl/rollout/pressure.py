@@ -12,7 +12,7 @@ from cua_rl.system import free_memory_frac as measure_free_memory_frac
 
 logger = logging.getLogger(__name__)
 
-FULL_KV_CACHE = 0.95  # from here on new requests wait, or throw others out of the cache
+FULL_KV_CACHE = 0.95  # beyond this, new requests wait or preempt others
 ROOMY_KV_CACHE = 0.80
 LOW_MEMORY = 0.06  # share of the machine's memory that is left when starting more would be reckless
 INTERVAL_S = 1.0

@@ -269,13 +269,17 @@ class RolloutRunner:
     async def _judged(self, task: Task, outcome: Outcome, turns: Sequence[Turn]) -> Outcome:
         """The outcome with what the judge says of it; asked when the device is given back, it needs the record only.
 
-        Where nothing else validates the task, no verdict is a fault of the task.
+        Where nothing else validates the task, no verdict is a fault of the task; a rollout that ended before its first
+        turn, as one whose first prompt did not fit, has failed and needs no verdict.
         """
         is_validated = outcome.validation is not None
         if is_validated and not (self._judge is not None and self._judge_all and turns):
             return outcome
         if self._judge is None:
             raise JudgeError(f"expected a judge for task {task.task_id!r}, which has no validator; set judge_model")
+        if not turns:
+            nothing_done = Validation(query="turns", expected="at least 1", actual="0", success=False)
+            return replace(outcome, validation=nothing_done)
         case = Case(
             instruction=outcome.instruction, turns=turns, answer=outcome.answer, stop_reason=outcome.stop_reason
         )

@@ -1,4 +1,4 @@
-"""How busy a vLLM server is, as its Prometheus page says."""
+"""Load of a vLLM server, read from its Prometheus metrics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ _PREEMPTIONS = "vllm:num_preemptions_total"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """What a server holds at one moment."""
+    """The load at one moment."""
 
     kv_cache_frac: float
     """Share of the KV cache in use, 0 to 1."""
     num_waiting: int
-    """Requests that found no room yet."""
+    """Requests waiting for room in the KV cache."""
     num_running: int
     num_preemptions: int = 0
-    """Requests thrown out of the cache again since the server started."""
+    """Preemptions since the server started."""
 
 
 def parse_load(page: str) -> ServerLoad:

@@ -96,8 +96,9 @@ def _cpu_settings(config: ServerConfig) -> dict[str, object]:
 def _cpu_environment(ours: Mapping[str, str]) -> dict[str, str]:
     """One process computes: a worker of its own would only make two of them wait for each other, spinning.
 
-    vLLM allows that only with its multiprocessing switch off (its engine is a process of its own all the same). Without
-    torch.compile the first request after a fresh install does not wait 20 s for a C++ compiler to build one reduction.
+    vLLM allows that only with its multiprocessing switch off (its engine is a process of its own all the same). Nothing
+    is compiled: for one small function vLLM would have the first request of a fresh machine wait 20 s for a C++
+    compiler, and PyTorch writes wrong code for it where the processor has no AVX2.
     """
     num_threads = max(1, (os.cpu_count() or 1) // 2)
     return {

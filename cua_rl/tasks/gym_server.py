@@ -17,7 +17,7 @@ from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.gym.fields import Json, first_text, mapping, sequence, text_at
 from cua_rl.devices.gym.reference import GymTaskRef
 from cua_rl.errors import ConfigError, TaskError
-from cua_rl.tasks.source_config import is_training_task
+from cua_rl.tasks.source_config import training_ids
 from cua_rl.tasks.task import Category, Difficulty, Task
 from cua_rl.types import Validation
 
@@ -25,6 +25,7 @@ DEFAULT_BASE_URL = "http://localhost:5010"
 DEFAULT_GYM_ID = "umetrip"
 DEFAULT_MAX_TURNS = 20
 LIST_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 2.0
 MAX_LIST_ATTEMPTS = 3
 
 _DIFFICULTIES: Mapping[str, Difficulty] = {"easy": "easy", "normal": "medium", "medium": "medium", "hard": "hard"}
@@ -94,13 +95,17 @@ async def _evaluate(device: Device, answer: str | None) -> Validation:
 
 
 def fetch_gym_tasks(
-    base_url: str = DEFAULT_BASE_URL, gym_id: str = DEFAULT_GYM_ID, *, retry_s: float = 0.5
+    base_url: str = DEFAULT_BASE_URL,
+    gym_id: str = DEFAULT_GYM_ID,
+    *,
+    retry_s: float = 0.5,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> list[GymTask]:
     """All tasks of a gym, by id; raises `ConfigError` if the server does not list them.
 
     Rows of the list that say too little are completed by asking for their task.
     """
-    timeout = httpx.Timeout(LIST_TIMEOUT_S)
+    timeout = httpx.Timeout(LIST_TIMEOUT_S, connect=connect_timeout_s)
     with httpx.Client(base_url=base_url.rstrip("/"), timeout=timeout, trust_env=False) as client:
         path = f"/api/v1/{quote(gym_id, safe='')}/tasks"
         listed = _get(client, path, retry_s)
@@ -156,7 +161,8 @@ def split_gym_tasks(
         first, last = sorted(int(number) for number in eval_number_range.split("-"))
         held_out = {task.ref for task in ordered if task.number is not None and first <= task.number <= last}
     else:
-        held_out = {task.ref for task in ordered if not is_training_task(task.task_id, seed, train_ratio)}
+        training = training_ids((task.task_id for task in ordered), seed, train_ratio)
+        held_out = {task.ref for task in ordered if task.task_id not in training}
     return [task for task in ordered if task.ref not in held_out], [task for task in ordered if task.ref in held_out]
 
 
@@ -173,6 +179,8 @@ def _get(client: httpx.Client, path: str, retry_s: float) -> object:
                 break
         except (httpx.HTTPError, ValueError) as error:
             failure = f"{type(error).__name__} {error}"
+            if isinstance(error, httpx.ConnectTimeout):  # nobody is there; a refusal may be a server that starts
+                break
     raise ConfigError(
         f"expected the tasks of a gym server at {client.base_url}{path}, got {failure}; check gym_base_url and gym_id"
     )

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from typing import Literal, cast, get_args
@@ -88,10 +88,22 @@ _REQUIRED = {
 }
 
 
-def is_training_task(task_id: str, seed: int, train_ratio: float) -> bool:
-    """The side of the split, from id and seed alone: adding a task never moves another one."""
-    digest = sha256(f"{seed}/{task_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < train_ratio * 2**64
+def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> frozenset[str]:
+    """Which tasks are for training, by id and seed: adding a task never moves another one.
+
+    Neither side is empty if there are two tasks, unless a ratio of 0 or 1 says so: the task that is nearest to the
+    empty side stands in there, and it alone may move when others come.
+    """
+    places = {task_id: _place(task_id, seed) for task_id in task_ids}
+    chosen = frozenset(task_id for task_id, place in places.items() if place < train_ratio)
+    if len(places) < 2 or not 0 < train_ratio < 1 or 0 < len(chosen) < len(places):
+        return chosen
+    return chosen - {max(places, key=places.__getitem__)} or frozenset({min(places, key=places.__getitem__)})
+
+
+def _place(task_id: str, seed: int) -> float:
+    """Between 0 and 1, as if drawn at random."""
+    return int.from_bytes(sha256(f"{seed}/{task_id}".encode()).digest()[:8], "big") / 2**64
 
 
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:

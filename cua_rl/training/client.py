@@ -71,7 +71,7 @@ class TrainingClient:
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
     async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        """The same of what training started from: the adapter of `load_reference`, else the base model."""
+        """The same under the reference model: the adapter of `load_reference`, else the base model."""
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="reference")
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 

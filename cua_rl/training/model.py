@@ -111,7 +111,7 @@ class PolicyModel:
 
     @contextmanager
     def reference_weights(self) -> Generator[None]:
-        """Inside, the model is what training started from: with the adapter of `load_reference`, or without any."""
+        """Inside, the model is the reference model: with the adapter of `load_reference`, or without any."""
         if self._reference is None:
             with self.base_weights():
                 yield

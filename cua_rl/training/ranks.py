@@ -82,8 +82,10 @@ class Ranks:
         """
         try:
             yield
-        except Exception:
-            logger.exception("rank %d failed where the others wait for it: all trainer processes end", self.rank)
+        except Exception as error:
+            logger.exception("rank %d failed", self.rank)
+            # last, because the controller shows the end of the log
+            logger.error("rank %d failed where the others wait for it: all trainer processes end: %r", self.rank, error)
             logging.shutdown()
             os._exit(1)  # an orderly exit would wait for the others
 

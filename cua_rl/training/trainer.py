@@ -66,7 +66,7 @@ class Trainer:
         self.policy_version = 0
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
-        """Log-probabilities of the policy, of what training started from, or of the base model."""
+        """Log-probabilities under the policy, the reference model, or the base model."""
         has_adapter = request.weights == "policy" or (request.weights == "reference" and self.model.has_reference)
         with self._ranks.agreement() as agreement, torch.no_grad():
             batch = self._prepare(request.datums)

@@ -34,7 +34,7 @@ class Forward:
     datums: tuple[Datum, ...]
     temperature: float
     weights: Literal["policy", "reference", "base"]
-    """reference: what training started from (`LoadReference`); base: with the adapter switched off."""
+    """reference: the policy at the start of training (`LoadReference`); base: with the adapter disabled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,8 @@ def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_t
     held_out: dict[str, object] = {"source_type": "gym", "gym_id": "other"}
 
     assert split_gyms(gym, gym, config) == ({"split_type": "train", **named}, {"split_type": "eval", **named})
+    slashed = {**named, "gym_base_url": f"{named['gym_base_url']}/"}  # the same server, written in another way
+    assert split_gyms(gym, slashed, config)[1] == {"split_type": "eval", **slashed}
     assert split_gyms([gym], None, config) == ([named], None)
     assert split_gyms(gym, held_out, config) == (named, {**named, "gym_id": "other"})
     assert split_gyms({**gym, "split_type": "eval"}, gym, config)[0] == {**named, "split_type": "eval"}

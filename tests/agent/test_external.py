@@ -264,11 +264,13 @@ async def test_faults_of_model_and_device_are_faults_of_the_rollout_whatever_the
 
 
 async def test_an_agent_gets_no_secret_of_ours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
+    ours = ("DATABASE_URL", "JUDGE_API_KEY", "MONITOR_PROJECT_TOKEN", "PROJECT_TOKEN", "MONITOR_WRITE_TOKEN")
+    for name in ours:
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("MINE", "kept")
 
     await bench.run_command(sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))")
 
     seen = json.loads((bench.folder / "r1.log").read_text())
-    assert "DATABASE_URL" not in seen
+    assert not set(ours) & set(seen)
     assert (seen["MINE"], seen["OPENAI_API_KEY"], seen["CUA_MAX_TURNS"]) == ("kept", "anything", "3")

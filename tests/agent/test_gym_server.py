@@ -1,6 +1,8 @@
 """The gym server's client, its tasks and its executions, against a double."""
 
 import asyncio
+import socket
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from cua_rl.devices.gym.held_boxes import open_held_boxes
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.gym_executions import GYM, GymExecutions
-from cua_rl.tasks.gym_server import parse_gym_task, split_gym_tasks
+from cua_rl.tasks.gym_server import fetch_gym_tasks, parse_gym_task, split_gym_tasks
 from cua_rl.tasks.task import Task
 from tests.agent.gym_bench import DEMO_IDS, QUICK, open_gym
 from tests.doubles.gbox_service import serve_gbox
@@ -89,6 +91,40 @@ def test_a_task_that_is_added_to_a_gym_moves_no_other_to_the_other_side_of_the_s
 
     assert set(after) - {tasks[0]} == set(before)
     assert 0.7 < len(before) / 199 < 0.9
+
+
+def test_a_gym_that_nobody_can_connect_to_is_given_up_in_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        address = full.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:  # they fill the queue of a server that accepts nobody: the next is left without an answer
+            one.setblocking(False)
+            one.connect_ex(address)
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match="ConnectTimeout"):
+            fetch_gym_tasks(f"http://127.0.0.1:{address[1]}", "demo", connect_timeout_s=0.2)
+        took_s = time.monotonic() - began
+        for one in waiting:
+            one.close()
+
+    assert took_s < 2
+
+
+def test_a_small_gym_has_tasks_on_both_sides_and_at_most_the_one_that_was_moved_for_it_moves_later() -> None:
+    for seed in range(200):
+        last = None
+        for number in range(2, 8):
+            tasks = [gym_task(task_id=f"{one}_x", description="d") for one in range(number)]
+            train, held_out = split_gym_tasks(tasks, seed=seed, train_ratio=0.8, eval_number_range=None)
+            assert train
+            assert held_out
+            if last is not None:
+                moved = (set(last[0]) - set(train)) | (set(last[1]) - set(held_out))
+                assert len(moved) <= 1
+                assert not moved or 1 in (len(last[0]), len(last[1]))
+            last = train, held_out
+    one = [gym_task(task_id="1_x", description="d")]
+    assert sum(map(len, split_gym_tasks(one, seed=0, train_ratio=0.8, eval_number_range=None))) == 1
 
 
 def test_scores_are_read_in_their_order_and_nothing_said_is_no_score() -> None:

@@ -213,7 +213,7 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
     given = [word for word in arguments if word not in ("key=value", "...", "dry_run=true")]
     _check_options([word for word in given if "=" in word and not word.startswith("-")], config_class)
     if any("runs/" in word for word in given):
-        return  # needs a run on record: tests/real/end_to_end/test_recorded_commands.py has one
+        return  # a dry run would look for that run's folder, and no run is recorded here
     said = _captured(lambda: recipe.main([*given, "dry_run=true"]))
     values = _python_values(config_class, given)
     by_python = _captured(lambda: asyncio.run(recipe.cli_main(config_class(**values, dry_run=True))) or 0)

@@ -43,6 +43,8 @@ class JudgeEndpoint:
     statuses: list[int] = field(default_factory=list[int])
     is_slow: bool = False
     """No request is answered while this holds."""
+    says: str = "out of order"
+    """Beside a status."""
     asked: list[Asked] = field(default_factory=list[Asked])
     num_requests: int = 0
 
@@ -55,6 +57,8 @@ class JudgeEndpoint:
         )
 
     async def _models(self, request: Request) -> Response:
+        if self.is_slow:
+            await asyncio.Event().wait()
         if request.headers.get("authorization") != f"Bearer {KEY}":
             return JSONResponse({"error": {"message": "wrong key"}}, 401)
         return JSONResponse({"data": [{"id": MODEL}]})
@@ -67,7 +71,7 @@ class JudgeEndpoint:
         if body["model"] != MODEL:
             return JSONResponse({"error": {"message": f"no model {body['model']}"}}, 404)
         if self.statuses and (status := self.statuses.pop(0)):
-            return JSONResponse({"error": {"message": "out of order"}}, status, headers={"retry-after-ms": "1"})
+            return JSONResponse({"error": {"message": self.says}}, status, headers={"retry-after-ms": "1"})
         if self.is_slow:
             await asyncio.Event().wait()
         asked = _read(len(self.asked), body)

@@ -8,7 +8,7 @@ import pytest
 
 from cua_rl.actions import Click, TypeText
 from cua_rl.errors import ConfigError, JudgeError
-from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
+from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig, read_vote
 from cua_rl.judge.request import Case
 from cua_rl.types import Observation, StopReason, Turn
 from tests.builders import model_turn, prompt, text
@@ -126,6 +126,25 @@ async def test_a_malformed_answer_is_never_asked_for_again_and_is_kept_as_it_cam
     assert judgement.votes[0].num_prompt_tokens == PROMPT_TOKENS  # it has cost what it has cost
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"choices": [{"message": {"content": verdict(True)}}], "usage": {"prompt_tokens": "many"}},
+        {"choices": [{"message": {"content": verdict(True)}}], "usage": {"completion_tokens": float("inf")}},
+        {"choices": [{"message": {"content": [{"type": "text", "text": verdict(True)}]}}]},
+        {"choices": [{"message": {"content": 7}}]},
+        {"choices": []},
+        ["no", "completion"],
+        None,
+    ],
+)
+def test_an_answer_that_is_no_completion_is_malformed_whatever_is_wrong_with_it(answer: object) -> None:
+    vote = read_vote(answer, 0.1)
+
+    assert (vote.success, vote.is_malformed) == (None, True)
+    assert isinstance(vote.text, str)
+
+
 async def test_transport_faults_are_tried_again_and_no_oftener_than_allowed() -> None:
     endpoint = JudgeEndpoint(lambda asked: verdict(False), statuses=[503, 429])
     async with judging(endpoint, max_retries=2) as judge:
@@ -176,6 +195,26 @@ async def test_a_wrong_key_is_found_before_a_run_and_never_shown() -> None:
             await judge.check()
 
     assert "a-wrong-key" not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_key_that_the_endpoint_says_again_is_never_shown(status: int) -> None:
+    endpoint = JudgeEndpoint(lambda asked: verdict(True), statuses=[status], says=f"no luck with {KEY}")
+    said = ""
+    async with judging(endpoint, max_retries=0) as judge:
+        try:
+            said = (await judge.judge(CASE, decides=True)).reason
+        except ConfigError as refused:
+            said = str(refused)
+
+    assert "no luck with ***" in said
+    assert KEY not in said
+
+
+async def test_a_judge_that_is_busy_is_taken_for_one_that_is_there() -> None:
+    endpoint = JudgeEndpoint(lambda asked: verdict(True), is_slow=True)
+    async with judging(endpoint) as judge:
+        await judge.check(timeout_s=0.1)
 
 
 async def test_verdicts_that_the_agent_wrote_stay_inside_the_record() -> None:

@@ -4,23 +4,38 @@ from typing import Any
 
 import pytest
 
+from cua_rl.agent.gbox_agent import AgentOutcome, GBoxAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError
 from cua_rl.events import Source
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import Agent, RolloutPlan, RolloutRunner
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeJudge, FakeRecorder, make_task
 
 
-async def run(judge: FakeJudge | None, *, state: str = "0", is_validated: bool = False, **options: Any) -> Rollout:
+class Speechless(GBoxAgent):
+    """Its first prompt does not fit into the model's context."""
+
+    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+        return AgentOutcome(stop_reason=StopReason.CONTEXT_OVERFLOW, num_turns=0)
+
+
+async def run(
+    judge: FakeJudge | None,
+    *,
+    state: str = "0",
+    is_validated: bool = False,
+    agent: Agent | None = None,
+    **options: Any,
+) -> Rollout:
     async def make_device(_: object) -> Any:
         return FakeDevice()
 
     runner = RolloutRunner(
         devices=DevicePool(make_device, max_devices=1),
         gateway=FakeGateway(),  # type: ignore[arg-type]
-        agent=FakeAgent([state]),
+        agent=agent or FakeAgent([state]),
         reward=binary_reward,
         recorder=FakeRecorder(),
         max_turns=5,
@@ -60,6 +75,18 @@ async def test_no_verdict_is_a_fault_without_a_reward_that_keeps_its_votes() -> 
     assert "503" in rollout.error
     assert rollout.judgement is not None
     assert rollout.judgement.votes[0].error == "503"
+
+
+@pytest.mark.parametrize("is_validated", [True, False])
+async def test_a_rollout_that_ended_before_its_first_turn_failed_and_the_judge_is_not_asked(is_validated: bool) -> None:
+    judge = FakeJudge(True)
+
+    rollout = await run(judge, agent=Speechless(), is_validated=is_validated, judge_all=True)
+
+    assert (rollout.stop_reason, rollout.error) == (StopReason.CONTEXT_OVERFLOW, None)
+    assert rollout.reward is not None
+    assert (rollout.success, rollout.reward.total, rollout.judgement) == (False, 0.0, None)
+    assert judge.cases == []
 
 
 async def test_a_refusal_by_configuration_stops_the_run() -> None:

@@ -154,6 +154,10 @@ def test_a_prompt_of_ones_own_must_ask_for_a_verdict(tmp_path: Path) -> None:
         (["judge_base_url=http://h/v1"], "judge_model: expected it beside judge_base_url"),
         (["judge_votes=2"], "judge_votes: expected an odd number"),
         (["judge_input_price=1"], "judge_output_price: expected it beside judge_input_price"),
+        (['judge_extra={"api_key": "sk-1"}'], "judge_extra: expected no secrets"),
+        (['judge_extra={"headers": {"Authorization": "Bearer sk-1"}}'], "got 'Authorization'"),
+        (['judge_extra={"messages": []}'], "judge_extra: expected fields beside those"),
+        (["judge_base_url=http://me:sk-1@h/v1", "judge_model=m"], "judge_base_url: expected an address without"),
         (["judge_min_precision=1.5"], "judge_min_precision: expected a number above 0"),
         (["judge_base_url=judge:80", "judge_model=m"], "judge_base_url: expected an address"),
         ([f"tasks={json.dumps(JUDGED)}"], "let a judge decide"),
@@ -167,7 +171,14 @@ def test_a_judge_that_cannot_work_is_refused_before_anything_loads(
     options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*options, f"log_path={tmp_path}/run", "dry_run=true"]) == 2
-    assert says in capsys.readouterr().err.replace("\n    ", ", ")
+    error = capsys.readouterr().err.replace("\n    ", ", ")
+    assert says in error
+    assert "sk-1" not in error
+
+
+def test_fields_that_only_sound_like_secrets_are_sent_to_the_judge() -> None:
+    extra = {"max_tokens": 200, "stop_token_ids": [1], "prompt_cache_key": "run", "temperature": 0.5}
+    assert judge(judge_extra=extra).extra == extra
 
 
 async def test_a_dry_run_of_judged_tasks_asks_whether_the_judge_is_there(

@@ -1,12 +1,25 @@
 """What is looked for before a run starts, where it is there."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.preflight import Screen, most_screenshots, plan_max_images, require_model_server, require_room
+from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.recipes.preflight import (
+    Screen,
+    most_screenshots,
+    plan_max_images,
+    require_model_server,
+    require_monitor,
+    require_room,
+)
 from cua_rl.recipes.run_plan import plan_run
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
@@ -45,6 +58,16 @@ async def test_a_server_that_holds_all_this_is_taken() -> None:
     async with serve_app(fake.app(), "127.0.0.1", 0) as url:
         for address in (url, f"{url}/v1"):
             await require_model_server(address, max_model_len=2048, num_images=4)
+
+
+@pytest.mark.parametrize(("status", "refused"), [(422, None), (404, "status 404"), (403, "project_token")])
+async def test_a_monitor_that_asks_for_more_than_an_empty_batch_is_one(status: int, refused: str | None) -> None:
+    async def take(_: Request) -> Response:
+        return Response("", status)
+
+    async with serve_app(Starlette(routes=[Route("/api/ingest/batch", take, methods=["POST"])]), "127.0.0.1", 0) as url:
+        with nullcontext() if refused is None else pytest.raises(ConfigError, match=refused):
+            await require_monitor(MonitorAddress(base_url=url, token="token"))
 
 
 async def test_a_run_that_goes_on_may_begin_while_its_monitor_is_away(tmp_path: Path) -> None:

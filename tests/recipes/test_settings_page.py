@@ -2,7 +2,8 @@
 
 import re
 
-from cua_rl.recipes.command_line import list_settings, show_value
+from cua_rl.recipes.command_line import list_settings
+from cua_rl.recipes.config_file import as_argument
 from cua_rl.recipes.settings_page import PAGE, RECIPES, format_page
 
 
@@ -15,7 +16,7 @@ def test_every_setting_of_every_recipe_stands_on_it_with_its_default() -> None:
 
     for recipe in RECIPES:
         for setting in list_settings(recipe.config_class):
-            default = "required" if repr(setting.default) == "required" else show_value(setting.default) or "empty"
+            default = "required" if repr(setting.default) == "required" else as_argument(setting.default) or "empty"
             assert (setting.name, default.replace("|", "\\|")) in rows
 
 

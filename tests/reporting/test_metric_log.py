@@ -9,7 +9,7 @@ import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.reporting.json_lines import read_records
-from cua_rl.reporting.metric_log import MetricLog, check_wandb
+from cua_rl.reporting.metric_log import MetricLog, require_wandb
 from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 
@@ -79,7 +79,7 @@ def test_a_run_for_weights_and_biases_without_its_package_is_refused(
 
     with pytest.raises(ConfigError, match=r"pip install 'cua_rl\[wandb\]'"):
         MetricLog(tmp_path, config={}, wandb_project="agents")
-    check_wandb(None)
+    require_wandb(None)
 
 
 class _Result:

@@ -101,3 +101,21 @@ async def test_a_full_disk_ends_traces_and_not_the_run(tmp_path: Path, caplog: p
         await asyncio.wait_for(recorder.flush(), 10)
 
     assert "traces end here, training goes on" in caplog.text
+
+
+async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = BytesIO()
+    Image.effect_noise((300, 300), 50).save(buffer, "PNG")
+    first, _, rest = buffer.getvalue().rpartition(b"IDAT")
+    broken = Observation(png=first + b"\x00DA!" + rest, width_px=300, height_px=300)
+    started, taken, *later = events_of_a_group()
+    assert isinstance(taken, TurnTaken)
+
+    async with TraceRecorder(FakeRecorder(), tmp_path) as recorder:
+        for event in (started, replace(taken, turn=replace(taken.turn, before=broken)), *later):
+            await recorder.record(event)
+        await asyncio.wait_for(recorder.flush(), 10)
+
+    assert "broken PNG file" in caplog.text

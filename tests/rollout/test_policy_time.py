@@ -153,6 +153,23 @@ def test_between_the_calls_of_an_agent_outside_it_is_the_agents_time() -> None:
     assert run_jumping(run()) == (pytest.approx(8.0, abs=0.1), pytest.approx(9.0, abs=0.1), True)
 
 
+def test_credit_for_an_earlier_turn_gives_a_call_that_hangs_no_more_time() -> None:
+    async def hang(clock: RolloutClock) -> None:
+        async with clock.limit():
+            with clock.call():
+                await asyncio.sleep(9.0)
+                clock.credit(1.0)
+                await asyncio.sleep(100.0)
+
+    async def run() -> float:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await hang(RolloutClock(policy_s=100.0, turn_s=10.0, acts_between_calls=True))
+        return asyncio.get_running_loop().time() - began
+
+    assert run_jumping(run()) == pytest.approx(10.0, abs=0.1)  # 19 where what had passed was forgotten
+
+
 async def test_a_timed_device_is_the_device_but_for_its_time() -> None:
     device = FakeDevice(state="7")
     timed = TimedDevice(device, RolloutClock(policy_s=1.0, turn_s=1.0, acts_between_calls=False))

@@ -103,5 +103,6 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     environment = vllm_environment(config)
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["TORCH_COMPILE_DISABLE"] == "1"
     on_gpus = vllm_environment(ServerConfig(model_path=folder, gpus=("2", "3")))
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3"

@@ -13,7 +13,7 @@ from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.rollout.run import prepare, validate
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
-from cua_rl.tasks.source_config import Split, is_training_task
+from cua_rl.tasks.source_config import Split, training_ids
 from cua_rl.tasks.task import Task
 from tests.fakes import FakeDevice
 
@@ -204,11 +204,11 @@ def test_the_split_is_by_id_so_a_new_folder_moves_no_other(tmp_path: Path) -> No
 
 
 def test_the_share_of_the_split_is_the_train_ratio() -> None:
-    num_training = sum(is_training_task(f"demo/{number}", seed=3, train_ratio=0.8) for number in range(1000))
+    tasks = [f"demo/{number}" for number in range(1000)]
 
-    assert 760 < num_training < 840
-    assert is_training_task("x", 0, 1.0)
-    assert not is_training_task("x", 0, 0.0)
+    assert 760 < len(training_ids(tasks, seed=3, train_ratio=0.8)) < 840
+    assert training_ids(tasks, 0, 1.0) == set(tasks)
+    assert not training_ids(tasks, 0, 0.0)
 
 
 def test_the_same_folder_for_training_and_evaluation_is_refused_by_name(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ async def test_every_query_of_the_page_answers_and_its_deletions_leave_nothing_o
     deletions = [text.replace("'my-run'", "'run'") for text in STATEMENTS if text.startswith("DELETE")]
 
     assert [text for text in questions if not run_sql(url, text)] == []
-    assert len(questions) == 10
+    assert len(questions) == 11
     for text in deletions:
         run_sql(url, text)
     left = {name: run_sql(url, f"SELECT count(*) FROM {name}")[0][0] for name in ("rollouts", "turns", "screenshots")}
