@@ -14,13 +14,14 @@ from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.recipes.device_backends import make_backend
 from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
-from cua_rl.recipes.model_folder import fetch_weights
+from cua_rl.recipes.model_folder import fetch_weights, max_positions
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import open_run_log
 from cua_rl.recipes.sft_config import TINY_MODEL, SftConfig
 from cua_rl.recipes.sft_loop import SftLoop
 from cua_rl.recipes.sft_plan import SftPlan, plan_sft, require_same_run
+from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
@@ -128,7 +129,9 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
     config = plan.config
     if not config.lora_rank:
         print(f"model: {last.sampler_path}")
-        print(f"go on: python -m cua_rl.recipes.train model_name={last.sampler_path}")
+        model, positions = str(last.sampler_path), max_positions(plan.model_path)
+        room = f" max_model_len={positions}" if positions < CLIConfig(model_name=model).max_model_len else ""
+        print(f"go on: python -m cua_rl.recipes.train model_name={model}{room}")
         return
     model = "" if config.model_name is None else f"model_name={config.model_name} "
     print(f"adapter: {last.sampler_path}")

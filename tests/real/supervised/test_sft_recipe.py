@@ -1,6 +1,7 @@
 """Supervised runs with the real trainer on the tiny model."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.sft import main
+from cua_rl.recipes.train import main as train
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.reporting.json_lines import read_records, write_records
 
@@ -71,7 +73,10 @@ def test_a_run_without_an_adapter_writes_a_whole_model(tmp_path: Path, capsys: p
     model = tmp_path / "run" / "sampler_weights" / "000001"
     assert make_renderer(model).name == "qwen3_vl"
     assert {file.name for file in model.iterdir()} >= {file.name for file in TINY_QWEN3_VL.iterdir()} - {"README.md"}
-    assert f"go on: python -m cua_rl.recipes.train model_name={model}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"go on: python -m cua_rl.recipes.train model_name={model}" in said
+    (arguments,) = re.findall(r"go on: python -m cua_rl\.recipes\.train (.+)", said)
+    assert train([*arguments.split(), "dry_run=true"]) == 0
 
 
 def test_conversations_from_a_file_are_learned(tmp_path: Path) -> None:
