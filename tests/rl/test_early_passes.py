@@ -27,13 +27,15 @@ class SlowRollouts(World):
     async def run(self, plan: RolloutPlan) -> Rollout:
         if plan.task.seed % 100 == 1:
             wanted = 1 + 2 * (plan.task.seed // 100)
-            while self.has_early and sum(call.startswith("forward") for call in self.trainer.calls) < wanted:
-                await asyncio.sleep(0)
+            async with self.in_order:  # rollouts are numbered as they begin
+                while self.has_early and sum(call.startswith("forward") for call in self.trainer.calls) < wanted:
+                    await asyncio.sleep(0)
         return await super().run(plan)
 
     def __init__(self, has_early: bool) -> None:
         super().__init__()
         self.has_early = has_early
+        self.in_order = asyncio.Lock()
 
 
 async def run(begins_early: bool) -> SlowRollouts:
