@@ -1,6 +1,6 @@
 """Runs of every kind as events, for pages that must tell them apart: resumed, dead, asynchronous, with much text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -136,6 +136,11 @@ def asynchronous(num_steps: int) -> list[Event]:
 def fall_silent(url: str, run_id: str, *, minutes: int) -> None:
     """Let the run's last sign of life be this long ago."""
     run_sql(url, f"UPDATE trainings SET heartbeat_at = now() - interval '{minutes} minutes' WHERE id = {int(run_id)}")
+
+
+def remove(url: str, run_ids: Iterable[str]) -> None:
+    """Delete runs with all that belongs to them: the first page of the list has room for 50."""
+    run_sql(url, f"DELETE FROM trainings WHERE id IN ({', '.join(str(int(run_id)) for run_id in run_ids)})")
 
 
 def move_times(url: str, run_id: str, *, started_minutes: int, ended_minutes: int) -> None:

@@ -91,7 +91,7 @@ async def test_what_is_not_there_is_told_with_what_to_do(window: Window) -> None
 
 
 async def test_a_run_without_measurements_says_when_they_come(window: Window) -> None:
-    await window.open("/?status=failed")
+    await window.open("/?status=failed&q=first")
     await window.page.get_by_text("No run fits").wait_for()
 
 

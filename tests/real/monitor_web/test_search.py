@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.real.monitor_web.conftest import Window
-from tests.real.monitor_web.runs import add_run, begin, evaluation, finished, step
+from tests.real.monitor_web.runs import add_run, begin, evaluation, finished, remove, step
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -62,12 +62,12 @@ async def test_a_number_leads_only_to_steps_and_evaluations_that_exist(window: W
 
 
 async def test_runs_beyond_the_newest_are_found_by_name(window: Window) -> None:
-    page = window.page
-    old = await add_run(window.site.database_url, begin("needle-in-the-past"), finished())
-    for number in range(55):  # more than a page of runs
-        await add_run(window.site.database_url, begin(f"hay-{number}"), finished())
+    page, url = window.page, window.site.database_url
+    old = await add_run(url, begin("needle-in-the-past"), finished())
+    newer = [await add_run(url, begin(f"hay-{number}"), finished()) for number in range(55)]  # more than a page of runs
     await window.open("/")
     await page.keyboard.press("Control+k")
     assert any("needle-in-the-past" in offer for offer in await _offers(window, "needle"))
     await page.keyboard.press("Enter")
     await page.wait_for_url(re.compile(rf"/runs/{old}$"))
+    remove(url, newer)
