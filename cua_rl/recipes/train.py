@@ -191,9 +191,10 @@ async def _start_engine(
 async def _load_weights(
     trainer: TrainingClient, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> None:
-    """What the run goes on from, and what KL terms pull towards: what its first attempt started from.
+    """Load the weights that the run continues from, and the reference model of KL terms.
 
-    That is kept in the run's folder, so that a resumed run has the same reference, whatever became of the original.
+    The reference is what the first attempt started from. A copy stays in the run's folder, so that a resumed run has
+    the same one even if the original folder has changed.
     """
     reference = folder.path / "reference"
     if checkpoint is not None:
