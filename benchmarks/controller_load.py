@@ -33,13 +33,13 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.pool import DevicePool
 from cua_rl.events import Event, TrainingStarted
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.run_loop import freeze_loaded_objects
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
 from cua_rl.rl.sync_loop import Parts
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
+from cua_rl.run.loop import freeze_loaded_objects
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer

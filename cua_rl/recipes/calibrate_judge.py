@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import select
 
+from cua_rl.command_line.number_checks import check_numbers
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import RolloutRow, TaskRow, ValidationRow
 from cua_rl.database.rebuild import load_rollouts
@@ -36,9 +38,7 @@ from cua_rl.judge.judge import Judge, JudgeConfig
 from cua_rl.judge.request import Case
 from cua_rl.monitor.databases import Database
 from cua_rl.recipes.export_rollout import find_training, open_run_database
-from cua_rl.recipes.judge_config import JudgeSettings, calibration_path, check_judge, make_judge_config, open_judge
-from cua_rl.recipes.number_checks import check_numbers
-from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.run.judge import JudgeSettings, calibration_path, check_judge, make_judge_config, open_judge
 from cua_rl.types import Judgement, Rollout
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots

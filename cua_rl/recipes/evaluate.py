@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
@@ -28,22 +29,21 @@ from cua_rl.evaluation.attempts import (
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.judge.judge import Judge
-from cua_rl.recipes.agents import make_agent, open_gateway
-from cua_rl.recipes.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
-from cua_rl.recipes.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
-from cua_rl.recipes.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
-from cua_rl.recipes.judge_config import open_judge
-from cua_rl.recipes.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
-from cua_rl.recipes.model_folder import fetch_weights
-from cua_rl.recipes.rollout_config import PAID_DEVICES
-from cua_rl.recipes.run_devices import OpenDevices, open_devices
-from cua_rl.recipes.run_plan import max_lora_rank
-from cua_rl.recipes.run_recipe import run_recipe
-from cua_rl.recipes.run_reporting import open_run_log
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.comparison_plot import write_comparison_plot
 from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.rollout.run import ModelAccess, RolloutRunner
+from cua_rl.run.agents import make_agent, open_gateway
+from cua_rl.run.evaluate_config import EMBEDDED_DEMO, EvaluateConfig
+from cua_rl.run.evaluate_models import LocalModel, Model, RemoteModel, read_api_key
+from cua_rl.run.evaluate_plan import EvaluationPlan, plan_evaluation, require_same_evaluation
+from cua_rl.run.judge import open_judge
+from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.model_folder import fetch_weights
+from cua_rl.run.reporting import open_run_log
+from cua_rl.run.rollout_config import PAID_DEVICES
+from cua_rl.run.site import OpenDevices, open_devices
+from cua_rl.run.training_plan import max_lora_rank
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway

@@ -12,6 +12,7 @@ from pathlib import Path
 import chz
 from sqlalchemy import select
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Group, RolloutRow, Screenshot, Step, Training
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
@@ -22,7 +23,6 @@ from cua_rl.monitor.export import Images, image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.run_folders import has_database
 from cua_rl.monitor.token_texts import load_rollout_tokens
-from cua_rl.recipes.run_recipe import run_recipe
 
 
 @chz.chz

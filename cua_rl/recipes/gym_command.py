@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 
+from cua_rl.command_line.parsing import CONFIG_FILE
+from cua_rl.command_line.recipe import load_environment_file, report_error
 from cua_rl.errors import ConfigError
 from cua_rl.recipes import train
-from cua_rl.recipes.command_line import CONFIG_FILE
-from cua_rl.recipes.run_recipe import load_environment_file, report_error
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "gym_base_url": ("gym",),

@@ -15,10 +15,10 @@ from random import Random
 
 import chz
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
-from cua_rl.recipes.imitation import imitate, run_stage
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.run.imitation import imitate, run_stage
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.templates import EMBEDDED_EVAL

@@ -17,13 +17,13 @@ from random import Random
 
 import chz
 
+from cua_rl.command_line.number_checks import check_numbers
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.imitation import imitate, run_stage
-from cua_rl.recipes.number_checks import check_numbers
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.run.imitation import imitate, run_stage
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.page_lessons import draw_page_lesson, draw_page_text_lesson
 from cua_rl.supervised.page_screens import POINT_STEP, PageScreen, collect_screens, read_screens, write_screens

@@ -16,13 +16,13 @@ from typing import Any
 import chz
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.session import database_url, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.batch import build_datums_of_groups
 from cua_rl.rl.datums import datums_sha256

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import chz
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.session import check_connection, database_url, make_writer_engine
 from cua_rl.errors import ConfigError
@@ -24,7 +25,6 @@ from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
 from cua_rl.monitor.server import serving
-from cua_rl.recipes.run_recipe import run_recipe
 
 DEFAULT_PORT = 8720
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import chz
 
+from cua_rl.command_line.config_file import as_argument
+from cua_rl.command_line.parsing import REQUIRED, ShownPresets, list_settings
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.command_line.values import type_name
 from cua_rl.recipes import evaluate, sft, train
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
-from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings
-from cua_rl.recipes.config_file import as_argument
-from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
 from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
-from cua_rl.recipes.rollout_config import RolloutConfig
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.serve_monitor import MonitorConfig
-from cua_rl.recipes.setting_values import type_name
-from cua_rl.recipes.sft_config import SftConfig
-from cua_rl.recipes.train_config import CLIConfig
+from cua_rl.run.evaluate_config import EvaluateConfig
+from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.run.sft_config import SftConfig
+from cua_rl.run.train_config import CLIConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -10,21 +10,21 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.devices.pool import DeviceBackend
-from cua_rl.recipes.device_backends import make_backend
-from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
-from cua_rl.recipes.model_folder import fetch_weights, max_positions
-from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.run_recipe import run_recipe
-from cua_rl.recipes.run_reporting import open_run_log
-from cua_rl.recipes.sft_config import TINY_MODEL, SftConfig
-from cua_rl.recipes.sft_loop import SftLoop
-from cua_rl.recipes.sft_plan import SftPlan, plan_sft, require_same_run
-from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.progress import ProgressDisplay
+from cua_rl.run.device_backends import make_backend
+from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.model_folder import fetch_weights, max_positions
+from cua_rl.run.reporting import open_run_log
+from cua_rl.run.sft_config import TINY_MODEL, SftConfig
+from cua_rl.run.sft_loop import SftLoop
+from cua_rl.run.sft_plan import SftPlan, plan_sft, require_same_run
+from cua_rl.run.train_config import CLIConfig
 from cua_rl.training.client import TrainingClient
 
 __all__ = ["SftConfig", "cli_main"]

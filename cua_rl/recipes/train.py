@@ -17,34 +17,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import LoraConfig, ServerConfig, TrainerConfig
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.judge.judge import Judge
-from cua_rl.recipes.agents import make_agent, open_gateway
-from cua_rl.recipes.curriculum import load_memory, make_task_stream
-from cua_rl.recipes.judge_config import open_judge
-from cua_rl.recipes.learning import train_step_settings
-from cua_rl.recipes.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
-from cua_rl.recipes.model_folder import fetch_weights
-from cua_rl.recipes.plain_config import plain_config
-from cua_rl.recipes.resume import Resumed, follow_move, load_resumed
-from cua_rl.recipes.rollout_config import PAID_DEVICES
-from cua_rl.recipes.run_devices import OpenDevices, open_devices
-from cua_rl.recipes.run_loop import run_loop
-from cua_rl.recipes.run_monitor import send_events, show_run
-from cua_rl.recipes.run_plan import RunPlan, plan_run
-from cua_rl.recipes.run_recipe import run_recipe
-from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_log
-from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.sync_loop import LoopSettings, Parts
 from cua_rl.rollout.run import RolloutRunner
+from cua_rl.run.agents import make_agent, open_gateway
+from cua_rl.run.curriculum import load_memory, make_task_stream
+from cua_rl.run.judge import open_judge
+from cua_rl.run.learning import train_step_settings
+from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.loop import run_loop
+from cua_rl.run.model_folder import fetch_weights
+from cua_rl.run.monitor import send_events, show_run
+from cua_rl.run.reporting import finish_report, open_report, open_run_log
+from cua_rl.run.resume import Resumed, follow_move, load_resumed
+from cua_rl.run.rollout_config import PAID_DEVICES
+from cua_rl.run.site import OpenDevices, open_devices
+from cua_rl.run.train_config import EMBEDDED_DEMO, CLIConfig
+from cua_rl.run.training_plan import RunPlan, plan_run
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway

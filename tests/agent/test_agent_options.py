@@ -8,9 +8,9 @@ import pytest
 
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.agents import check_agent
-from cua_rl.recipes.gym_devices import make_gym_executions, name_gym, split_gyms
-from cua_rl.recipes.train_config import CLIConfig
+from cua_rl.run.agents import check_agent
+from cua_rl.run.gyms import make_gym_executions, name_gym, split_gyms
+from cua_rl.run.train_config import CLIConfig
 from tests.agent.gym_bench import open_gym
 
 GYM = {"source_type": "gym"}

@@ -21,6 +21,8 @@ from typing import Any
 
 import chz
 
+from cua_rl.command_line.parsing import list_settings, parse_command_line
+from cua_rl.command_line.values import UnfitValueError, parse_value
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
@@ -34,10 +36,8 @@ from cua_rl.recipes import (
     sft,
     train,
 )
-from cua_rl.recipes.command_line import list_settings, parse_command_line
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
-from cua_rl.recipes.setting_values import UnfitValueError, parse_value
 from cua_rl.sampling.vllm_command import vllm_command
 from scripts.chaos_kill import ChaosConfig
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example

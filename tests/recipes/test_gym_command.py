@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.command_line import parse_command_line
 from cua_rl.recipes.gym_command import FLAGS, format_flags, translate
-from cua_rl.recipes.train_config import CLIConfig
+from cua_rl.run.train_config import CLIConfig
 from cua_rl.sampling.gateway_server import serve_app
 from tests.agent.gym_bench import open_gym
 

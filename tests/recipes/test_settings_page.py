@@ -2,7 +2,7 @@
 
 import re
 
-from cua_rl.recipes.command_line import list_settings
+from cua_rl.command_line.parsing import list_settings
 from cua_rl.recipes.settings_page import PAGE, RECIPES, format_page, shown_default
 
 

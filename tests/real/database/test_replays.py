@@ -8,14 +8,14 @@ from cua_rl.database.rebuild import load_advantages, load_groups, load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import DatabaseError
 from cua_rl.events import Event, GroupEnded, Source
-from cua_rl.recipes.curriculum import OUTCOMES_NAME, load_memory
-from cua_rl.recipes.log_directory import prepare_log_directory
-from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.rl.batch import build_batch, build_datums_of_groups
 from cua_rl.rl.curriculum import SuccessRates
 from cua_rl.rl.datums import datums_sha256
 from cua_rl.rl.memory import Memory, build_outcome
 from cua_rl.rl.replay import first_success
+from cua_rl.run.curriculum import OUTCOMES_NAME, load_memory
+from cua_rl.run.log_directory import prepare_log_directory
+from cua_rl.run.train_config import CLIConfig
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, make_task, source_events, start, step_end

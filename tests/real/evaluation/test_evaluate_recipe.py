@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cua_rl.recipes.evaluate import cli_main
-from cua_rl.recipes.evaluate_config import EvaluateConfig
+from cua_rl.run.evaluate_config import EvaluateConfig
 from cua_rl.sampling.server import VllmServer
 from tests.recipes.test_evaluate_config import write_adapter
 

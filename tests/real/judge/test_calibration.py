@@ -18,10 +18,10 @@ from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.events import GroupEnded, Source, SourceStarted, TrainingEnded, TrainingStarted
 from cua_rl.judge.request import Case, build_messages
 from cua_rl.recipes.calibrate_judge import CalibrateConfig, cli_main
-from cua_rl.recipes.judge_config import make_judge_config, require_precision
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.group import GroupPlan, run_groups
 from cua_rl.rollout.run import RolloutRunner
+from cua_rl.run.judge import make_judge_config, require_precision
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.types import ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.errors import AdapterError, ConfigError
-from cua_rl.recipes.preflight import require_model_server
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.run.preflight import require_model_server
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway

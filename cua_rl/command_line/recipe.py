@@ -1,0 +1,95 @@
+"""The frame around every recipe: .env, command line, signals, and errors as short messages with an exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cua_rl.command_line.parsing import NO_PRESETS, ShownPresets, parse_command_line
+from cua_rl.errors import ConfigError, CuaError
+
+Config = TypeVar("Config")
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+EXIT_SIGNAL = 128  # plus the signal's number, as shells have it
+
+
+def run_recipe(
+    config_class: type[Config],
+    main: Callable[[Config], Coroutine[Any, Any, object]],
+    argv: Sequence[str] | None = None,
+    shown_presets: ShownPresets = NO_PRESETS,
+) -> int:
+    """Run `main` on the configuration that the command line asks for and return the exit status, for `sys.exit`.
+
+    `shown_presets` end `--help`.
+
+    0 done; 1 a `CuaError`; 2 a `ConfigError`; 130 and 143 after SIGINT and SIGTERM, which cancel `main` so that every
+    context it is in unwinds. A second signal ends the process at once. Any other exception is a bug, with traceback.
+    """
+    load_environment_file(Path(".env"))
+    try:
+        config = parse_command_line(config_class, sys.argv[1:] if argv is None else argv, shown_presets)
+        return asyncio.run(_run_until_signal(main(config)))
+    except CuaError as error:
+        return report_error(error)
+    except BaseExceptionGroup as group:
+        error = _first_cua_error(group)
+        if error is None:
+            raise
+        return report_error(error)
+
+
+def load_environment_file(path: Path) -> None:
+    """Put the variables of a .env file into the environment; what is set already stays."""
+    from dotenv import load_dotenv
+
+    load_dotenv(path, override=False)
+
+
+async def _run_until_signal(main: Coroutine[Any, Any, object]) -> int:
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(main, name="recipe")
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if received:
+            os._exit(EXIT_SIGNAL + number)  # owned processes end with us: their guards see the lifeline close
+        received.append(number)
+        print("stopping; press Ctrl-C again to end at once", file=sys.stderr, flush=True)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    return EXIT_SIGNAL + received[0] if received else 0
+
+
+def _first_cua_error(group: BaseExceptionGroup[BaseException]) -> CuaError | None:
+    """The first of our errors, if the group holds nothing but ours: anything else is a bug to be shown in full."""
+    ours, others = group.split(CuaError)
+    if ours is None or others is not None:
+        return None
+    error = ours.exceptions[0]
+    return _first_cua_error(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def report_error(error: CuaError) -> int:
+    """Print the error for a person: expected, got, what to do; returns the exit status."""
+    logger.debug("the recipe failed", exc_info=error)
+    what = "configuration error" if isinstance(error, ConfigError) else type(error).__name__
+    expected, separator, rest = str(error).partition(", got ")
+    came, _, advice = rest.partition("; ")
+    parts = [expected, f"got {came}", advice] if separator else [str(error)]
+    print(f"{what}: " + "\n    ".join(part for part in parts if part), file=sys.stderr, flush=True)
+    return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
