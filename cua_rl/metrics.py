@@ -98,7 +98,6 @@ METRICS: Mapping[str, str] = {
     "optim/learning_rate": "learning rate of this step",
     "optim/grad_norm": "gradient norm before clipping; with several sub-steps, their mean",
     "optim/num_datums": "training sequences of this step",
-    "optim/num_passes": "train_early: forward-backward requests in this step",
     "optim/num_substeps": "optimizer updates inside this step",
     "optim/num_micro_batches": "forward and backward passes of this step",
     "optim/trained_tokens": "tokens that contribute to the loss",

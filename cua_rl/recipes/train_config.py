@@ -188,11 +188,6 @@ class CLIConfig(RolloutConfig):
         default="k3", doc="estimator of the KL metric of kl_loss_coef: k1, k2 or k3; the gradient is the same"
     )
     num_substeps: int = chz.field(default=1, doc="optimizer steps per training step, each on its share of the rollouts")
-    train_early: bool = chz.field(
-        default=False,
-        doc="synchronous training: start training on finished groups while others still run; gives the same "
-        "step, sooner if the trainer has its own device",
-    )
     grad_clip_norm: float = chz.field(default=1.0, doc="maximum gradient norm, 0 disables clipping")
     parity_limit: float = chz.field(
         default=0.05,
