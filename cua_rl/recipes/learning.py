@@ -41,7 +41,6 @@ def loss_config(config: CLIConfig) -> LossConfig:
         icepop_low=config.icepop_low,
         icepop_high=config.icepop_high,
         kl_loss_coef=config.kl_loss_coef,
-        kl_loss_kind=config.kl_loss_kind,
         normalisation=config.normalisation,
         normalisation_tokens=config.normalisation_tokens,
         temperature=config.temperature,

@@ -171,9 +171,7 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
             await evaluate(parts, WantedEvaluation(phase="eval", step=step, adapter=adapter))
 
 
-async def _run_step_groups(
-    settings: LoopSettings, parts: Parts, step: int, adapter: AdapterRef
-) -> list[RolloutGroup]:
+async def _run_step_groups(settings: LoopSettings, parts: Parts, step: int, adapter: AdapterRef) -> list[RolloutGroup]:
     """One group per place in the batch; `tasks` beyond those stand by to replace groups that teach nothing."""
     tasks = parts.tasks.batch(step - 1, settings.groups_per_batch * settings.max_refill_factor)
     source = Source(phase="step", step=step)
