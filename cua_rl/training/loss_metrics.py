@@ -22,6 +22,7 @@ def loss_metrics(
     metrics["loss/policy"] = total if kl is None else total - config.kl_loss_coef * _mean(kl)
     shares = {
         "loss/kl_base": kl,
+        "loss/kl_base_k1": _together([loss.kl_k1 for loss in losses]),
         "policy/clip_frac": _together([loss.clipped for loss in losses]),
         "policy/mask_frac": _together([loss.masked for loss in losses]),
     }

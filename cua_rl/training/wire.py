@@ -62,8 +62,6 @@ class OptimStep:
     """
 
     optim: OptimConfig
-    gradient_scale: float = 1.0
-    """What the summed gradient is multiplied by first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
