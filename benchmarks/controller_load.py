@@ -39,7 +39,7 @@ from cua_rl.rl.async_loop import train
 from cua_rl.rl.sync_loop import Parts
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.run.loop import freeze_loaded_objects
+from cua_rl.run.training import freeze_loaded_objects
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer

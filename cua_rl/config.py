@@ -7,6 +7,8 @@ from typing import Literal
 
 import chz
 
+from cua_rl.settings import BY_RUN, FOR_GROUP, at_least, remembers_given, within
+
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
@@ -46,39 +48,62 @@ class TrainerConfig:
     seed: int = chz.field(default=0, doc="seed of everything random in the trainer")
 
 
+@remembers_given
 @chz.chz
 class LossConfig:
-    """The policy loss and its constants: formulas and sources are in `docs/losses.md`."""
+    """The policy loss and its constants: `docs/losses.md` has formulas and sources, and says when to use which."""
 
     name: LossName = chz.field(
-        default="importance_sampling",
-        doc="importance_sampling | ppo | cispo | gspo | decoupled_ppo | cross_entropy",
+        default="importance_sampling", doc="policy loss; cross_entropy is for supervised training", metadata=FOR_GROUP
     )
-    clip_low: float = chz.field(default=0.2, doc="lower clip of the ratio is 1 - clip_low")
-    clip_high: float = chz.field(default=0.2, doc="upper clip of the ratio is 1 + clip_high")
+    clip_low: float = chz.field(
+        default=0.2,
+        doc="all losses but importance_sampling: lower clip of the ratio is 1 - clip_low",
+        metadata=within(0.0, 1.0),
+    )
+    clip_high: float = chz.field(
+        default=0.2,
+        doc="all losses but importance_sampling: upper clip of the ratio is 1 + clip_high; about 0.0004 for gspo",
+        metadata=within(0.0, 10.0),
+    )
     dual_clip: float | None = chz.field(
-        default=None, doc="ppo, decoupled_ppo: maximum weight of a token with negative advantage; None disables it"
+        default=None,
+        doc="ppo, decoupled_ppo: maximum weight of a token with negative advantage, such as 3; None disables it",
     )
     tis_cap: float | None = chz.field(
-        default=None, doc="cap on the trainer/sampler ratio as a weight; None leaves the ratio inside the loss"
+        default=None,
+        doc="truncated importance sampling: cap on the trainer/sampler ratio as a weight, such as 2; None leaves the "
+        "ratio inside the loss",
     )
     icepop_low: float | None = chz.field(
-        default=None, doc="mask tokens whose trainer/sampler ratio is lower; None disables it"
+        default=None, doc="mask tokens whose trainer/sampler ratio is lower, such as 0.5; None disables it"
     )
     icepop_high: float | None = chz.field(
-        default=None, doc="mask tokens whose trainer/sampler ratio is higher; None disables it"
+        default=None, doc="mask tokens whose trainer/sampler ratio is higher, such as 5; None disables it"
     )
     kl_loss_coef: float = chz.field(
-        default=0.0, doc="coefficient of the KL divergence from the reference model, in the loss"
+        default=0.0,
+        doc="coefficient of the KL divergence from the reference model, in the loss",
+        metadata=at_least(0.0),
     )
     normalisation: Normalisation = chz.field(
-        default="constant", doc="divisor of a step's summed loss (cua_rl/rl/normalisation.py)"
+        default="constant",
+        doc="divisor of a step's summed loss: constant (rollouts x normalisation_tokens), token_mean, "
+        "sequence_mean, or token_sum (1)",
     )
     normalisation_tokens: int = chz.field(
-        default=1000, doc="constant: trained tokens of a typical rollout, the same for every step"
+        default=1000,
+        doc="constant: trained tokens of a typical rollout, the same for every step; only sets the scale, to which "
+        "AdamW is invariant",
+        metadata=at_least(1),
+    )
+    force_untruncated: bool = chz.field(
+        default=False,
+        doc="train on tokens of older policies (max_steps_off_policy, replay_successes) although the loss does not "
+        "bound their importance ratio",
     )
     temperature: float = chz.field(
-        default=1.0, doc="the sampler's temperature, at which log-probabilities are computed"
+        default=1.0, doc="the sampler's temperature, at which log-probabilities are computed", metadata=BY_RUN
     )
 
     @property
@@ -99,12 +124,14 @@ class LossConfig:
 class OptimConfig:
     """AdamW with gradient clipping."""
 
-    learning_rate: float = chz.field(default=1e-5, doc="learning rate of this optimizer step")
-    beta1: float = chz.field(default=0.9, doc="decay rate of the first moment")
-    beta2: float = chz.field(default=0.95, doc="decay rate of the second moment")
-    eps: float = chz.field(default=1e-8, doc="added to the square root of the second moment")
-    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay")
-    grad_clip_norm: float = chz.field(default=1.0, doc="maximum gradient norm, 0 disables clipping")
+    learning_rate: float = chz.field(default=1e-5, doc="learning rate of this optimizer step", metadata=BY_RUN)
+    beta1: float = chz.field(default=0.9, doc="decay rate of the first moment", metadata=within(0.0, 0.9999))
+    beta2: float = chz.field(default=0.95, doc="decay rate of the second moment", metadata=within(0.0, 0.99999))
+    eps: float = chz.field(default=1e-8, doc="added to the square root of the second moment", metadata=within(0.0, 1.0))
+    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay", metadata=at_least(0.0))
+    grad_clip_norm: float = chz.field(
+        default=1.0, doc="maximum gradient norm, 0 disables clipping", metadata=at_least(0.0)
+    )
 
 
 @chz.chz

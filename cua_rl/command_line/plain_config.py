@@ -1,67 +1,48 @@
-"""Configuration as JSON that may be stored and shown: secrets are masked."""
+"""A configuration as JSON that may be stored and shown."""
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import chz
 
-MASK = "***"
-_SECRET_NAME = re.compile(r"(^|_)(api_?key|token|secret|password|passwd|credentials?|authorization)$", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(@)")
-_SHORTEST_SECRET = 8  # shorter values of secret variables ("1", "none") would mask innocent text
+from cua_rl.masking import environment_secrets, mask_secrets
+from cua_rl.settings import setting_fields
 
 
 def plain_config(config: object) -> dict[str, object]:
-    """A chz configuration as JSON data without secrets.
+    """A chz configuration or a mapping as JSON data, groups nested, without what only the run fills in.
 
     Masked are values of settings named like `gbox_api_key`, passwords in URLs, and every value that an environment
     variable with such a name holds.
     """
-    secrets = [
-        value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
-    ]
-    plain = _plain("", config, secrets)
+    plain = _plain(config)
     if not isinstance(plain, dict):
         raise TypeError(f"expected a chz configuration or a mapping, got {config!r}")
-    return cast("dict[str, object]", plain)
+    return mask_secrets(cast("dict[str, object]", plain), environment_secrets())
 
 
-def secret_names(value: object) -> list[str]:
-    """Names inside nested JSON data that sound as if they held secrets."""
-    match value:
-        case Mapping():
-            entries = cast("Mapping[str, object]", value).items()
-            return [
-                found
-                for name, entry in entries
-                for found in ([name] if _SECRET_NAME.search(name) else secret_names(entry))
-            ]
-        case list():
-            return [name for entry in cast("list[object]", value) for name in secret_names(entry)]
-        case _:
-            return []
+def stored_setting(config: Mapping[str, Any], path: str) -> Any:
+    """The value of `loss.kl_loss_coef` in a stored configuration, None without; earlier runs stored `kl_loss_coef`.
+
+    Prefixes of groups were joined to names with an underscore (`judge_model`), or left out.
+    """
+    value: Any = config
+    for name in path.split("."):
+        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
+    if value is not None:
+        return value
+    return config.get(path.replace(".", "_"), config.get(path.rpartition(".")[2]))
 
 
-def _plain(name: str, value: object, secrets: Sequence[str]) -> object:
+def _plain(value: object) -> object:
     if chz.is_chz(value):
-        value = chz.asdict(value, shallow=True)
+        value = {name: getattr(value, name) for name in setting_fields(type(value))}
     match value:
         case None | bool() | int() | float():
             return value
         case Mapping():
-            entries = cast("Mapping[Any, object]", value)
-            return {str(key): _plain(str(key), entry, secrets) for key, entry in entries.items()}
+            return {str(key): _plain(entry) for key, entry in cast("Mapping[Any, object]", value).items()}
         case list() | tuple() | set() | frozenset():
-            return [_plain(name, entry, secrets) for entry in cast("Sequence[object]", value)]
+            return [_plain(entry) for entry in cast("Sequence[object]", value)]
         case _:
-            return _masked(name, str(value), secrets)
-
-
-def _masked(name: str, text: str, secrets: Sequence[str]) -> str:
-    if text and _SECRET_NAME.search(name):
-        return MASK
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    return _URL_PASSWORD.sub(rf"\g<1>{MASK}\g<2>", text)
+            return str(value)

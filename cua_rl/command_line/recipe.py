@@ -9,7 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cua_rl.command_line.parsing import NO_PRESETS, ShownPresets, parse_command_line
+from cua_rl.command_line.parsing import parse_command_line
+from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, ShownPresets
 from cua_rl.errors import ConfigError, CuaError
 
 Config = TypeVar("Config")
@@ -25,17 +26,18 @@ def run_recipe(
     main: Callable[[Config], Coroutine[Any, Any, object]],
     argv: Sequence[str] | None = None,
     shown_presets: ShownPresets = NO_PRESETS,
+    sections: Sections = NO_SECTIONS,
 ) -> int:
     """Run `main` on the configuration that the command line asks for and return the exit status, for `sys.exit`.
 
-    `shown_presets` end `--help`.
+    `--help` shows the settings of `sections`, or all, and `shown_presets` after them.
 
     0 done; 1 a `CuaError`; 2 a `ConfigError`; 130 and 143 after SIGINT and SIGTERM, which cancel `main` so that every
     context it is in unwinds. A second signal ends the process at once. Any other exception is a bug, with traceback.
     """
     load_environment_file(Path(".env"))
     try:
-        config = parse_command_line(config_class, sys.argv[1:] if argv is None else argv, shown_presets)
+        config = parse_command_line(config_class, sys.argv[1:] if argv is None else argv, shown_presets, sections)
         return asyncio.run(_run_until_signal(main(config)))
     except CuaError as error:
         return report_error(error)

@@ -1,8 +1,9 @@
-"""Text from the command line -> a value of the annotated type. Nothing is imported or evaluated on the way."""
+"""Text from a command line or a file to a value of the annotated type, and back. Nothing is imported or evaluated."""
 
 import json
 import types
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, cast, get_args, get_origin
@@ -48,6 +49,19 @@ def parse_value(text: str, kind: Any) -> object:
             if len(members) == 1:
                 raise UnfitValueError(f"{error}{' or none' if type(None) in holds(kind) else ''}") from None
     raise UnfitValueError(type_name(kind) + _json_complaint(text, members))
+
+
+def as_argument(value: object) -> str:
+    """A value as it would stand after `name=` on a command line."""
+    match value:
+        case None | bool():
+            return str(value).lower()
+        case Mapping() | list() | tuple():
+            return json.dumps(value, default=str)
+        case date():
+            return value.isoformat()
+        case _:
+            return str(value)
 
 
 def type_name(kind: Any) -> str:

@@ -17,13 +17,13 @@ from random import Random
 
 import chz
 
-from cua_rl.command_line.number_checks import check_numbers
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.run.imitation import imitate, run_stage
+from cua_rl.settings import at_least, check_numbers
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.page_lessons import draw_page_lesson, draw_page_text_lesson
 from cua_rl.supervised.page_screens import POINT_STEP, PageScreen, collect_screens, read_screens, write_screens
@@ -48,22 +48,34 @@ class TinyPageModelConfig:
         default=None, doc="file of screens; made if it is not there; None makes them anew"
     )
     browser_scale: float = chz.field(default=1.2, doc="scale factor of screenshots")
-    num_screens: int = chz.field(default=3000, doc="number of pages to learn from")
-    seed: int = chz.field(default=0, doc="seed of pages and lessons")
-    grounding_steps: int = chz.field(default=300, doc="steps of training the vision tower alone")
-    perfect_steps: int = chz.field(default=300, doc="steps of the whole model on demonstrations of a perfect expert")
-    imperfect_steps: int = chz.field(default=60, doc="steps on demonstrations of an expert that errs")
-    error_rate: float = chz.field(default=0.7, doc="probability that this expert clicks a random element")
-    batch_size: int = chz.field(default=16, doc="screens per step")
-    text_lessons: int = chz.field(default=16, doc="additional lessons per step, with the page given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="learning rate after warm-up")
-    listing_share: float = chz.field(default=0.3, doc="share of lessons that only list the elements of the page")
-    eval_every: int = chz.field(default=100, doc="steps between evaluations")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None is one per core")
+    num_screens: int = chz.field(default=3000, doc="number of pages to learn from", metadata=at_least(64))
+    seed: int = chz.field(default=0, doc="seed of pages and lessons", metadata=at_least(0))
+    grounding_steps: int = chz.field(default=300, doc="steps of training the vision tower alone", metadata=at_least(0))
+    perfect_steps: int = chz.field(
+        default=300, doc="steps of the whole model on demonstrations of a perfect expert", metadata=at_least(1)
+    )
+    imperfect_steps: int = chz.field(
+        default=60, doc="steps on demonstrations of an expert that errs", metadata=at_least(0)
+    )
+    error_rate: float = chz.field(
+        default=0.7, doc="probability that this expert clicks a random element", metadata=at_least(0.0)
+    )
+    batch_size: int = chz.field(default=16, doc="screens per step", metadata=at_least(1))
+    text_lessons: int = chz.field(
+        default=16, doc="additional lessons per step, with the page given as text", metadata=at_least(0)
+    )
+    learning_rate: float = chz.field(default=1e-3, doc="learning rate after warm-up", metadata=at_least(0.0))
+    listing_share: float = chz.field(
+        default=0.3, doc="share of lessons that only list the elements of the page", metadata=at_least(0.0)
+    )
+    eval_every: int = chz.field(default=100, doc="steps between evaluations", metadata=at_least(1))
+    num_threads: int | None = chz.field(
+        default=None, doc="threads of the trainer; None is one per core", metadata=at_least(1)
+    )
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
-        check_numbers(self, _SMALLEST)
+        check_numbers(self)
         for name, share in (("listing_share", self.listing_share), ("error_rate", self.error_rate)):
             if share > 1:
                 raise ValueError(f"{name}: expected a share, 0 to 1, got {share!r}; lower it")
@@ -71,22 +83,6 @@ class TinyPageModelConfig:
             raise ValueError(
                 f"browser_scale: expected a number above 0 and at most 4, got {self.browser_scale!r}; change it"
             )
-
-
-_SMALLEST = {
-    "num_screens": 64,
-    "seed": 0,
-    "grounding_steps": 0,
-    "perfect_steps": 1,
-    "imperfect_steps": 0,
-    "error_rate": 0.0,
-    "batch_size": 1,
-    "text_lessons": 0,
-    "learning_rate": 0.0,
-    "listing_share": 0.0,
-    "eval_every": 1,
-    "num_threads": 1,
-}
 
 
 async def main(config: TinyPageModelConfig) -> None:

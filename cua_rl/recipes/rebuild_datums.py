@@ -16,6 +16,7 @@ from typing import Any
 import chz
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
@@ -90,8 +91,8 @@ async def cli_main(config: RebuildConfig) -> None:
     settings = _settings(config.log_path)
     image_token_id = make_renderer(Path(settings["model_path"])).image_token_id
     rules = Rules(
-        keeps_constant=bool(settings.get("kl_penalty_coef") or settings.get("kl_loss_coef")),
-        min_group_size=settings.get("min_group_size", 1),
+        keeps_constant=bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef")),
+        min_group_size=stored_setting(settings, "sampling.min_group_size") or 1,
     )
     async with AsyncExitStack() as stack:
         url = database_url(os.environ)

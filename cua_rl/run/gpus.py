@@ -70,12 +70,12 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
     One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
     the trainer gets the others. Who is named GPUs leaves all others to the other side.
     """
-    for key, indices in (("server_gpus", wishes.server_gpus), ("trainer_gpus", wishes.trainer_gpus)):
+    for key, indices in (("server.gpus", wishes.server_gpus), ("trainer.gpus", wishes.trainer_gpus)):
         _check_indices(key, indices, len(names))
     server, trainer = _split(len(names), wishes)
     if set(server) & set(trainer) and set(server) != set(trainer):
         raise ConfigError(
-            f"server_gpus, trainer_gpus: expected GPUs of their own, or the same for both, got {server!r} and "
+            f"server.gpus, trainer.gpus: expected GPUs of their own, or the same for both, got {server!r} and "
             f"{trainer!r}; let them overlap wholly or not at all"
         )
     num_processes = _count_processes(len(trainer), wishes.trainer_num_processes)
@@ -109,7 +109,7 @@ def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
     if not wishes.has_server:
         if server is not None or wishes.server_tensor_parallel is not None:
             raise ConfigError(
-                "server_gpus, server_tensor_parallel: expected None with base_url, whose server has been started "
+                "server.gpus, server.tensor_parallel: expected None with base_url, whose server has been started "
                 f"already, got {server!r} and {wishes.server_tensor_parallel!r}; leave them out"
             )
         return [], everything if trainer is None else list(trainer)
@@ -132,8 +132,8 @@ def _others(everything: Sequence[int], taken: Sequence[int]) -> Sequence[int]:
 def _count_processes(num_gpus: int, wanted: int | None) -> int:
     if num_gpus and wanted is not None and wanted > num_gpus:
         raise ConfigError(
-            f"trainer_num_processes: expected at most {num_gpus}, one per GPU of the trainer, got {wanted}; lower it, "
-            "or name more trainer_gpus"
+            f"trainer.num_processes: expected at most {num_gpus}, one per GPU of the trainer, got {wanted}; lower it, "
+            "or name more trainer.gpus"
         )
     return wanted or max(1, num_gpus)
 
@@ -144,7 +144,7 @@ def _tensor_parallel(num_gpus: int, wanted: int | None, num_heads: int) -> int:
         return max(1, num_gpus & -num_gpus)
     if num_gpus % wanted or num_heads % wanted or wanted > max(1, num_gpus):
         raise ConfigError(
-            f"server_tensor_parallel: expected a number that divides the server's {num_gpus} GPUs and the model's "
+            f"server.tensor_parallel: expected a number that divides the server's {num_gpus} GPUs and the model's "
             f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
         )
     return wanted

@@ -1,21 +1,17 @@
-"""Configuration of a judge, and the judge built from it."""
+"""The judge of a run: made from its settings, checked against its calibration, opened with its key."""
 
 import logging
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
-import chz
-
-from cua_rl.command_line.number_checks import check_numbers
-from cua_rl.command_line.plain_config import secret_names
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.judge_calibration import load_calibration
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
 from cua_rl.run.log_directory import run_folder
+from cua_rl.run.rollout_config import JudgeSettings
 from cua_rl.task_loader import TaskSet
 
 logger = logging.getLogger(__name__)
@@ -24,106 +20,32 @@ CALIBRATIONS = "judge_calibrations"
 """Folder of calibration records inside `log_dir`, one file per judge: <fingerprint>.json."""
 
 
-@chz.chz
-class JudgeSettings:
-    """The judge of tasks without a validator; there is none unless `judge_model` is set."""
-
-    judge_base_url: str | None = chz.field(
-        default=None,
-        doc="URL of the judge's OpenAI-compatible endpoint, including /v1; its key is read from "
-        "JUDGE_API_KEY, never stored",
-    )
-    judge_model: str | None = chz.field(
-        default=None,
-        doc="vision-language model that judges tasks without a validator from screenshots; None disables the judge",
-    )
-    judge: Literal["where_needed", "compare"] = chz.field(
-        default="where_needed",
-        doc="where_needed: judge only tasks without a validator; compare: judge all tasks, for comparison "
-        "with the validators, which decide",
-    )
-    judge_prompt: str | None = chz.field(
-        default=None, doc="text file with the judge's system prompt; None uses the package's"
-    )
-    judge_votes: int = chz.field(default=1, doc="votes per rollout, odd; more than half must agree")
-    judge_screenshots: Literal["final", "all"] = chz.field(
-        default="final", doc="screenshots that the judge sees: the last one, or all"
-    )
-    judge_timeout_s: float = chz.field(default=60.0, doc="limit for one vote, including retries after transport errors")
-    judge_max_retries: int = chz.field(
-        default=3,
-        doc="retries after transport errors (no connection, 408, 409, 429, 5xx); received answers are never "
-        "requested again",
-    )
-    judge_max_concurrent: int = chz.field(default=16, doc="maximum concurrent requests to the judge")
-    judge_input_price: float | None = chz.field(
-        default=None, doc="price of the judge's prompt tokens, US dollars per million; None records no cost"
-    )
-    judge_output_price: float | None = chz.field(
-        default=None, doc="price of the judge's answer tokens, US dollars per million; None records no cost"
-    )
-    judge_extra: dict[str, object] = chz.field(
-        default_factory=dict[str, object],
-        doc='additional fields of every request to the judge, such as {"temperature": 0.5}',
-    )
-
-    @chz.validate
-    def _judge_makes_sense(self) -> None:
-        check_numbers(self, _SMALLEST, _RANGES)
-        if self.judge_votes % 2 == 0:
-            raise ValueError(f"judge_votes: expected an odd number, for majorities, got {self.judge_votes}; add one")
-        for one, other in (("judge_base_url", "judge_model"), ("judge_input_price", "judge_output_price")):
-            given, missing = (one, other) if getattr(self, other) is None else (other, one)
-            if getattr(self, given) is not None and getattr(self, missing) is None:
-                raise ValueError(f"{missing}: expected it beside {given}, got none; set both")
-        if secrets := secret_names(self.judge_extra):
-            raise ValueError(
-                f"judge_extra: expected no secrets, which would be stored with the run, got {secrets[0]!r}; put the "
-                "judge's key into JUDGE_API_KEY"
-            )
-        if taken := _OUR_FIELDS & set(self.judge_extra):
-            raise ValueError(
-                f"judge_extra: expected fields beside those that every request has, got {min(taken)!r}; leave it out"
-            )
-
-
-_OUR_FIELDS = frozenset({"model", "messages", "stream", "n"})
-_SMALLEST = {
-    "judge_votes": 1,
-    "judge_max_retries": 0,
-    "judge_max_concurrent": 1,
-    "judge_input_price": 0.0,
-    "judge_output_price": 0.0,
-}
-_RANGES = {"judge_timeout_s": (0.0, 86400.0)}
-
-
 def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
     """The judge that was asked for, None if none was; raises `ConfigError` for what can never work."""
-    if settings.judge_base_url is None or settings.judge_model is None:
+    if settings.base_url is None or settings.model is None:
         return None
-    if not settings.judge_base_url.startswith(("http://", "https://")):
+    if not settings.base_url.startswith(("http://", "https://")):
         raise ConfigError(
-            f"judge_base_url: expected an address such as 'http://localhost:8000/v1', got {settings.judge_base_url!r}; "
+            f"judge.base_url: expected an address such as 'http://localhost:8000/v1', got {settings.base_url!r}; "
             "correct it"
         )
-    if urlsplit(settings.judge_base_url).username is not None:
+    if urlsplit(settings.base_url).username is not None:
         raise ConfigError(
-            "judge_base_url: expected an address without a name or password, which would be stored with the run, got "
+            "judge.base_url: expected an address without a name or password, which would be stored with the run, got "
             "one with them; put the key into JUDGE_API_KEY"
         )
     return JudgeConfig(
-        base_url=settings.judge_base_url,
-        model=settings.judge_model,
-        prompt=_read_prompt(settings.judge_prompt),
-        num_votes=settings.judge_votes,
-        screenshots=settings.judge_screenshots,
-        timeout_s=settings.judge_timeout_s,
-        max_retries=settings.judge_max_retries,
-        max_concurrent=settings.judge_max_concurrent,
-        input_usd_per_mtok=settings.judge_input_price,
-        output_usd_per_mtok=settings.judge_output_price,
-        extra=settings.judge_extra,
+        base_url=settings.base_url,
+        model=settings.model,
+        prompt=_read_prompt(settings.prompt),
+        num_votes=settings.votes,
+        screenshots=settings.screenshots,
+        timeout_s=settings.timeout_s,
+        max_retries=settings.max_retries,
+        max_concurrent=settings.max_concurrent,
+        input_usd_per_mtok=settings.input_price,
+        output_usd_per_mtok=settings.output_price,
+        extra=settings.extra,
     )
 
 
@@ -136,7 +58,7 @@ def plan_judge(settings: JudgeSettings, reward: str, *task_sets: TaskSet) -> Jud
     config, is_needed = make_judge_config(settings), any(tasks.is_judged for tasks in task_sets)
     if reward == "judge" and config is None:
         raise ConfigError(
-            "reward: expected judge_base_url and judge_model with reward=judge, got neither; name the judge, or choose "
+            "reward: expected judge.base_url and judge.model with reward=judge, got neither; name the judge, or choose "
             "another reward"
         )
     if reward == "judge" and not is_needed:
@@ -146,8 +68,8 @@ def plan_judge(settings: JudgeSettings, reward: str, *task_sets: TaskSet) -> Jud
         )
     if config is None:
         return None
-    if not is_needed and settings.judge != "compare":
-        logger.warning("judge_model has no effect: all tasks have validators, which decide; judge=compare asks it too")
+    if not is_needed and settings.mode != "compare":
+        logger.warning("judge.model has no effect: all tasks have validators, which decide; judge=compare asks it too")
         return None
     return config
 
@@ -175,13 +97,13 @@ def require_precision(
     if problem is None:
         return
     advice = (
-        "calibrate it on recorded rollouts: python -m cua_rl.recipes.calibrate_judge run=... with the same judge_ "
-        "settings (docs/judge.md), or set judge_force=true to train on it all the same"
+        "calibrate it on recorded rollouts: python -m cua_rl.recipes.calibrate_judge run=... with the same judge "
+        "settings (docs/judge.md), or set judge.force=true to train on it all the same"
     )
     if least is None or is_forced:
         logger.warning("%s; %s", problem, advice)
         return
-    raise ConfigError(f"judge_min_precision: {problem}; {advice}")
+    raise ConfigError(f"judge.min_precision: {problem}; {advice}")
 
 
 def calibration_path(config: JudgeConfig, log_dir: str | None) -> Path:
@@ -222,11 +144,11 @@ def _read_prompt(path: str | None) -> str:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"judge_prompt: expected a text file, got {path!r} ({error}); check the path") from None
+        raise ConfigError(f"judge.prompt: expected a text file, got {path!r} ({error}); check the path") from None
     missing = [word for word in ('"success"', '"reason"') if word not in text]
     if missing:
         raise ConfigError(
-            f"judge_prompt: expected a prompt that asks for a JSON object with {' and '.join(missing)}, got none in "
+            f"judge.prompt: expected a prompt that asks for a JSON object with {' and '.join(missing)}, got none in "
             f"{path!r}; copy from {DEFAULT_PROMPT}"
         )
     return text

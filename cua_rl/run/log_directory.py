@@ -23,7 +23,7 @@ from typing import Literal, Self, cast
 
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.reporting.json_lines import append_record, read_records, write_records, write_text
-from cua_rl.run.checkpoint_damage import find_damage
+from cua_rl.run.checkpoints import find_damage
 
 logger = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 
 HUB_TIMEOUT_S = 3.0
+LONGEST_BY_DEFAULT = 16384
 TRAINABLE_TYPE = "qwen3_vl"
 _SETTINGS_FILES = ("*.json", "*.jinja", "*.txt")
 
@@ -63,6 +64,20 @@ def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer
 def max_positions(model_path: Path) -> int:
     """The longest sequence that the model can hold, tokens; very large for a model that does not say."""
     return int(_language_settings(model_path).get("max_position_embeddings", 1 << 30))
+
+
+def find_max_model_len(model_path: Path, wanted: int | None, *, max_tokens: int) -> int:
+    """Maximum tokens of prompt and response together; raises `ConfigError` if the model or a response needs more."""
+    longest = max_positions(model_path)
+    max_model_len = wanted or min(longest, LONGEST_BY_DEFAULT)
+    if max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got {max_model_len}; set "
+            f"max_model_len={longest}"
+        )
+    if max_tokens >= max_model_len:
+        raise ConfigError(f"max_tokens: expected less than max_model_len={max_model_len}, got {max_tokens}; lower it")
+    return max_model_len
 
 
 def num_attention_heads(model_path: Path) -> int:

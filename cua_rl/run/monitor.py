@@ -8,53 +8,34 @@ import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError
 from cua_rl.events import Recorder
+from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from cua_rl.processes import OwnedProcess
-
-if TYPE_CHECKING:
-    from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.run.training_config import MonitorSettings
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8720
 
 
-class MonitorSettings(Protocol):
-    """The part of a recipe's configuration that is about monitors."""
-
-    @property
-    def monitor(self) -> bool: ...
-    @property
-    def monitor_port(self) -> int | None: ...
-    @property
-    def monitor_base_url(self) -> str | None: ...
-    @property
-    def project_id(self) -> str | None: ...
-    @property
-    def project_token(self) -> str | None: ...
-
-
-def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.environ) -> "MonitorAddress | None":
+def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.environ) -> MonitorAddress | None:
     """Where the run is to be sent, by settings or environment, None for nowhere; raises `ConfigError`."""
-    from cua_rl.monitor.sender import MonitorAddress
-
-    base_url = settings.monitor_base_url or environ.get("MONITOR_BASE_URL") or None
+    base_url = settings.base_url or environ.get("MONITOR_BASE_URL") or None
     if base_url is None:
         _require_no_project(settings)
         return None
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
-            f"monitor_base_url: expected the address of a monitor (https://…), got {base_url!r}; correct or drop it"
+            f"monitor.base_url: expected the address of a monitor (https://…), got {base_url!r}; correct or drop it"
         )
     token = settings.project_token or environ.get("MONITOR_PROJECT_TOKEN") or environ.get("PROJECT_TOKEN")
     if not token:
         raise ConfigError(
-            "project_token: expected the token of a project beside monitor_base_url, got none; make one there with "
+            "project_token: expected the token of a project beside monitor.base_url, got none; make one there with "
             "`python -m cua_rl.recipes.serve_monitor DATABASE_URL create_project=NAME` and set MONITOR_PROJECT_TOKEN"
         )
     project_id = settings.project_id or environ.get("PROJECT_ID") or None
@@ -66,8 +47,8 @@ def _require_no_project(settings: MonitorSettings) -> None:
     for name, value in (("project_token", settings.project_token), ("project_id", settings.project_id)):
         if value:
             raise ConfigError(
-                f"{name}: expected monitor_base_url, the address of the monitor that has the project, beside it, got "
-                f"none; set monitor_base_url=https://… (or MONITOR_BASE_URL), or drop {name}"
+                f"{name}: expected monitor.base_url, the address of the monitor that has the project, beside it, got "
+                f"none; set monitor.base_url=https://… (or MONITOR_BASE_URL), or drop {name}"
             )
 
 
@@ -77,13 +58,11 @@ def spool_folder(folder: Path) -> Path:
 
 
 async def send_events(
-    stack: AsyncExitStack, recorder: Recorder, address: "MonitorAddress | None", folder: Path, image_token_id: int
+    stack: AsyncExitStack, recorder: Recorder, address: MonitorAddress | None, folder: Path, image_token_id: int
 ) -> Recorder:
     """The recorder, sending to another monitor too if there is one."""
     if address is None:
         return recorder
-    from cua_rl.monitor.sender import SendingRecorder
-
     sender = SendingRecorder(recorder, address, spool_folder(folder), image_token_id=image_token_id)
     return await stack.enter_async_context(sender)
 
@@ -93,9 +72,9 @@ async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_ur
 
     If it cannot start or dies, training goes on.
     """
-    if not settings.monitor:
+    if not settings.show:
         return None
-    port = settings.monitor_port or _free_port(DEFAULT_PORT)
+    port = settings.port or _free_port(DEFAULT_PORT)
     command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", f"port={port}"]
     if shutil.which("nice"):
         command = ["nice", "-n", "10", *command]  # training comes first

@@ -12,7 +12,6 @@ from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
 from cua_rl.run.log_directory import LogDirectory
 from cua_rl.run.training_plan import RunPlan
-from cua_rl.tasks.source_config import find_site
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
@@ -37,8 +36,7 @@ def open_report(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, firs
     config = plan.config
     display = stack.enter_context(ProgressDisplay(config.max_steps, first_step=first_step))
     if config.model_name is None:
-        place = find_site(config.tasks) or config.device
-        display.note(f"embedded demo: tiny Qwen3-VL ({place}), real vLLM (name a model with model_name=...)")
+        display.note(f"embedded demo: tiny Qwen3-VL ({plan.site.place}), real vLLM (name a model with model_name=...)")
     display.note(f"run {plan.run_name} in {folder.path}")
     metric_log = stack.enter_context(
         MetricLog(

@@ -1,17 +1,20 @@
-"""Configuration of agents, devices and the model server, shared by all recipes that run rollouts."""
+"""Configuration of agents, devices, judge and model server, shared by all recipes that run rollouts."""
 
 from typing import Literal, cast
 
 import chz
 
 from cua_rl.agent.history import HistoryPolicy
-from cua_rl.command_line.number_checks import check_numbers
-from cua_rl.command_line.presets import Given
 from cua_rl.errors import ConfigError
-from cua_rl.run.judge import JudgeSettings
+from cua_rl.masking import secret_names
+from cua_rl.settings import FOR_GROUP, Given, at_least, check_numbers, remembers_given, within
 from cua_rl.tasks.source_config import TaskSources, find_site
 
 Tasks = dict[str, object] | list[dict[str, object]]
+
+_DAY_S = 86400.0
+_TIME_LIMIT = within(0.0, _DAY_S)
+_PORT = within(0, 65535)
 
 PAID_DEVICES: Given = {"max_concurrent_rollouts": 8}
 """Boxes cost money while they run, and gym servers have few devices."""
@@ -38,25 +41,20 @@ def given_site(tasks: object) -> str | None:
 
 
 @chz.chz
-class RolloutConfig(JudgeSettings):
-    """The settings that training and evaluation share."""
+class AgentSettings:
+    """Who acts, and how much of the past it sees."""
 
-    renderer_name: str | None = chz.field(
-        default=None,
-        doc="renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
-    )
-
-    # Agent
-    agent: Literal["gbox", "mini_agent", "external"] = chz.field(
+    name: Literal["gbox", "mini_agent", "external"] = chz.field(
         default="gbox",
         doc="agent: gbox, the built-in agent; mini_agent, a gbox-mini-agent server on gym tasks; external, "
         "your own program",
+        metadata=FOR_GROUP,
     )
-    agent_command: str | None = chz.field(
+    command: str | None = chz.field(
         default=None,
         doc="agent=external: command started for each rollout, with its parameters in environment variables",
     )
-    agent_url: str | None = chz.field(
+    url: str | None = chz.field(
         default=None, doc="agent=external: address of a server that receives each rollout and responds when it is done"
     )
     gbox_mini_agent_base_url: str | None = chz.field(
@@ -68,31 +66,30 @@ class RolloutConfig(JudgeSettings):
     gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = chz.field(
         default="mobile", doc="agent=mini_agent: its action space"
     )
-    max_turns: int = chz.field(default=20, doc="maximum turns of a rollout; a task may allow fewer")
     history: HistoryPolicy = chz.field(
         default="full",
         doc="screenshots in the prompt: full: all; block_drop: the oldest are dropped in blocks; last_n: only "
         "the newest",
     )
-    history_images: int = chz.field(default=8, doc="block_drop, last_n: maximum number of screenshots in the prompt")
-    history_block: int = chz.field(default=4, doc="block_drop: number of screenshots dropped at once")
-    max_tokens: int = chz.field(default=2048, doc="maximum tokens of one model response")
+    history_images: int = chz.field(
+        default=8, doc="block_drop, last_n: maximum number of screenshots in the prompt", metadata=at_least(1)
+    )
+    history_block: int = chz.field(
+        default=4, doc="block_drop: number of screenshots dropped at once", metadata=at_least(1)
+    )
 
-    # Devices
-    device: Literal["simulator", "gbox", "adb"] = chz.field(
-        default="simulator",
-        doc="device that tasks run on: simulator (simulated phone), gbox (cloud or self-hosted boxes), adb "
-        "(attached phones)",
+
+@chz.chz
+class DeviceSettings:
+    """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
+
+    screen_scale: int = chz.field(
+        default=1, doc="simulator: scale factor of the 192x320 pixel screen", metadata=at_least(1)
     )
-    box_type: Literal["android", "linux"] = chz.field(
-        default="android", doc="gbox: kind of box; linux implies device=gbox"
-    )
-    screen_scale: int = chz.field(default=1, doc="simulator: scale factor of the 192x320 pixel screen")
     browser_scale: float | None = chz.field(
-        default=None, doc="web pages: scale factor of screenshots; None uses the task set's default"
-    )
-    gbox_api_key: str | None = chz.field(
-        default=None, doc="API key of a GBox account, never stored; preferably set as GBOX_API_KEY in the environment"
+        default=None,
+        doc="web pages: scale factor of screenshots; None uses the task set's default",
+        metadata=within(0.0, 4.0),
     )
     coordinate_mode: Literal["direct", "gbox"] = chz.field(
         default="direct",
@@ -109,87 +106,208 @@ class RolloutConfig(JudgeSettings):
         default_factory=list[str], doc="adb: serial numbers of the phones to use; empty uses all attached ones"
     )
     device_creations_per_s: float | None = chz.field(
-        default=None, doc="maximum device creations per second; None is unlimited"
+        default=None, doc="maximum device creations per second; None is unlimited", metadata=within(0.0, 1000.0)
     )
-    lease_timeout_s: float = chz.field(default=300.0, doc="limit for obtaining a device, including retries")
-    setup_timeout_s: float = chz.field(default=300.0, doc="limit for preparing a task on its device")
+    lease_timeout_s: float = chz.field(
+        default=300.0, doc="limit for obtaining a device, including retries", metadata=_TIME_LIMIT
+    )
+    setup_timeout_s: float = chz.field(
+        default=300.0, doc="limit for preparing a task on its device", metadata=_TIME_LIMIT
+    )
     turn_timeout_s: float = chz.field(
-        default=300.0, doc="limit for the time of model server and device in one turn; exceeding it is a fault"
+        default=300.0,
+        doc="limit for the time of model server and device in one turn; exceeding it is a fault",
+        metadata=_TIME_LIMIT,
     )
     task_timeout_s: float = chz.field(
         default=1800.0,
         doc="limit for the policy's own time in one rollout: its waits and, for an agent outside this "
         "process, the time between requests; exceeding it ends the rollout as if out of turns",
+        metadata=_TIME_LIMIT,
     )
-    validate_timeout_s: float = chz.field(default=60.0, doc="limit for validating a task on its device")
-
-    # Gym servers
+    validate_timeout_s: float = chz.field(
+        default=60.0, doc="limit for validating a task on its device", metadata=_TIME_LIMIT
+    )
     gym_base_url: str | None = chz.field(
         default=None, doc="gym server for task sources that name none; None is http://localhost:5010"
     )
     gym_id: str | None = chz.field(default=None, doc="gym for task sources that name none; None is umetrip")
     gym_parallel_creates: int = chz.field(
-        default=1, doc="executions created concurrently on a gym server; some servers handle only one at a time"
+        default=1,
+        doc="executions created concurrently on a gym server; some servers handle only one at a time",
+        metadata=at_least(1),
     )
 
-    # Model server and gateway
-    max_num_seqs: int = chz.field(default=128, doc="maximum batch size of vLLM, requests")
+
+@remembers_given
+@chz.chz
+class ServerSettings:
+    """The vLLM server that a run starts, and the context of the model."""
+
+    port: int | None = chz.field(default=None, doc="port of the server; None uses a free one", metadata=_PORT)
+    max_model_len: int | None = chz.field(
+        default=None,
+        doc="maximum tokens of prompt and response together; None is the model's limit, at most 16384",
+        metadata=at_least(64),
+    )
+    max_num_seqs: int = chz.field(default=128, doc="maximum batch size, requests", metadata=at_least(1))
     max_images: int | None = chz.field(
-        default=None, doc="maximum screenshots per prompt in vLLM; None derives it from history and turns"
+        default=None,
+        doc="maximum screenshots per prompt; None derives it from history and turns",
+        metadata=at_least(1),
     )
-    server_gpus: list[int] | None = chz.field(
-        default=None, doc="GPUs of vLLM, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
+    gpus: list[int] | None = chz.field(
+        default=None, doc="GPUs, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
     )
-    server_tensor_parallel: int | None = chz.field(
-        default=None, doc="GPUs per copy of vLLM's model; None is the largest power of two that divides their number"
+    tensor_parallel: int | None = chz.field(
+        default=None,
+        doc="GPUs per copy of the model; None is the largest power of two that divides their number",
+        metadata=at_least(1),
     )
     gpu_memory_utilization: float | None = chz.field(
         default=None,
-        doc="fraction of GPU memory for vLLM; None is 0.85, or 0.45 on a GPU shared with the trainer",
+        doc="fraction of GPU memory; None is 0.85, or 0.45 on a GPU shared with the trainer",
+        metadata=within(0.0, 1.0),
     )
-    server_start_timeout_s: float = chz.field(default=300.0, doc="limit for the start of the vLLM server")
-    kv_cache_gib: float = chz.field(default=1.0, doc="memory for vLLM's KV cache on CPU, GiB")
-    gateway_port: int | None = chz.field(
-        default=None, doc="port of the gateway for agents outside this process; None uses a free one"
-    )
-    gateway_host: str = chz.field(
-        default="127.0.0.1", doc="address on which the gateway listens; 0.0.0.0 allows agents on other machines"
-    )
-    gateway_public_url: str | None = chz.field(
+    start_timeout_s: float = chz.field(default=300.0, doc="limit for the start", metadata=_TIME_LIMIT)
+
+
+@chz.chz
+class GatewaySettings:
+    """The gateway through which agents outside this process reach the model."""
+
+    port: int | None = chz.field(default=None, doc="port to listen on; None uses a free one", metadata=_PORT)
+    host: str = chz.field(default="127.0.0.1", doc="address to listen on; 0.0.0.0 allows agents on other machines")
+    public_url: str | None = chz.field(
         default=None,
-        doc="URL of the gateway for agents on other machines, such as http://trainer:8100; None is its "
-        "listening address",
+        doc="URL for agents on other machines, such as http://trainer:8100; None is the listening address",
     )
     allowed_media_domains: list[str] = chz.field(
-        default_factory=list, doc="hosts from which the gateway fetches screenshots that agents send as links"
+        default_factory=list[str], doc="hosts from which screenshots are fetched that agents send as links"
     )
 
+
+@chz.chz
+class JudgeSettings:
+    """The judge of tasks without a validator; there is none unless `judge.model` is set."""
+
+    mode: Literal["where_needed", "compare"] = chz.field(
+        default="where_needed",
+        doc="where_needed: judge only tasks without a validator; compare: judge all tasks, for comparison "
+        "with the validators, which decide",
+        metadata=FOR_GROUP,
+    )
+    base_url: str | None = chz.field(
+        default=None,
+        doc="URL of the judge's OpenAI-compatible endpoint, including /v1; its key is read from "
+        "JUDGE_API_KEY, never stored",
+    )
+    model: str | None = chz.field(
+        default=None,
+        doc="vision-language model that judges tasks without a validator from screenshots; None disables the judge",
+    )
+    prompt: str | None = chz.field(
+        default=None, doc="text file with the judge's system prompt; None uses the package's"
+    )
+    votes: int = chz.field(default=1, doc="votes per rollout, odd; more than half must agree", metadata=at_least(1))
+    screenshots: Literal["final", "all"] = chz.field(
+        default="final", doc="screenshots that the judge sees: the last one, or all"
+    )
+    timeout_s: float = chz.field(
+        default=60.0, doc="limit for one vote, including retries after transport errors", metadata=_TIME_LIMIT
+    )
+    max_retries: int = chz.field(
+        default=3,
+        doc="retries after transport errors (no connection, 408, 409, 429, 5xx); received answers are never "
+        "requested again",
+        metadata=at_least(0),
+    )
+    max_concurrent: int = chz.field(default=16, doc="maximum concurrent requests to the judge", metadata=at_least(1))
+    input_price: float | None = chz.field(
+        default=None,
+        doc="price of the judge's prompt tokens, US dollars per million; None records no cost",
+        metadata=at_least(0.0),
+    )
+    output_price: float | None = chz.field(
+        default=None,
+        doc="price of the judge's answer tokens, US dollars per million; None records no cost",
+        metadata=at_least(0.0),
+    )
+    extra: dict[str, object] = chz.field(
+        default_factory=dict[str, object],
+        doc='additional fields of every request to the judge, such as {"temperature": 0.5}',
+    )
+
+
+_FIELDS_OF_EVERY_REQUEST = frozenset({"model", "messages", "stream", "n"})
+
+
+def check_judge_settings(judge: JudgeSettings) -> None:
+    """Raise `ValueError` for what no judge can work with."""
+    if judge.votes % 2 == 0:
+        raise ValueError(f"judge.votes: expected an odd number, for majorities, got {judge.votes}; add one")
+    pairs = (
+        {"base_url": judge.base_url, "model": judge.model},
+        {
+            "input_price": judge.input_price,
+            "output_price": judge.output_price,
+        },
+    )
+    for pair in pairs:
+        missing = [name for name, value in pair.items() if value is None]
+        if len(missing) == 1:
+            given = next(name for name in pair if name not in missing)
+            raise ValueError(f"judge.{missing[0]}: expected it beside judge.{given}, got none; set both")
+    if secrets := secret_names(judge.extra):
+        raise ValueError(
+            f"judge.extra: expected no secrets, which would be stored with the run, got {secrets[0]!r}; put the "
+            "judge's key into JUDGE_API_KEY"
+        )
+    if taken := _FIELDS_OF_EVERY_REQUEST & set(judge.extra):
+        raise ValueError(
+            f"judge.extra: expected fields beside those that every request has, got {min(taken)!r}; leave it out"
+        )
+
+
+@chz.chz
+class RolloutConfig:
+    """The settings that training and evaluation share."""
+
+    renderer_name: str | None = chz.field(
+        default=None,
+        doc="renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
+    )
+    tasks: Tasks = chz.field(
+        default_factory=lambda: {"source_type": "demo_training"}, doc="source of tasks (TaskSourceConfig)"
+    )
+    device: Literal["simulator", "gbox", "adb"] = chz.field(
+        default="simulator",
+        doc="device that tasks run on: simulator (simulated phone), gbox (cloud or self-hosted boxes), adb "
+        "(attached phones)",
+    )
+    box_type: Literal["android", "linux"] = chz.field(
+        default="android", doc="gbox: kind of box; linux implies device=gbox"
+    )
+    gbox_api_key: str | None = chz.field(
+        default=None, doc="API key of a GBox account, never stored; preferably set as GBOX_API_KEY in the environment"
+    )
+    max_turns: int = chz.field(
+        default=20, doc="maximum turns of a rollout; a task may allow fewer", metadata=at_least(1)
+    )
+    max_tokens: int = chz.field(default=2048, doc="maximum tokens of one model response", metadata=at_least(1))
+    agent: AgentSettings = chz.field(default_factory=AgentSettings, doc="who acts")
+    devices: DeviceSettings = chz.field(default_factory=DeviceSettings, doc="devices, their screens and time limits")
+    server: ServerSettings = chz.field(default_factory=ServerSettings, doc="the vLLM server that the run starts")
+    gateway: GatewaySettings = chz.field(
+        default_factory=GatewaySettings, doc="the gateway that agents outside this process talk to"
+    )
+    judge: JudgeSettings = chz.field(default_factory=JudgeSettings, doc="the judge of tasks without a validator")
+
     @chz.validate
-    def _rollout_numbers_make_sense(self) -> None:
-        check_numbers(self, _SMALLEST, _RANGES)
+    def _values_make_sense(self) -> None:
+        check_numbers(self)
+        check_judge_settings(self.judge)
 
 
-_SMALLEST = {
-    "max_turns": 1,
-    "gym_parallel_creates": 1,
-    "screen_scale": 1,
-    "max_tokens": 1,
-    "max_num_seqs": 1,
-    "max_images": 1,
-    "server_tensor_parallel": 1,
-    "history_images": 1,
-    "history_block": 1,
-}
-_RANGES = {
-    "device_creations_per_s": (0.0, 1000.0),
-    "lease_timeout_s": (0.0, 86400.0),
-    "setup_timeout_s": (0.0, 86400.0),
-    "turn_timeout_s": (0.0, 86400.0),
-    "task_timeout_s": (0.0, 86400.0),
-    "validate_timeout_s": (0.0, 86400.0),
-    "browser_scale": (0.0, 4.0),
-    "gpu_memory_utilization": (0.0, 1.0),
-    "kv_cache_gib": (0.0, 4096.0),
-    "server_start_timeout_s": (0.0, 86400.0),
-    "gateway_port": (0, 65535),
-}
+ROLLOUT_SECTIONS = {"Agent and devices": ("agent", "device", "box_type", "max_turns", "max_tokens")}
+"""What `--help` shows of these settings."""

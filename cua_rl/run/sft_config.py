@@ -5,9 +5,9 @@ from typing import Literal
 
 import chz
 
-from cua_rl.command_line.number_checks import check_numbers
-from cua_rl.command_line.presets import Given, with_presets
+from cua_rl.command_line.settings import explain_field
 from cua_rl.run.rollout_config import Tasks
+from cua_rl.settings import Given, at_least, check_numbers, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
 
 MAX_LORA_RANK = 512  # what vLLM accepts
@@ -22,7 +22,7 @@ def sft_presets(given: Given) -> Given:
     return TINY_MODEL if given.get("model_name") is None else {}
 
 
-@with_presets(sft_presets)
+@with_presets(sft_presets, explain_field)
 @chz.chz
 class SftConfig:
     """Fine-tune a vision computer-use agent on conversations: the cold start before reinforcement learning."""
@@ -31,8 +31,12 @@ class SftConfig:
     model_name: str | None = chz.field(
         default=None, doc="folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
     )
-    lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter; 0 trains all weights of the model")
-    lora_alpha: int = chz.field(default=32, doc="LoRA scale: the update is multiplied by lora_alpha / lora_rank")
+    lora_rank: int = chz.field(
+        default=32, doc="rank of the LoRA adapter; 0 trains all weights of the model", metadata=at_least(0)
+    )
+    lora_alpha: int = chz.field(
+        default=32, doc="LoRA scale: the update is multiplied by lora_alpha / lora_rank", metadata=at_least(1)
+    )
     renderer_name: str | None = chz.field(
         default=None,
         doc="renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
@@ -52,47 +56,64 @@ class SftConfig:
         doc="experts: source of tasks (TaskSourceConfig)",
     )
     error_rate: float = chz.field(
-        default=0.0, doc="experts: probability per turn that the expert acts on a random element"
+        default=0.0,
+        doc="experts: probability per turn that the expert acts on a random element",
+        metadata=at_least(0.0),
     )
-    device: Literal["simulator"] = chz.field(
-        default="simulator", doc="experts: device of tasks that do not come with one"
+    screen_scale: int = chz.field(
+        default=1, doc="experts: scale factor of the simulated 192x320 pixel screen", metadata=at_least(1)
     )
-    screen_scale: int = chz.field(default=1, doc="experts: scale factor of the simulated 192x320 pixel screen")
     browser_scale: float | None = chz.field(
         default=None, doc="experts: scale factor of web-page screenshots; None uses the task set's default"
     )
-    max_turns: int = chz.field(default=20, doc="experts: maximum turns of a conversation; a task may allow fewer")
+    max_turns: int = chz.field(
+        default=20, doc="experts: maximum turns of a conversation; a task may allow fewer", metadata=at_least(1)
+    )
     from_run: str | None = chz.field(
         default=None, doc="rollouts: folder of a run with its own database, or name of a run in DATABASE_URL"
     )
     run_steps: int | None = chz.field(
-        default=None, doc="rollouts: use only rollouts of the run's first steps, this many; None uses all"
+        default=None,
+        doc="rollouts: use only rollouts of the run's first steps, this many; None uses all",
+        metadata=at_least(1),
     )
     max_per_task: int | None = chz.field(
-        default=None, doc="rollouts: maximum rollouts per task template, chosen by seed; None uses all"
+        default=None,
+        doc="rollouts: maximum rollouts per task template, chosen by seed; None uses all",
+        metadata=at_least(1),
     )
-    num_eval_conversations: int = chz.field(default=32, doc="conversations held out to measure the loss, 0 for none")
+    num_eval_conversations: int = chz.field(
+        default=32, doc="conversations held out to measure the loss, 0 for none", metadata=at_least(0)
+    )
 
     # Training
-    seed: int = chz.field(default=0, doc="seed of order, held-out choice, expert tasks and initial adapter weights")
-    max_steps: int | None = chz.field(
-        default=None, doc="training steps; None is one pass over the data, or 100 steps after experts"
+    seed: int = chz.field(
+        default=0, doc="seed of order, held-out choice, expert tasks and initial adapter weights", metadata=at_least(0)
     )
-    batch_size: int = chz.field(default=16, doc="conversations per step")
-    learning_rate: float = chz.field(default=1e-4, doc="peak AdamW learning rate")
+    max_steps: int | None = chz.field(
+        default=None,
+        doc="training steps; None is one pass over the data, or 100 steps after experts",
+        metadata=at_least(1),
+    )
+    batch_size: int = chz.field(default=16, doc="conversations per step", metadata=at_least(1))
+    learning_rate: float = chz.field(default=1e-4, doc="peak AdamW learning rate", metadata=at_least(0.0))
     learning_rate_schedule: RateSchedule = chz.field(
         default="linear", doc="after the warm-up: constant, or linear or cosine decay to a tenth at the last step"
     )
-    warmup_steps: int = chz.field(default=0, doc="steps of linear learning-rate warm-up")
-    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay")
-    grad_clip_norm: float = chz.field(default=1.0, doc="maximum gradient norm, 0 disables clipping")
+    warmup_steps: int = chz.field(default=0, doc="steps of linear learning-rate warm-up", metadata=at_least(0))
+    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay", metadata=at_least(0.0))
+    grad_clip_norm: float = chz.field(
+        default=1.0, doc="maximum gradient norm, 0 disables clipping", metadata=at_least(0.0)
+    )
     max_model_len: int | None = chz.field(
-        default=None, doc="maximum tokens of a conversation; None is the model's limit"
+        default=None, doc="maximum tokens of a conversation; None is the model's limit", metadata=at_least(64)
     )
     trainer_dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of the trainer")
-    micro_batch_tokens: int = chz.field(default=16384, doc="maximum tokens of one forward pass")
+    micro_batch_tokens: int = chz.field(default=16384, doc="maximum tokens of one forward pass", metadata=at_least(64))
     gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer on CPU; None is one per core")
+    num_threads: int | None = chz.field(
+        default=None, doc="threads of the trainer on CPU; None is one per core", metadata=at_least(1)
+    )
 
     # Logging
     log_path: str | None = chz.field(default=None, doc="folder of the run; None is <log_dir>/<run name>")
@@ -100,9 +121,13 @@ class SftConfig:
     wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None disables it")
     wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
     eval_every: int = chz.field(
-        default=20, doc="steps between measurements of the held-out loss, 0 measures only before and after training"
+        default=20,
+        doc="steps between measurements of the held-out loss, 0 measures only before and after training",
+        metadata=at_least(0),
     )
-    save_every: int = chz.field(default=50, doc="steps between checkpoints, 0 saves only at the end")
+    save_every: int = chz.field(
+        default=50, doc="steps between checkpoints, 0 saves only at the end", metadata=at_least(0)
+    )
     behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
         default="ask", doc="what to do if the run's folder already holds a run"
     )
@@ -112,7 +137,7 @@ class SftConfig:
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
-        check_numbers(self, _SMALLEST)
+        check_numbers(self)
         if self.lora_rank > MAX_LORA_RANK:
             raise ValueError(f"lora_rank: expected at most {MAX_LORA_RANK}, got {self.lora_rank!r}; lower it")
         if self.error_rate > 1:
@@ -138,28 +163,6 @@ class SftConfig:
                     )
 
 
-_SMALLEST = {
-    "lora_rank": 0,
-    "lora_alpha": 1,
-    "error_rate": 0.0,
-    "screen_scale": 1,
-    "max_turns": 1,
-    "run_steps": 1,
-    "max_per_task": 1,
-    "num_eval_conversations": 0,
-    "seed": 0,
-    "max_steps": 1,
-    "batch_size": 1,
-    "learning_rate": 0.0,
-    "warmup_steps": 0,
-    "weight_decay": 0.0,
-    "grad_clip_norm": 0.0,
-    "max_model_len": 64,
-    "micro_batch_tokens": 64,
-    "num_threads": 1,
-    "eval_every": 0,
-    "save_every": 0,
-}
 _ONLY_WITH: dict[str, dict[str, object]] = {
     "experts": {
         "tasks": {"source_type": "demo_training"},
@@ -170,3 +173,17 @@ _ONLY_WITH: dict[str, dict[str, object]] = {
     },
     "rollouts": {"from_run": None, "run_steps": None, "max_per_task": None},
 }
+
+SFT_SECTIONS = {
+    "Model": ("model_name", "lora_rank", "load_checkpoint_path"),
+    "Data": ("data", "tasks", "error_rate", "max_turns", "from_run", "run_steps", "max_per_task"),
+    "Training": (
+        *("seed", "max_steps", "batch_size", "learning_rate", "learning_rate_schedule", "warmup_steps"),
+        *("num_eval_conversations", "max_model_len"),
+    ),
+    "Run": ("log_path", "behavior_if_log_dir_exists", "eval_every", "save_every", "wandb_project", "dry_run"),
+}
+"""What `--help` shows; `--help all` shows every setting."""
+
+SFT_PRESETS = {"Without model_name, the tiny model presets": TINY_MODEL}
+"""What replaces defaults, for `--help` and docs/settings.md."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cua_rl.agent.history import History, make_history
-from cua_rl.devices.pool import DeviceBackend
+from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
@@ -17,16 +17,14 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.agents import check_agent
-from cua_rl.run.checkpoint_damage import find_checkpoint
+from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
 from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
-from cua_rl.run.gyms import split_gyms
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
-from cua_rl.run.learning import check_learning
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.model_folder import (
+    find_max_model_len,
     find_model,
     make_image_renderer,
-    max_positions,
     num_attention_heads,
     require_trainable,
 )
@@ -37,14 +35,13 @@ from cua_rl.run.preflight import (
     require_monitor,
     require_room,
 )
-from cua_rl.run.site import make_run_backend, require_own_model, smallest_screen
-from cua_rl.run.train_config import CLIConfig
+from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
+from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
-
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +53,16 @@ class RunPlan:
     log_path: Path
     model_path: Path
     renderer: Renderer
-    devices: DeviceBackend
+    site: Site
     train_tasks: TaskSet
     eval_tasks: tuple[Task, ...]
     reward: RewardFunction
     judge: JudgeConfig | None
     """None if no task needs one, and none is asked for beside validators."""
     history: History
+    max_model_len: int
     max_images: int
-    """Most images of one prompt."""
+    """Maximum images of one prompt."""
     max_lora_rank: int
     gpus: GpuPlan
     checkpoint_path: Path | None
@@ -82,6 +80,7 @@ class RunPlan:
             "renderer": self.renderer.name,
             "num_eval_tasks": len(self.eval_tasks),
             "database": "embedded" if self.database_url is None else "from the environment",
+            "max_model_len": self.max_model_len,
             "max_images": self.max_images,
             "sampler": self.config.base_url or "started by the run",
             "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
@@ -92,63 +91,67 @@ class RunPlan:
 async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
     """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
     _warn_of_idle_keys(config)
-    check_agent(config)
+    place = find_place(config.tasks, config.device)
+    check_agent(config, place)
     check_learning(config)
     require_wandb(config.wandb_project)
-    require_own_model(config, config.model_name)
-    devices = make_run_backend(config, log_path(config))
+    require_own_model(place, config.model_name)
+    site = make_site(config, log_path(config), environ)
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
     require_trainable(model_path)
-    _require_room(config, model_path)
-    train_tasks, held_out = _load_task_sets(config, devices)
-    eval_tasks = () if held_out is None else tuple(held_out.held_out(config.num_eval_rollouts))
-    judge = plan_judge(config, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
+    max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
+    train_tasks, held_out = _load_task_sets(config, site)
+    eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
+    judge = plan_judge(config.judge, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
     await check_judge(judge)
     if judge is not None and train_tasks.is_judged:
         require_precision(
             judge,
-            least=config.judge_min_precision,
-            record=config.judge_calibration,
+            least=config.judge.min_precision,
+            record=config.judge.calibration,
             log_dir=config.log_dir,
-            is_forced=config.judge_force,
+            is_forced=config.judge.force,
         )
-    for name in ("server_port", "gateway_port", "monitor_port"):
-        _require_free_port(name, getattr(config, name))
+    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
+    for group, port in ports.items():
+        _require_free_port(f"{group}.port", port)
     num_turns = min(config.max_turns, max(task.max_turns for task in (*_one_of_each(train_tasks), *eval_tasks)))
-    screen = smallest_screen(config)
-    if screen is not None:
-        require_room(config, renderer, screen, num_turns=num_turns, max_model_len=config.max_model_len)
+    if site.smallest_screen is not None:
+        require_room(config, renderer, site.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
     max_images = plan_max_images(config, num_turns)
     if config.base_url is not None:
-        await require_model_server(config.base_url, max_model_len=config.max_model_len, num_images=max_images)
+        await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
     return RunPlan(
         config=config,
         run_name=run_name(config),
         log_path=log_path(config),
         model_path=model_path,
         renderer=renderer,
-        devices=devices,
+        site=site,
         train_tasks=train_tasks,
         eval_tasks=eval_tasks,
         reward=load_reward(config.reward),
         judge=judge,
-        history=make_history(config.history, max_images=config.history_images, block=config.history_block),
+        history=make_history(
+            config.agent.history, max_images=config.agent.history_images, block=config.agent.history_block
+        ),
+        max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
         gpus=_gpu_plan(config, model_path, environ),
         checkpoint_path=find_checkpoint(
-            config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
+            config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
         database_url=await _reachable_database(environ),
         monitor=await _reachable_monitor(config, environ),
     )
 
 
-def _load_task_sets(config: CLIConfig, devices: DeviceBackend) -> tuple[TaskSet, TaskSet | None]:
+def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
     """Training tasks, and held-out ones if any are asked for, with nothing in common."""
-    has_judge, device = config.judge_model is not None, devices.abilities
-    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config)
+    has_judge, device = config.judge.model is not None, site.backend.abilities
+    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config.devices)
     train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
     if eval_sources is None:
         return train_tasks, None
@@ -163,7 +166,7 @@ def _one_of_each(tasks: TaskSet) -> list[Task]:
 
 async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
     """Where the run is sent; a run that goes on may begin while the monitor is away, and sends later."""
-    address = find_monitor(config, environ)
+    address = find_monitor(config.monitor, environ)
     if address is not None and not spool_folder(log_path(config)).exists():
         await require_monitor(address)
     return address
@@ -183,49 +186,28 @@ def log_path(config: CLIConfig) -> Path:
 
 
 def _warn_of_idle_keys(config: CLIConfig) -> None:
-    if config.gbox_api_key and "gbox" not in (config.device, config.coordinate_mode):
+    if config.gbox_api_key and "gbox" not in (config.device, config.devices.coordinate_mode):
         logger.warning("gbox_api_key has no effect without device=gbox or coordinate_mode=gbox")
     if config.tinker_api_key:
         logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
-def _require_room(config: CLIConfig, model_path: Path) -> None:
-    longest = max_positions(model_path)
-    if config.max_model_len > longest:
-        raise ConfigError(
-            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
-            f"{config.max_model_len}; set max_model_len={longest}"
-        )
-    if config.max_tokens >= config.max_model_len:
-        raise ConfigError(
-            f"max_tokens: expected less than max_model_len={config.max_model_len}, got {config.max_tokens}; lower it"
-        )
-
-
 def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -> GpuPlan:
     wishes = GpuWishes(
-        server_gpus=config.server_gpus,
-        server_tensor_parallel=config.server_tensor_parallel,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        trainer_gpus=config.trainer_gpus,
-        trainer_num_processes=config.trainer_num_processes,
+        server_gpus=config.server.gpus,
+        server_tensor_parallel=config.server.tensor_parallel,
+        gpu_memory_utilization=config.server.gpu_memory_utilization,
+        trainer_gpus=config.trainer.gpus,
+        trainer_num_processes=config.trainer.num_processes,
         has_server=config.base_url is None,
     )
     plan = plan_gpus(visible_gpus(environ), wishes, num_attention_heads(model_path))
-    if config.trainer_sharding == "full" and plan.num_trainer_processes == 1:
+    if config.trainer.sharding == "full" and plan.num_trainer_processes == 1:
         raise ConfigError(
-            "trainer_sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
-            "trainer_num_processes, or name several trainer_gpus"
+            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
+            "trainer.num_processes, or name several trainer.gpus"
         )
     return plan
-
-
-def max_lora_rank(rank: int) -> int:
-    """The smallest rank that vLLM accepts as its largest and that holds `rank`."""
-    fitting = [allowed for allowed in LORA_RANKS if allowed >= rank]
-    if not fitting:
-        raise ConfigError(f"lora_rank: expected at most {LORA_RANKS[-1]}, got {rank}; lower it")
-    return fitting[0]
 
 
 def _require_free_port(name: str, port: int | None) -> None:
@@ -242,8 +224,6 @@ def _require_free_port(name: str, port: int | None) -> None:
 
 
 async def _reachable_database(environ: Mapping[str, str]) -> str | None:
-    from cua_rl.database.session import check_connection, database_url  # SQLAlchemy: a third of what `--help` loads
-
     url = database_url(environ)
     if url is not None:
         try:
@@ -251,3 +231,35 @@ async def _reachable_database(environ: Mapping[str, str]) -> str | None:
         except DatabaseError as error:
             raise ConfigError(str(error)) from None
     return url
+
+
+def check_learning(config: CLIConfig) -> None:
+    """Raises `ConfigError` for options that do not go together."""
+    check_loss_config(config.loss)
+    if config.kl_penalty_coef and config.loss.kl_loss_coef:
+        raise ConfigError(
+            f"kl_loss_coef: expected 0 where kl_penalty_coef={config.kl_penalty_coef:g} is in the reward already, got "
+            f"{config.loss.kl_loss_coef:g}; set one of them"
+        )
+    if config.warmup_steps >= config.max_steps:
+        raise ConfigError(
+            f"warmup_steps: expected less than max_steps={config.max_steps}, got {config.warmup_steps}; lower it"
+        )
+    _check_old_tokens(config)
+
+
+def _check_old_tokens(config: CLIConfig) -> None:
+    """Tokens of older policies want a loss in which none of them outweighs all others."""
+    if config.loss.bounds_ratio or config.loss.force_untruncated:
+        return
+    has_old = {
+        "max_steps_off_policy": config.max_steps_off_policy,
+        "replay_successes": config.curriculum.replay_successes,
+    }
+    for name, value in has_old.items():
+        if value:
+            raise ConfigError(
+                f"loss: expected one that bounds the ratio where {name}={value}, got {config.loss.name} without "
+                "tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
+                "force_untruncated=true"
+            )

@@ -34,6 +34,8 @@ class ServedModel:
     name: str
     max_model_len: int
     """Longest prompt plus answer, tokens."""
+    root: str | None = None
+    """Folder or hub id that it was loaded from, if the server says."""
 
 
 class ModelServer(Protocol):
@@ -244,7 +246,11 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
     cards = cast("list[Mapping[str, object]]", response.json()["data"])
     for card in cards:
         if card.get("parent") is None:
-            return ServedModel(name=str(card["id"]), max_model_len=int(cast("int", card["max_model_len"])))
+            return ServedModel(
+                name=str(card["id"]),
+                max_model_len=int(cast("int", card["max_model_len"])),
+                root=cast("str | None", card.get("root")) or None,
+            )
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")
 
 

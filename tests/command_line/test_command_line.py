@@ -8,11 +8,12 @@ import chz
 import pytest
 
 from cua_rl.command_line.parsing import load_config, parse_command_line
-from cua_rl.command_line.presets import Given, with_presets
+from cua_rl.command_line.settings import explain_field
 from cua_rl.errors import ConfigError
-from cua_rl.run.evaluate_config import EvaluateConfig
+from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.sft_config import SftConfig
-from cua_rl.run.train_config import CLIConfig
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.settings import Given, with_presets
 
 
 @chz.chz
@@ -122,7 +123,7 @@ def find_presets(given: Given) -> Given:
     return {"group_size": 8, "learning_rate": 1e-3} if given.get("model_name") is None else {}
 
 
-@with_presets(find_presets)
+@with_presets(find_presets, explain_field)
 @chz.chz
 class Preset:
     model_name: str | None = chz.field(default=None, doc="model")
@@ -235,7 +236,7 @@ def test_linux_boxes_are_those_of_gbox_and_few_paid_boxes_run_at_a_time() -> Non
 def test_the_demo_fits_its_model_from_python_too() -> None:
     config = CLIConfig(tasks={"source_type": "demo_training"}, group_size=4, groups_per_batch=10)
 
-    assert (config.max_model_len, config.max_tokens, config.lora_rank) == (2048, 48, 16)
+    assert (config.server.max_model_len, config.max_tokens, config.lora_rank) == (2048, 48, 16)
     assert (config.group_size, config.groups_per_batch) == (4, 10)
 
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from tokenizers import AddedToken, Tokenizer
 
-from cua_rl.command_line.parsing import format_help
+from cua_rl.command_line.settings import format_help
 from cua_rl.database.session import database_url
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.models.page_vocabulary import page_pieces

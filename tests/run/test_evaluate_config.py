@@ -9,7 +9,9 @@ import pytest
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.evaluate import main
-from cua_rl.run.adapter_folder import load_adapter_folder
+from cua_rl.run.checkpoints import load_adapter_folder
+from cua_rl.run.evaluation_config import EvaluateConfig
+from cua_rl.run.evaluation_plan import plan_evaluation, require_same_evaluation
 
 
 def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0) -> Path:
@@ -61,7 +63,7 @@ BAD = [
     (["num_task=3"], "did you mean 'num_tasks'"),
     (["num_attempts=0"], "num_attempts: expected at least 1"),
     (["temperature=-1"], "temperature: expected at least 0"),
-    (["max_tokens=4000"], "max_tokens: expected less than 2048"),
+    (["max_tokens=4000"], "max_tokens: expected less than max_model_len=2048"),
     (["max_model_len=100000"], "max_model_len: expected at most 4096"),
     (["reward=shapd"], "did you mean 'shaped'"),
     (["models=[]"], "at least one entry"),
@@ -104,3 +106,14 @@ def test_a_dry_run_shows_what_would_be_done(tmp_path: Path, capsys: pytest.Captu
     assert status == 0
     assert settings["models"][0]["adapter"] == str(adapter)
     assert (settings["temperature"], settings["max_tokens"]) == (0.5, 48)
+
+
+async def test_an_evaluation_that_began_before_settings_had_groups_can_be_resumed(tmp_path: Path) -> None:
+    config = EvaluateConfig(log_path=str(tmp_path / "out"), base_url=None)
+    now = (await plan_evaluation(config)).settings()
+    groups = {name: now.pop(name) for name in ("devices", "agent", "server", "gateway", "judge")}
+    earlier = now | {"coordinate_mode": "direct", "screen_scale": 1, "browser_scale": None, "judge_model": None}
+
+    require_same_evaluation(earlier, now | groups)
+    with pytest.raises(ConfigError, match=r"got other devices\.screen_scale"):
+        require_same_evaluation(earlier | {"screen_scale": 2}, now | groups)

@@ -54,12 +54,12 @@ def test_gpus_of_the_server_are_tensor_parallel_as_far_as_heads_can_be_split() -
 @pytest.mark.parametrize(
     ("num_gpus", "wishes", "message"),
     [
-        (2, GpuWishes(server_gpus=[2]), r"server_gpus: expected GPUs of 0 to 1, each once, got \[2\]"),
-        (2, GpuWishes(trainer_gpus=[1, 1]), r"trainer_gpus: expected GPUs of 0 to 1, each once, got \[1, 1\]"),
-        (0, GpuWishes(server_gpus=[0]), "server_gpus: expected None, as no GPU is visible here"),
+        (2, GpuWishes(server_gpus=[2]), r"server\.gpus: expected GPUs of 0 to 1, each once, got \[2\]"),
+        (2, GpuWishes(trainer_gpus=[1, 1]), r"trainer\.gpus: expected GPUs of 0 to 1, each once, got \[1, 1\]"),
+        (0, GpuWishes(server_gpus=[0]), r"server\.gpus: expected None, as no GPU is visible here"),
         (4, GpuWishes(server_gpus=[0, 1], trainer_gpus=[1, 2]), "let them overlap wholly or not at all"),
-        (4, GpuWishes(trainer_num_processes=3), "trainer_num_processes: expected at most 2"),
-        (4, GpuWishes(server_tensor_parallel=4), "server_tensor_parallel: expected a number that divides"),
+        (4, GpuWishes(trainer_num_processes=3), r"trainer\.num_processes: expected at most 2"),
+        (4, GpuWishes(server_tensor_parallel=4), r"server\.tensor_parallel: expected a number that divides"),
         (2, GpuWishes(server_gpus=[0], has_server=False), "expected None with base_url"),
     ],
 )

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.judge_calibration import Judged, JudgeIdentity, calibration_json, confusion, load_calibration
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.recipes.train import main
 from cua_rl.run.judge import calibration_path, make_judge_config, plan_judge, require_precision
-from cua_rl.run.train_config import CLIConfig
+from cua_rl.run.rollout_config import JudgeSettings
+from cua_rl.run.training_config import CLIConfig, TrainingJudgeSettings
 from cua_rl.task_loader import TaskSet, load_tasks
 from tests.doubles.judge_endpoint import KEY, MODEL, JudgeEndpoint, serve_judge, verdict
 
@@ -24,8 +26,12 @@ def tasks(source: dict[str, object]) -> TaskSet:
     return load_tasks(source, seed=0, split="train", has_judge=True)
 
 
+def settings(**given: Any) -> JudgeSettings:
+    return make_config(CLIConfig, given).judge
+
+
 def judge(**changes: Any) -> JudgeConfig:
-    found = make_judge_config(CLIConfig(**ENDPOINT | changes))
+    found = make_judge_config(settings(**ENDPOINT | changes))
     assert found is not None
     return found
 
@@ -71,20 +77,20 @@ def test_the_confusion_matrix_counts_verdicts_by_truth() -> None:
 
 
 def test_nobody_judges_unless_somebody_is_named() -> None:
-    assert plan_judge(CLIConfig(), "binary", tasks(VALIDATED)) is None
-    with pytest.raises(ConfigError, match="expected judge_base_url and judge_model with reward=judge"):
-        plan_judge(CLIConfig(), "judge", tasks(VALIDATED))
+    assert plan_judge(settings(), "binary", tasks(VALIDATED)) is None
+    with pytest.raises(ConfigError, match=r"expected judge\.base_url and judge\.model with reward=judge"):
+        plan_judge(settings(), "judge", tasks(VALIDATED))
 
 
 def test_where_validators_decide_a_judge_is_idle_unless_it_is_to_be_compared(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert plan_judge(CLIConfig(**ENDPOINT), "binary", tasks(VALIDATED)) is None
+    assert plan_judge(settings(**ENDPOINT), "binary", tasks(VALIDATED)) is None
     assert "judge=compare asks it too" in caplog.text
-    assert plan_judge(CLIConfig(**ENDPOINT, judge="compare"), "binary", tasks(VALIDATED)) is not None
-    assert plan_judge(CLIConfig(**ENDPOINT), "efficiency", tasks(JUDGED)) is not None
+    assert plan_judge(settings(**ENDPOINT, judge="compare"), "binary", tasks(VALIDATED)) is not None
+    assert plan_judge(settings(**ENDPOINT), "efficiency", tasks(JUDGED)) is not None
     with pytest.raises(ConfigError, match="expected tasks without a validator with reward=judge"):
-        plan_judge(CLIConfig(**ENDPOINT), "judge", tasks(VALIDATED))
+        plan_judge(settings(**ENDPOINT), "judge", tasks(VALIDATED))
 
 
 def test_without_a_calibration_the_judge_is_warned_of_and_with_a_least_precision_refused(
@@ -94,7 +100,7 @@ def test_without_a_calibration_the_judge_is_warned_of_and_with_a_least_precision
     assert "expected a calibration of judge 'judge-1'" in caplog.text
     assert "recipes.calibrate_judge" in caplog.text
 
-    with pytest.raises(ConfigError, match=r"precision of at least 0\.9.*calibrate_judge.*judge_force=true"):
+    with pytest.raises(ConfigError, match=r"precision of at least 0\.9.*calibrate_judge.*judge.force=true"):
         gate(judge(), tmp_path, 0.9)
 
     gate(judge(), tmp_path, 0.9, is_forced=True)
@@ -142,24 +148,24 @@ def test_a_prompt_of_ones_own_must_ask_for_a_verdict(tmp_path: Path) -> None:
     assert judge(judge_prompt=str(tmp_path / "mine.txt")).prompt.startswith("Answer")
     with pytest.raises(ConfigError, match='JSON object with "success" and "reason"'):
         judge(judge_prompt=str(tmp_path / "poem.txt"))
-    with pytest.raises(ConfigError, match="judge_prompt: expected a text file"):
+    with pytest.raises(ConfigError, match=r"judge\.prompt: expected a text file"):
         judge(judge_prompt=str(tmp_path / "none.txt"))
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["reward=judge"], "expected judge_base_url and judge_model with reward=judge"),
-        (["judge_model=m"], "judge_base_url: expected it beside judge_model"),
-        (["judge_base_url=http://h/v1"], "judge_model: expected it beside judge_base_url"),
-        (["judge_votes=2"], "judge_votes: expected an odd number"),
-        (["judge_input_price=1"], "judge_output_price: expected it beside judge_input_price"),
-        (['judge_extra={"api_key": "sk-1"}'], "judge_extra: expected no secrets"),
+        (["reward=judge"], "expected judge.base_url and judge.model with reward=judge"),
+        (["judge_model=m"], "judge.base_url: expected it beside judge.model"),
+        (["judge_base_url=http://h/v1"], "judge.model: expected it beside judge.base_url"),
+        (["judge_votes=2"], "judge.votes: expected an odd number"),
+        (["judge_input_price=1"], "judge.output_price: expected it beside judge.input_price"),
+        (['judge_extra={"api_key": "sk-1"}'], "judge.extra: expected no secrets"),
         (['judge_extra={"headers": {"Authorization": "Bearer sk-1"}}'], "got 'Authorization'"),
-        (['judge_extra={"messages": []}'], "judge_extra: expected fields beside those"),
-        (["judge_base_url=http://me:sk-1@h/v1", "judge_model=m"], "judge_base_url: expected an address without"),
-        (["judge_min_precision=1.5"], "judge_min_precision: expected a number above 0"),
-        (["judge_base_url=judge:80", "judge_model=m"], "judge_base_url: expected an address"),
+        (['judge_extra={"messages": []}'], "judge.extra: expected fields beside those"),
+        (["judge_base_url=http://me:sk-1@h/v1", "judge_model=m"], "judge.base_url: expected an address without"),
+        (["judge_min_precision=1.5"], "judge.min_precision: expected a number above 0"),
+        (["judge_base_url=judge:80", "judge_model=m"], "judge.base_url: expected an address"),
         ([f"tasks={json.dumps(JUDGED)}"], "let a judge decide"),
         (
             ["judge_base_url=http://127.0.0.1:9/v1", "judge_model=m", "judge=compare"],
@@ -189,9 +195,13 @@ async def test_a_dry_run_of_judged_tasks_asks_whether_the_judge_is_there(
     endpoint = JudgeEndpoint(lambda asked: verdict(True))
     async with serve_judge(endpoint) as url:
         config = CLIConfig(
-            judge_base_url=url, judge_model=MODEL, reward="judge", tasks=JUDGED, eval_tasks=None, dry_run=True,
-            log_path=str(tmp_path / "run"), max_tokens=48, max_model_len=2048,
-        )  # fmt: skip
+            judge=TrainingJudgeSettings(base_url=url, model=MODEL),
+            reward="judge",
+            tasks=JUDGED,
+            eval_tasks=None,
+            dry_run=True,
+            log_path=str(tmp_path / "run"),
+        )
         monkeypatch.delenv("JUDGE_API_KEY", raising=False)
         with pytest.raises(ConfigError, match="JUDGE_API_KEY: expected a key"):
             await cli_main(config)

@@ -21,7 +21,8 @@ from cua_rl.run.preflight import (
     require_monitor,
     require_room,
 )
-from cua_rl.run.train_config import CLIConfig
+from cua_rl.run.rollout_config import AgentSettings, ServerSettings
+from cua_rl.run.training_config import CLIConfig, MonitorSettings
 from cua_rl.run.training_plan import plan_run
 from cua_rl.sampling.gateway_server import serve_app
 from tests.sampling.fake_vllm import FakeVllm
@@ -31,12 +32,12 @@ PHONE = Screen(kind="android", width_px=192, height_px=320)
 
 def test_the_last_prompt_shows_one_screenshot_a_turn_unless_history_drops_some() -> None:
     assert most_screenshots(CLIConfig(), 7) == 7
-    assert most_screenshots(CLIConfig(history="last_n", history_images=3), 7) == 3
-    assert most_screenshots(CLIConfig(history="block_drop", history_images=8), 7) == 7
+    assert most_screenshots(CLIConfig(agent=AgentSettings(history="last_n", history_images=3)), 7) == 3
+    assert most_screenshots(CLIConfig(agent=AgentSettings(history="block_drop", history_images=8)), 7) == 7
     assert plan_max_images(CLIConfig(), 40) == 40
-    assert plan_max_images(CLIConfig(max_images=64), 40) == 64
+    assert plan_max_images(CLIConfig(server=ServerSettings(max_images=64)), 40) == 64
     # other agents may show several a turn
-    assert plan_max_images(CLIConfig(agent="external", agent_url="http://a"), 4) == 32
+    assert plan_max_images(CLIConfig(agent=AgentSettings(name="external", url="http://a")), 4) == 32
 
 
 def test_room_is_counted_to_the_token() -> None:
@@ -71,8 +72,10 @@ async def test_a_monitor_that_asks_for_more_than_an_empty_batch_is_one(status: i
 
 
 async def test_a_run_that_goes_on_may_begin_while_its_monitor_is_away(tmp_path: Path) -> None:
-    config = CLIConfig(log_path=str(tmp_path / "run"), monitor_base_url="http://127.0.0.1:9", project_token="token")
-    with pytest.raises(ConfigError, match="monitor_base_url: expected a monitor that answers"):
+    config = CLIConfig(
+        log_path=str(tmp_path / "run"), monitor=MonitorSettings(base_url="http://127.0.0.1:9", project_token="token")
+    )
+    with pytest.raises(ConfigError, match=r"monitor\.base_url: expected a monitor that answers"):
         await plan_run(config, {})
     (tmp_path / "run" / "monitor_spool").mkdir(parents=True)
 

@@ -2,7 +2,7 @@
 
 from cua_rl.database.progress import Progress, UntrainedGroup
 from cua_rl.run.resume import plan_start
-from cua_rl.run.train_config import CLIConfig
+from cua_rl.run.training_config import CLIConfig, SamplingSettings
 from tests.builders import group, rollout
 
 
@@ -16,7 +16,9 @@ def test_a_group_that_lost_too_many_members_is_not_trained_after_a_resume_either
     )
 
     kept = [
-        plan_start(CLIConfig(max_steps_off_policy=2, min_group_size=least), progress, 1).kept_groups[0].group
+        plan_start(CLIConfig(max_steps_off_policy=2, sampling=SamplingSettings(min_group_size=least)), progress, 1)
+        .kept_groups[0]
+        .group
         for least in (2, 3)
     ]
 

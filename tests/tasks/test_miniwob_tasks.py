@@ -4,7 +4,7 @@ pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
 from cua_rl.errors import ConfigError
 from cua_rl.models.page_vocabulary import label_forms, page_pieces
-from cua_rl.run.train_config import CLIConfig
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.django_admin.state import draw_names

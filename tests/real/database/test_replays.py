@@ -13,9 +13,9 @@ from cua_rl.rl.curriculum import SuccessRates
 from cua_rl.rl.datums import datums_sha256
 from cua_rl.rl.memory import Memory, build_outcome
 from cua_rl.rl.replay import first_success
-from cua_rl.run.curriculum import OUTCOMES_NAME, load_memory
 from cua_rl.run.log_directory import prepare_log_directory
-from cua_rl.run.train_config import CLIConfig
+from cua_rl.run.resume import OUTCOMES_NAME, load_memory
+from cua_rl.run.training_config import CLIConfig, CurriculumSettings
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, make_task, source_events, start, step_end
@@ -100,7 +100,9 @@ async def test_rollouts_are_found_by_id_in_the_order_asked_for(url: str, session
 
 
 async def test_a_resumed_run_remembers_what_the_first_attempt_stored(url: str, tmp_path: Path) -> None:
-    config = CLIConfig(task_sampling="success_rate", replay_successes=True, replay_capacity=1)
+    config = CLIConfig(
+        curriculum=CurriculumSettings(task_sampling="success_rate", replay_successes=True, replay_capacity=1)
+    )
     success = first_success(EARLIER)
     assert success is not None
     with prepare_log_directory(tmp_path / "run", "resume") as folder:
@@ -123,7 +125,7 @@ async def test_a_resumed_run_remembers_what_the_first_attempt_stored(url: str, t
 
 
 async def test_a_resumed_run_says_so_if_its_successes_are_in_another_database(url: str, tmp_path: Path) -> None:
-    config = CLIConfig(replay_successes=True)
+    config = CLIConfig(curriculum=CurriculumSettings(replay_successes=True))
     with prepare_log_directory(tmp_path / "run", "resume") as folder:
         await Memory(outcomes_path=folder.path / OUTCOMES_NAME).remember(1, [EARLIER])
 

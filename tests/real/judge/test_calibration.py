@@ -11,6 +11,7 @@ import pytest
 
 from cua_rl.actions import Action, Button, Click, PressButton
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
+from cua_rl.command_line.parsing import make_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
@@ -155,7 +156,7 @@ def config(base_url: str, folder: Path, **more: Any) -> CalibrateConfig:
     settings: dict[str, Any] = {"run": "known", "num_rollouts": 1000, "log_dir": str(folder)}
     judge = {"judge_base_url": base_url, "judge_model": MODEL, "judge_max_retries": 0}
     prices = {"judge_input_price": 1.0, "judge_output_price": 5.0}
-    return CalibrateConfig(**settings | judge | prices | more)
+    return make_config(CalibrateConfig, settings | judge | prices | more)
 
 
 @pytest.fixture
@@ -175,7 +176,7 @@ async def test_the_matrix_of_a_judge_of_known_error_is_right_and_the_gate_refuse
         settings = config(base_url, tmp_path)
         await cli_main(settings, environ)
 
-    judge_config = make_judge_config(settings)
+    judge_config = make_judge_config(settings.judge)
     assert judge_config is not None
     record = json.loads((tmp_path / "judge_calibrations" / f"{judge_config.fingerprint}.json").read_text())
     found = record["all"]
