@@ -1,4 +1,4 @@
-"""What a field of a configuration says beside its type, default and meaning: its limits, and whether people set it.
+"""Metadata of configuration fields (limits, fields set by the run) and presets.
 
 A configuration is a chz class; its fields that are chz classes themselves are groups (`loss.clip_low`).
 """

@@ -1,1 +1,1 @@
-"""From a command line or a YAML file to a configuration, and the frame that runs a recipe with it."""
+"""Parses command lines and YAML files into configurations, and runs recipes."""

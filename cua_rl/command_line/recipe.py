@@ -1,4 +1,4 @@
-"""The frame around every recipe: .env, command line, signals, and errors as short messages with an exit status."""
+"""Runs a recipe: reads .env and the command line, handles signals, turns errors into messages and exit statuses."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ def run_recipe(
     shown_presets: ShownPresets = NO_PRESETS,
     sections: Sections = NO_SECTIONS,
 ) -> int:
-    """Run `main` on the configuration that the command line asks for and return the exit status, for `sys.exit`.
+    """Parse the command line, run `main` on the configuration, and return the exit status for `sys.exit`.
 
     `--help` shows the settings of `sections`, or all, and `shown_presets` after them.
 
@@ -49,7 +49,7 @@ def run_recipe(
 
 
 def load_environment_file(path: Path) -> None:
-    """Put the variables of a .env file into the environment; what is set already stays."""
+    """Load variables from a .env file; variables that are already set keep their values."""
     from dotenv import load_dotenv
 
     load_dotenv(path, override=False)
@@ -78,7 +78,7 @@ async def _run_until_signal(main: Coroutine[Any, Any, object]) -> int:
 
 
 def _first_cua_error(group: BaseExceptionGroup[BaseException]) -> CuaError | None:
-    """The first of our errors, if the group holds nothing but ours: anything else is a bug to be shown in full."""
+    """The first `CuaError` if the group contains no other errors; others are bugs that need their traceback."""
     ours, others = group.split(CuaError)
     if ours is None or others is not None:
         return None

@@ -1,4 +1,4 @@
-"""Text from a command line or a file to a value of the annotated type, and back. Nothing is imported or evaluated."""
+"""Converts text to values of the annotated type, and back, without importing or evaluating anything."""
 
 import json
 import types

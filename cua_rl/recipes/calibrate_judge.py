@@ -1,4 +1,4 @@
-"""How far can a judge be trusted? `python -m cua_rl.recipes.calibrate_judge run=runs/demo judge.model=... ...`
+"""Measure how reliable a judge is: `python -m cua_rl.recipes.calibrate_judge run=runs/demo judge.model=... ...`
 
 Asks the judge about recorded rollouts whose validators know the truth, prints how often it was right, and keeps the
 record that training with this judge looks for. Nothing in the database changes.
@@ -132,7 +132,7 @@ async def _draw(database: Database, training_id: int, config: CalibrateConfig) -
 async def _judge_all(
     database: Database, training_id: int, known: Sequence[KnownRollout], judge: Judge
 ) -> tuple[list[Judged], list[Judgement]]:
-    """Judge the rollouts, some at a time, so that their screenshots fit into memory."""
+    """Judge the rollouts in batches, so that their screenshots fit into memory."""
     judged: list[Judged] = []
     judgements: list[Judgement] = []
     for batch in _batches(known):
@@ -182,7 +182,7 @@ def _identity(config: JudgeConfig) -> JudgeIdentity:
 
 
 def _account(config: CalibrateConfig, judgements: Sequence[Judgement]) -> dict[str, object]:
-    """Where the figures come from, and what they cost."""
+    """Provenance and cost of the figures."""
     votes = [vote for judgement in judgements for vote in judgement.votes]
     return {
         "run": config.run,

@@ -39,17 +39,17 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "tasks.limit": ("gym_limit",),
     "tasks.tags": ("gym_tags",),
 }
-"""Which flags say a setting of `recipes.train`."""
+"""Flags for each setting of `recipes.train`."""
 
 GYM_RUN = {"tasks.source_type": "gym", "agent": "mini_agent"}
-"""What a run on a gym server is, unless the command line or a file says otherwise."""
+"""Defaults of a run on a gym server; the command line or a file overrides them."""
 
 _SETTING_OF = {flag: setting for setting, flags in FLAGS.items() for flag in flags}
 _READ_BY_RECIPE = ("monitor_base_url", "project_id", "project_token")  # which looks into the environment itself
 
 
 def translate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The command line for `recipes.train`: flags by the names of settings, those of the environment first."""
+    """The arguments for `recipes.train`: flags under the names of settings, those from the environment first."""
     found = {flag: environ.get(flag.upper(), "") for flag in _SETTING_OF if flag not in _READ_BY_RECIPE}
     arguments = [_as_setting(flag, value) for flag, value in found.items() if value]
     rest = list(argv)
@@ -71,7 +71,7 @@ def translate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> l
 
 
 async def served_model(base_url: str) -> str:
-    """The folder or hub id of the model that a vLLM server serves, as it was told; raises `ConfigError`."""
+    """Folder or hub id of the model served by a vLLM server; raises `ConfigError`."""
     from cua_rl.run.preflight import ask_model_server  # only a run on a server that is there asks one
 
     async with ask_model_server(base_url) as (_, model):
@@ -84,7 +84,7 @@ async def served_model(base_url: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line; a server that is named says which model it serves, unless the flags do."""
+    """Run from the command line; without --model-name, the model server is asked which model it serves."""
     load_environment_file(Path(".env"))
     given = sys.argv[1:] if argv is None else argv
     if any(argument in HELP_WORDS for argument in given):

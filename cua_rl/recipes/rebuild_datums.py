@@ -39,7 +39,7 @@ class RebuildConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One step's identity as trained and as rebuilt."""
+    """Fingerprints of one step: as trained and as rebuilt."""
 
     step: int
     trained: str | None
@@ -61,7 +61,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What decides, beside the advantages, which groups give datums."""
+    """Which groups produce datums, besides their advantages."""
 
     keeps_constant: bool = False
     """A KL term was on."""
@@ -120,7 +120,7 @@ async def cli_main(config: RebuildConfig) -> None:
 
 
 async def _find_training(session: AsyncSession, log_path: Path, *, is_own: bool) -> TrainingSummary | None:
-    """The run under the names that it had when it was recorded: its folder may have been moved since.
+    """Find the run by its recorded name and folder: the folder may have been moved since.
 
     A database of its own holds no other run.
     """

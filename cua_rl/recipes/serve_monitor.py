@@ -103,7 +103,7 @@ def _absolute(folder: str) -> Path:
 
 
 def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:
-    """Everyone may read on loopback; elsewhere a token is needed, and made if the environment has none."""
+    """Reading is open on loopback; other addresses need a token, generated if the environment has none."""
     read_token = environ.get("MONITOR_READ_TOKEN") or None
     if read_token is None and not _is_loopback(host):
         if not sys.stdout.isatty():
@@ -129,7 +129,7 @@ def _is_loopback(host: str) -> bool:
 def _print_address(
     address: str, rules: AccessRules, url: str | None, folder: Path | None, environ: Mapping[str, str]
 ) -> None:
-    """Where to look; tokens that we made ourselves are shown this once, to a person, never to a file."""
+    """Print the address; generated tokens are shown once, on a terminal only, never written to a file."""
     print(f"monitor: {address}", flush=True)
     if sys.stdout.isatty():
         if not environ.get("MONITOR_WRITE_TOKEN"):

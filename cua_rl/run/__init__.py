@@ -1,1 +1,1 @@
-"""What recipes are made of: their configuration, the plan made from it, a run's folder, devices, agents and judge."""
+"""Runs of the recipes: configuration, the plan resolved from it, folder, devices, agents, judge, and their wiring."""

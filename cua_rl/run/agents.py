@@ -1,6 +1,4 @@
-"""From what the user asked for to who acts: our own agent, gbox-mini-agent, or a program of the user's; and to the
-gateway through which they reach the model.
-"""
+"""Makes the configured agent (built-in, gbox-mini-agent or external) and the gateway to the model."""
 
 import shlex
 import shutil
@@ -24,7 +22,7 @@ _ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_ur
 
 
 def check_agent(config: RolloutConfig, place: Place) -> None:
-    """Raise `ConfigError` for an agent that can never work."""
+    """Raise `ConfigError` for agent settings that cannot work."""
     agent = config.agent
     given = {
         "command": agent.command,
@@ -56,7 +54,7 @@ def check_agent(config: RolloutConfig, place: Place) -> None:
 def make_agent(
     config: RolloutConfig, own: GBoxAgent, gateway: Gateway, log_folder: Path
 ) -> GBoxAgent | ExternalAgent | MiniAgent:
-    """Our own agent unless another one is configured, whose programs write to `log_folder`."""
+    """The configured agent; external programs write their output to `log_folder`."""
     agent, devices = config.agent, config.devices
     if agent.name == "mini_agent":
         mini = MiniAgentSettings(
@@ -79,7 +77,7 @@ def make_agent(
 async def open_gateway(
     config: RolloutConfig, client: SamplingClient, renderer: Renderer, params: SamplingParams
 ) -> AsyncGenerator[Gateway]:
-    """The gateway; on a socket if agents in other processes are to reach it."""
+    """The gateway, listening on a port only if agents in other processes need it."""
     gateway = Gateway(
         client,
         renderer,

@@ -17,7 +17,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None if it is whole.
+    """Describe what is damaged in a checkpoint folder; None if it is complete.
 
     A folder with a manifest (`{"files": {name: sha256}}`) must match it; without one, every file must have content, and
     .safetensors files must be as long as their headers say.
@@ -33,7 +33,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Path | None:
-    """The folder that `load_checkpoint_path` names; raises `ConfigError` for a damaged one or another size."""
+    """The folder given by `load_checkpoint_path`; raises `ConfigError` if it is damaged or has another LoRA size."""
     if path is None:
         return None
     folder = Path(path).expanduser().absolute()
@@ -56,7 +56,7 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
 
 
 def _refuse_run(folder: Path, path: str) -> None:
-    """Whoever names a run's folder either wants to go on with that run, or to begin another from its weights."""
+    """Refuse the folder of a whole run, and explain how to resume it or to start from its weights."""
     if not (folder / "checkpoints.jsonl").is_file():
         return
     states = [str(record["state_path"]) for record in read_records(folder / "checkpoints.jsonl")]
@@ -94,7 +94,7 @@ def _find_file_damage(file: Path) -> str | None:
 
 
 def _safetensors_size(file: Path) -> int | None:
-    """Length that the header announces: 8 bytes of header length, the JSON header, then the tensors."""
+    """File size according to the header: 8 bytes of header length, the JSON header, then the tensors."""
     with file.open("rb") as stream:
         header_length = int.from_bytes(stream.read(8), "little")
         if header_length > file.stat().st_size:
@@ -114,13 +114,13 @@ class AdapterFolder:
     path: Path
     rank: int
     policy_version: int
-    """By the folder's name, as in sampler_weights/000048; 0 if it has none."""
+    """From the folder's name (sampler_weights/000048); 0 if the name is not a number."""
     changes_model: bool
-    """False if every update is zero, as of a fresh adapter."""
+    """False if all B matrices are zero, as in a new adapter."""
 
 
 def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
-    """Look at an adapter for the model in `model_path`.
+    """Inspect an adapter and check that it fits the model in `model_path`.
 
     Raises:
         ConfigError: there is none, it is damaged, or it is for another model.
@@ -147,7 +147,7 @@ def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
 
 
 def _read_adapter(path: Path) -> tuple[Mapping[str, Mapping[str, Any]], bool]:
-    """The tensors' shapes by name, and whether any B matrix has a byte that is not zero."""
+    """Tensor headers by name, and whether any B matrix is non-zero."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = cast("dict[str, dict[str, Any]]", json.loads(data[8:start]))
@@ -172,7 +172,7 @@ def _require_adapter_fits(folder: Path, header: Mapping[str, Mapping[str, Any]],
 
 
 def max_lora_rank(rank: int) -> int:
-    """The smallest rank that vLLM accepts as its largest and that holds `rank`."""
+    """The smallest `--max-lora-rank` that vLLM accepts and that fits `rank`."""
     fitting = [allowed for allowed in LORA_RANKS if allowed >= rank]
     if not fitting:
         raise ConfigError(f"lora_rank: expected at most {LORA_RANKS[-1]}, got {rank}; lower it")

@@ -1,4 +1,4 @@
-"""An evaluation: makes the attempts that are missing, one model after the other, and writes the results."""
+"""Runs an evaluation: makes the missing attempts, one model at a time, and writes the results."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ from cua_rl.types import AdapterRef
 
 
 async def run_evaluation(config: EvaluateConfig) -> None:
-    """Check the configuration, make the attempts that are missing, and write the results."""
+    """Check the configuration, make the missing attempts, and write the results."""
     plan = await plan_evaluation(config)
     if config.dry_run:
         check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
@@ -85,7 +85,7 @@ async def run_evaluation(config: EvaluateConfig) -> None:
 
 
 def _load_known(folder: LogDirectory, plan: EvaluationPlan) -> list[Attempt]:
-    """The attempts of an evaluation that goes on; none for a fresh one."""
+    """Attempts already made by the evaluation that is resumed; none for a new one."""
     if folder.decision is not Decision.RESUME or not folder.config_path.exists():
         return []
     require_same_evaluation(json.loads(folder.config_path.read_text(encoding="utf-8")), plan.settings())
@@ -124,14 +124,14 @@ class AttemptFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The devices that attempts are made on, and who judges them where no validator does."""
+    """Devices for the attempts, and the judge of tasks without a validator."""
 
     devices: OpenDevices
     judge: Judge | None
 
 
 async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surroundings, record: AttemptFile) -> None:
-    """One model after the other; models of one folder share a server, which starts only if something is missing."""
+    """Evaluate one model at a time; models from one folder share a server, started only if attempts are missing."""
     for model in plan.models:
         if isinstance(model, RemoteModel):
             access = EndpointAccess(model.endpoint, read_api_key(model), plan.params)
@@ -166,7 +166,7 @@ async def _run_model(
 
 @dataclass(slots=True)
 class Progress:
-    """Says how far a model is, ten times."""
+    """Prints the progress of a model, ten times."""
 
     model: str
     num_attempts: int
@@ -174,7 +174,7 @@ class Progress:
     num_solved: int = 0
 
     def count(self, attempt: Attempt) -> None:
-        """One more attempt has ended."""
+        """Count a finished attempt."""
         self.num_done += 1
         self.num_solved += attempt.success is True
         if self.num_done * 10 // self.num_attempts > (self.num_done - 1) * 10 // self.num_attempts:
@@ -230,7 +230,7 @@ def _make_server(
 async def _serve_model(
     plan: EvaluationPlan, model: LocalModel, server: VllmServer | ExternalServer
 ) -> AsyncGenerator[Gateway]:
-    """A gateway to the model; its adapter is loaded and proven to change the base model."""
+    """A gateway to the model, once its adapter is loaded and verified to change the base model."""
     renderer = plan.engines[model.model_path].renderer
     async with SamplingClient(server) as client:
         if model.adapter is not None:

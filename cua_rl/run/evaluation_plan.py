@@ -1,4 +1,4 @@
-"""Everything about an evaluation that can be known, and refused, before a model loads or an endpoint is asked."""
+"""Resolves and checks an evaluation configuration before a model is loaded or an endpoint is called."""
 
 import json
 import os
@@ -35,23 +35,23 @@ _DEFINING = (
     "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
     "renderer_name", "judge_fingerprint",
 )  # fmt: skip
-"""Settings that an evaluation cannot change half way; more tasks, attempts and models may be added."""
+"""Settings that must not change when an evaluation is resumed; tasks, attempts and models may be added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model folder that vLLM serves, as it is or under an adapter."""
+    """A model folder that vLLM serves, with or without an adapter."""
 
     name: str
     model_name: str | None
-    """As it was written; None is the tiny model."""
+    """As given by the user; None is the tiny model."""
     model_path: Path
     adapter: AdapterFolder | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModel:
-    """A model behind somebody else's endpoint. The API key stays in the environment until it is used."""
+    """A model behind a third-party endpoint. The API key is read from the environment when it is used."""
 
     name: str
     endpoint: Endpoint
@@ -63,7 +63,7 @@ Model = LocalModel | RemoteModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngine:
-    """How a model folder is rendered and served."""
+    """Renderer, context length and GPUs of a model folder."""
 
     renderer: Renderer
     max_model_len: int
@@ -72,7 +72,7 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPlan:
-    """A configuration whose every reference has been looked up."""
+    """An evaluation configuration with all references resolved."""
 
     config: EvaluateConfig
     log_path: Path
@@ -82,7 +82,7 @@ class EvaluationPlan:
     site: Site
     tasks: tuple[Task, ...]
     max_images: int
-    """Most images of one prompt."""
+    """Maximum images of one prompt."""
     reward: RewardFunction
     judge: JudgeConfig | None
     history: History
@@ -99,7 +99,7 @@ class EvaluationPlan:
 
 
 async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
-    """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
+    """Resolve the configuration; raises `ConfigError` for the first problem."""
     models = parse_models(config.models, config.model_name)
     paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
     engines = {path: _plan_engine(path, config) for path in paths}
@@ -217,7 +217,7 @@ _NO_KEY = "not-needed"  # what the openai package sends where nothing is asked f
 
 
 def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: str | None) -> tuple[Model, ...]:
-    """Look up everything that the entries name.
+    """Resolve the entries of `models`.
 
     Raises:
         ConfigError: an entry cannot be meant, or names something that is not there.

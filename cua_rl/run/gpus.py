@@ -1,4 +1,4 @@
-"""Which GPUs the model server uses, and which the trainer."""
+"""Assigns GPUs to the model server and the trainer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What making a tiny model takes, whatever it looks at: stages in processes of their own, and steps after an expert."""
+"""Shared by the recipes that make tiny models: stages in separate processes, and imitation of an expert."""
 
 import asyncio
 import sys

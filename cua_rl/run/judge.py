@@ -1,4 +1,4 @@
-"""The judge of a run: made from its settings, checked against its calibration, opened with its key."""
+"""The judge of a run: built from its settings, checked against its calibration, opened with its API key."""
 
 import logging
 import os
@@ -50,7 +50,7 @@ def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
 
 
 def plan_judge(settings: JudgeSettings, reward: str, *task_sets: TaskSet) -> JudgeConfig | None:
-    """The judge that the tasks need or the user wants beside their validators; None without one.
+    """The judge that tasks need, or that the user wants to compare with validators; None if there is none.
 
     Raises:
         ConfigError: a judge is asked for and missing or idle.
@@ -84,7 +84,7 @@ async def check_judge(config: JudgeConfig | None, environ: Mapping[str, str] = o
 def require_precision(
     config: JudgeConfig, *, least: float | None, record: str | None, log_dir: str | None, is_forced: bool
 ) -> None:
-    """Refuse a judge that is not known to be precise enough; its false positives would be learned.
+    """Refuse a judge whose precision is not known to be sufficient: the policy would learn its false positives.
 
     The lower end of the 95 % interval of its precision must reach `least`. Without `least`, an uncalibrated judge is
     warned of.

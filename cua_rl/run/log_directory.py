@@ -1,4 +1,4 @@
-"""A run's folder: who may write into it, its configuration, its metrics file and its checkpoints.
+"""A run's folder: its lock, configuration, metrics file and checkpoints.
 
 config.json              the settings, secrets masked
 metrics.jsonl            one JSON object per completed step
@@ -33,14 +33,14 @@ _RESULT_FILES = ("metrics.jsonl", "attempts.jsonl", "checkpoints.jsonl", "outcom
 
 
 class Decision(StrEnum):
-    """What a recipe does with its folder."""
+    """What to do with the folder of a run."""
 
     FRESH = "fresh"
     """Begin a run in an empty folder."""
     RESUME = "resume"
-    """Go on after the latest checkpoint, if there is one."""
+    """Continue after the latest checkpoint, if there is one."""
     SKIP = "skip"
-    """Leave the earlier run alone and end."""
+    """Keep the earlier run and exit."""
 
 
 def run_folder(log_path: str | None, log_dir: str | None, run_name: str) -> Path:
@@ -146,7 +146,7 @@ class LogDirectory:
                 shutil.rmtree(path)
 
     def truncate_after(self, step: int) -> None:
-        """Forget metrics and checkpoints of later steps, which a run that resumes after `step` will write again."""
+        """Remove metrics and checkpoints of later steps: a run that resumes after `step` writes them again."""
         for path in (self.metrics_path, self.checkpoints_path):
             records = read_records(path)
             kept = [record for record in records if _step(record) <= step]

@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, the hub's local cache, the hub, or the tiny model of this package."""
+"""Finds a model's files: in a folder, the hub's cache, on the hub, or the tiny model of this package."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ _SETTINGS_FILES = ("*.json", "*.jinja", "*.txt")
 
 
 def find_model(name: str | None) -> Path:
-    """The folder of the model called `name`; None is the tiny model. Of a model on the hub the weights may be missing.
+    """The folder of the model `name`; None is the tiny model. The weights of a hub model may not be downloaded yet.
 
     Raises `ConfigError` if there is no such model, before anything is loaded.
     """

@@ -1,4 +1,4 @@
-"""The monitor beside a run: a process of its own that shows it, and the way to another monitor on the network."""
+"""The monitor process that a run starts, and the connection to a remote monitor."""
 
 import logging
 import os
@@ -53,7 +53,7 @@ def _require_no_project(settings: MonitorSettings) -> None:
 
 
 def spool_folder(folder: Path) -> Path:
-    """Where a run keeps what its monitor has not got yet."""
+    """Folder of events not yet delivered to the remote monitor."""
     return folder / "monitor_spool"
 
 
@@ -68,7 +68,7 @@ async def send_events(
 
 
 async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_url: str, folder: Path) -> str | None:
-    """Start a monitor on the run's database, which ends with the run; its address, None if none is wanted.
+    """Start a monitor of the run's database, which stops with the run; returns its address, or None if disabled.
 
     If it cannot start or dies, training goes on.
     """

@@ -1,4 +1,4 @@
-"""What a run would meet only later, looked for before it starts: packages, programs, servers, and room for its turns.
+"""Checks before a run starts: packages, programs, servers, and room for all turns in the model's context.
 
 Nothing is loaded and nothing is downloaded; every question to a server has a short time limit.
 """
@@ -59,7 +59,7 @@ def most_screenshots(config: RolloutConfig, num_turns: int) -> int:
 
 
 def plan_max_images(config: RolloutConfig, num_turns: int) -> int:
-    """Images of one prompt that the model server must take; raises `ConfigError` if fewer are configured.
+    """Images per prompt that the model server must accept; raises `ConfigError` if fewer are configured.
 
     Agents that are not ours may show more than one a turn: they get what is configured, or plenty.
     """

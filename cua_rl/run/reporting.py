@@ -1,4 +1,4 @@
-"""What a training run writes for people: progress while it runs, a table, reward.png and summary.json at its end."""
+"""Reports of a training run: progress display and log, then a table, reward.png and summary.json."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
-    """Tell the run's story in logs/run.log, and warnings on stderr too."""
+    """Log to logs/run.log, and warnings also to stderr."""
     (folder.path / "logs").mkdir(exist_ok=True)
     story = logging.FileHandler(folder.path / "logs" / "run.log")
     story.setFormatter(logging.Formatter(LOG_FORMAT))

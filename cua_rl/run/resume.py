@@ -22,7 +22,7 @@ OUTCOMES_NAME = "outcomes.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """What an earlier attempt left; nothing of a new run."""
+    """State left by an earlier attempt; empty for a new run."""
 
     start: AsyncStart = field(default_factory=AsyncStart)
     owed_evaluations: tuple[WantedEvaluation, ...] = ()
@@ -33,7 +33,7 @@ class Resumed:
 
 
 async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, num_done: int, url: str) -> Resumed:
-    """Read what a run that goes on after `num_done` steps can build on, and delete what it cannot."""
+    """Load what a run that resumes after `num_done` steps can reuse, and delete the rest."""
     if num_done == 0:
         folder.remove_strays(0)
         return Resumed()
@@ -50,7 +50,7 @@ async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, n
 
 
 async def follow_move(folder: LogDirectory, run_name: str, url: str) -> None:
-    """Give the one run of a folder's own database the name and place that the folder has now, if it was moved."""
+    """After a folder has been moved, rename the run in its embedded database accordingly."""
     async with open_sessions(url) as sessions, sessions.begin() as session:
         if await find_training(session, run_name, str(folder.path)) is None:
             for training in await latest_trainings(session, limit=1):

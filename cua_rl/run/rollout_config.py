@@ -37,12 +37,12 @@ def given_site(tasks: object) -> str | None:
     try:
         return find_site(cast("TaskSources", tasks))
     except ConfigError:
-        return None  # whoever loads the tasks says what is wrong with them
+        return None  # load_tasks reports what is wrong with them
 
 
 @chz.chz
 class AgentSettings:
-    """Who acts, and how much of the past it sees."""
+    """The agent, and which screenshots its prompts contain."""
 
     name: Literal["gbox", "mini_agent", "external"] = chz.field(
         default="gbox",
@@ -295,7 +295,9 @@ class RolloutConfig:
         default=20, doc="maximum turns of a rollout; a task may allow fewer", metadata=at_least(1)
     )
     max_tokens: int = chz.field(default=2048, doc="maximum tokens of one model response", metadata=at_least(1))
-    agent: AgentSettings = chz.field(default_factory=AgentSettings, doc="who acts")
+    agent: AgentSettings = chz.field(
+        default_factory=AgentSettings, doc="the agent, and which screenshots its prompts contain"
+    )
     devices: DeviceSettings = chz.field(default_factory=DeviceSettings, doc="devices, their screens and time limits")
     server: ServerSettings = chz.field(default_factory=ServerSettings, doc="the vLLM server that the run starts")
     gateway: GatewaySettings = chz.field(

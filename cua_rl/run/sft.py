@@ -137,7 +137,7 @@ def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftLoop:
-    """The parts of a run. Batches and learning rates depend on seed and step alone: a resumed run is the same run."""
+    """A run. Batches and learning rates depend only on seed and step, so a resumed run is identical."""
 
     plan: SftPlan
     folder: LogDirectory

@@ -1,4 +1,4 @@
-"""Everything about a supervised run that can be known, and refused, before a model loads."""
+"""Resolves and checks a supervised configuration, data included, before a model is loaded."""
 
 import asyncio
 import json
@@ -30,12 +30,12 @@ from cua_rl.types import Datum, Rollout
 
 EXPERT_STEPS = 100
 _FIXED = ("data_sha256", "model_path", "lora_rank", "lora_alpha", "seed", "batch_size", "num_eval_conversations")
-"""What a resumed run must share with its beginning, or its loss curve would mean nothing."""
+"""Settings that must not change on resume, or the loss curve would be meaningless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedData:
-    """Conversations that have been checked, and what to say about them."""
+    """Validated conversations and their description."""
 
     dataset: Dataset
     num_held_out: int
@@ -46,7 +46,7 @@ class OpenedData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SftPlan:
-    """A configuration whose every reference has been looked up, data included."""
+    """A supervised configuration with all references resolved, data included."""
 
     config: SftConfig
     run_name: str
@@ -58,7 +58,7 @@ class SftPlan:
     checkpoint_path: Path | None
 
     def effective(self) -> dict[str, object]:
-        """What the run will really use, for people, for the dry run and for a resume."""
+        """The values that the run uses, for config.json, `dry_run` and resume checks."""
         return {
             "run_name": self.run_name,
             "log_path": str(self.log_path),
@@ -73,7 +73,7 @@ class SftPlan:
 
 
 async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> SftPlan:
-    """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work.
+    """Resolve the configuration; raises `ConfigError` for the first problem.
 
     `devices` are where experts work; they stay open as long as the plan is used.
     """

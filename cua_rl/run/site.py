@@ -1,4 +1,4 @@
-"""Where rollouts take place: the kind of device, looked up once from tasks and settings, and its backend."""
+"""The site of a run: the kind of device that its tasks run on, resolved once, and its backend."""
 
 import os
 from collections.abc import AsyncGenerator, Collection, Mapping
@@ -32,7 +32,7 @@ from cua_rl.tasks.source_config import Site as TaskSite
 from cua_rl.tasks.source_config import Split, find_site, parse_sources
 
 Place = TaskSite | Literal["simulator", "gbox", "adb"]
-"""The kind of device: the site that tasks bring with them, else the configured device."""
+"""The kind of device: determined by the tasks, otherwise the configured device."""
 
 _SMALLEST_SCREENS = {
     "simulator": Screen(kind="android", width_px=192, height_px=320),
@@ -46,13 +46,13 @@ _SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where the rollouts of a run take place."""
+    """The devices of a run, before they are opened."""
 
     place: Place
     backend: DeviceBackend
     """Not yet entered."""
     smallest_screen: Screen | None
-    """The least that a screenshot has; None where an agent of somebody else takes its own."""
+    """Lower bound on the size of screenshots; None if an external agent takes its own."""
 
 
 def find_place(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> Place:
@@ -61,7 +61,7 @@ def find_place(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simu
 
 
 def make_site(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> Site:
-    """The configured site; raises `ConfigError` for what can never work."""
+    """Resolve the configured site; raises `ConfigError` if it cannot work."""
     place = find_place(config.tasks, config.device)
     screen = _smallest_screen(place, config) if config.agent.name == "gbox" else None
     return Site(place=place, backend=_make_backend(place, config, log_path, environ), smallest_screen=screen)
@@ -128,7 +128,7 @@ def make_experts(tasks: Tasks) -> Experts:
 
 
 def require_own_model(place: Place, model_name: str | None) -> None:
-    """Raise `ConfigError` if the tiny model of this package would meet another device than its own."""
+    """Raise `ConfigError` if the included tiny model would run on a device other than the simulated phone."""
     if model_name is None and place != "simulator":
         raise ConfigError(
             f"model_name: expected the name of a model for {place}, got none: the tiny model of this package knows the "
@@ -209,7 +209,7 @@ class OpenDevices:
 
 @asynccontextmanager
 async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
-    """Enter the backend, which removes what a crashed attempt left; at the end nothing of it is left."""
+    """Open the backend, which cleans up after a crashed attempt; everything is released on exit."""
     devices = config.devices
     limits = TimeLimits(
         prepare_s=devices.setup_timeout_s,
@@ -237,7 +237,7 @@ def _open_grounder(stack: AsyncExitStack, gbox_api_key: str | None) -> Grounder:
 
 
 def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.environ) -> GymExecutions:
-    """Executions whose devices gbox-mini-agent operates, or we do, as GBox boxes; raises `ConfigError`."""
+    """Gym executions, operated by gbox-mini-agent or as GBox boxes by the built-in agent; raises `ConfigError`."""
     limits = GymLimits(
         max_parallel_creates=config.devices.gym_parallel_creates,
         create_timeout_s=config.devices.lease_timeout_s,

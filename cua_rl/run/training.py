@@ -1,4 +1,4 @@
-"""A training run: starts what it needs, trains, and records how it ended."""
+"""Runs a training: starts its components, trains, and records how it ended."""
 
 import asyncio
 import gc
@@ -72,7 +72,7 @@ async def run_training(config: CLIConfig) -> None:
 
 
 async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
-    """Start what the run needs, train, and record how it ended."""
+    """Start the components, train, and record how the run ended."""
     checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
     num_done = checkpoint.step if checkpoint else 0
     first_step = num_done + 1
@@ -113,7 +113,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
 
 
 async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> str:
-    """URL of the database that the environment names, or of one of our own in the run's folder; migrated."""
+    """URL of the configured database, or of an embedded one in the run's folder; migrated to the latest schema."""
     url = plan.database_url
     if url is None:
         log_path = folder.path / "logs" / "postgres.log"
@@ -140,7 +140,7 @@ def _training_ended(error: BaseException) -> TrainingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Trainer, sampler and the gateway in front of it, running, and the judge, if there is one."""
+    """The running trainer, sampler, gateway and, if configured, judge."""
 
     trainer: TrainingClient
     sampler: SamplingClient
@@ -151,7 +151,7 @@ class Engine:
 async def _start_engine(
     stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
-    """Start model server and trainer; load the checkpoint that the run goes on from.
+    """Start model server and trainer, and load the checkpoint to resume from.
 
     They start side by side, but one after the other where they share a GPU: vLLM measures how much of it is free.
     """
@@ -285,7 +285,7 @@ def _parts(
     report: RunReport,
     memory: Memory,
 ) -> Parts:
-    """Put the run together: who makes devices, who acts, who judges, who remembers."""
+    """Wire the components of the training loop."""
     config = plan.config
     train_share, eval_share = (devices.pool.share(config.max_concurrent_rollouts) for _ in range(2))
     evaluator = Evaluator(
@@ -345,7 +345,7 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> Serve
 
 
 def make_task_stream(config: CLIConfig, tasks: TaskSet, memory: Memory) -> TaskStream:
-    """Uniform over the templates, or by running success rate."""
+    """Tasks sampled uniformly, or by running success rate."""
     if memory.rates is None:
         return tasks
     return SuccessRateStream(
@@ -372,7 +372,7 @@ async def run_loop(
 
 
 def freeze_loaded_objects() -> None:
-    """Have the garbage collector pass over what is loaded by now: it stays as long as the process.
+    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
 
     Every full collection walked over it and held the event loop for up to 0.3 s.
     """

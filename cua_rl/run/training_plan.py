@@ -1,4 +1,4 @@
-"""Everything about a run that can be known, and refused, before a model loads or a device is leased."""
+"""Resolves and checks a training configuration before a model is loaded or a device is leased."""
 
 import logging
 import os
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A configuration whose every reference has been looked up."""
+    """A training configuration with all references resolved."""
 
     config: CLIConfig
     run_name: str
@@ -69,10 +69,10 @@ class RunPlan:
     database_url: str | None
     """None for the embedded database."""
     monitor: MonitorAddress | None
-    """Another monitor that the run is sent to."""
+    """Remote monitor to which the run is sent."""
 
     def effective(self) -> dict[str, object]:
-        """What the run will really use, for people and for the dry run."""
+        """The values that the run uses, for config.json and `dry_run`."""
         return {
             "run_name": self.run_name,
             "log_path": str(self.log_path),
@@ -89,7 +89,7 @@ class RunPlan:
 
 
 async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
-    """Check the configuration against the world; raises `ConfigError` for the first thing that cannot work."""
+    """Resolve the configuration; raises `ConfigError` for the first problem."""
     _warn_of_idle_keys(config)
     place = find_place(config.tasks, config.device)
     check_agent(config, place)
@@ -149,7 +149,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
 
 
 def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
-    """Training tasks, and held-out ones if any are asked for, with nothing in common."""
+    """Training tasks, and held-out tasks if configured; the two are disjoint."""
     has_judge, device = config.judge.model is not None, site.backend.abilities
     train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config.devices)
     train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
@@ -165,7 +165,7 @@ def _one_of_each(tasks: TaskSet) -> list[Task]:
 
 
 async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
-    """Where the run is sent; a run that goes on may begin while the monitor is away, and sends later."""
+    """The remote monitor, if any; a resumed run may start while it is down and sends its events later."""
     address = find_monitor(config.monitor, environ)
     if address is not None and not spool_folder(log_path(config)).exists():
         await require_monitor(address)
@@ -234,7 +234,7 @@ async def _reachable_database(environ: Mapping[str, str]) -> str | None:
 
 
 def check_learning(config: CLIConfig) -> None:
-    """Raises `ConfigError` for options that do not go together."""
+    """Raises `ConfigError` for settings that cannot be combined."""
     check_loss_config(config.loss)
     if config.kl_penalty_coef and config.loss.kl_loss_coef:
         raise ConfigError(
@@ -249,7 +249,7 @@ def check_learning(config: CLIConfig) -> None:
 
 
 def _check_old_tokens(config: CLIConfig) -> None:
-    """Tokens of older policies want a loss in which none of them outweighs all others."""
+    """Off-policy tokens need a loss that bounds their importance ratio."""
     if config.loss.bounds_ratio or config.loss.force_untruncated:
         return
     has_old = {
