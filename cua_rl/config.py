@@ -51,7 +51,7 @@ class TrainerConfig:
 @remembers_given
 @chz.chz
 class LossConfig:
-    """The policy loss and its constants: `docs/losses.md` has formulas and sources, and says when to use which."""
+    """The policy loss and its constants (docs/losses.md: formulas, sources, when to use which)."""
 
     name: LossName = chz.field(
         default="importance_sampling", doc="policy loss; cross_entropy is for supervised training", metadata=FOR_GROUP

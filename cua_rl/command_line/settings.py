@@ -30,13 +30,10 @@ class Setting:
     doc: str
     default: object
     """REQUIRED if there is none."""
+    group: type[Any] | None = None
+    """The nested configuration class, if the setting is a group."""
     is_for_group: bool = False
     """Meant when the group is given a plain value."""
-
-    @property
-    def group(self) -> type[Any] | None:
-        """The nested configuration class, if the setting is a group."""
-        return next((kind for kind in holds(self.kind) if chz.is_chz(kind)), None)
 
 
 class _Required:
@@ -56,16 +53,18 @@ def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
             default = field._default_factory()
         elif type(default).__name__ == "MISSING_TYPE":
             default = REQUIRED
+        group = next((kind for kind in holds(field.x_type) if chz.is_chz(kind)), None)
         setting = Setting(
             name=prefix + name,
             kind=field.x_type,
-            doc=field._doc,
+            doc=field._doc or (group.__doc__ if group else ""),
             default=default,
+            group=group,
             is_for_group=metadata_of(field).get("for_group", False),
         )
         settings.append(setting)
-        if setting.group is not None:
-            settings.extend(list_settings(setting.group, f"{setting.name}."))
+        if group is not None:
+            settings.extend(list_settings(group, f"{setting.name}."))
     return settings
 
 

@@ -60,7 +60,7 @@ class CalibrateConfig:
         default=None, doc="folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
     )
     out: str | None = chz.field(default=None, doc="file for the record, instead of that folder")
-    judge: JudgeSettings = chz.field(default_factory=JudgeSettings, doc="the judge that is calibrated")
+    judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
 
     @chz.validate
     def _calibration_makes_sense(self) -> None:

@@ -8,13 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
     Attempt,
     AttemptPlan,
-    NoRecorder,
     attempt_record,
     missing_attempts,
     parse_attempts,
@@ -26,8 +23,7 @@ from cua_rl.judge.judge import Judge
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.comparison_plot import write_comparison_plot
 from cua_rl.reporting.json_lines import append_record, read_records
-from cua_rl.rollout.run import ModelAccess, RolloutRunner
-from cua_rl.run.agents import make_agent, open_gateway
+from cua_rl.rollout.run import ModelAccess
 from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
@@ -43,6 +39,7 @@ from cua_rl.run.judge import open_judge
 from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
+from cua_rl.run.rollouts import make_runner, make_server, open_gateway
 from cua_rl.run.site import OpenDevices, open_devices
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
@@ -142,7 +139,17 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
         if not any(missing_attempts(_attempt_plan(plan, item), record.attempts) for item in models):
             continue
         print(f"starting the model server for {model_path.name}", flush=True)
-        async with _make_server(plan, folder, models) as server:
+        engine = plan.engines[model_path]
+        server = make_server(
+            plan.config,
+            model_path,
+            engine.gpus,
+            folder.path / "logs" / "vllm.log",
+            max_lora_rank=max_lora_rank(max((item.adapter.rank for item in models if item.adapter), default=8)),
+            max_model_len=engine.max_model_len,
+            max_images=plan.max_images,
+        )
+        async with server:
             for model in models:
                 async with _serve_model(plan, model, server) as gateway:
                     await _run_model(plan, model, gateway, around, record)
@@ -159,7 +166,15 @@ async def _run_model(
         await record.keep(attempt)
         progress.count(attempt)
 
-    runner = _make_runner(plan, access, around)
+    runner = make_runner(
+        plan.config,
+        around.devices,
+        access,
+        history=plan.history,
+        reward=plan.reward,
+        judge=around.judge,
+        log_folder=plan.log_path / "logs" / "agents",
+    )
     await run_missing_attempts(runner, attempt_plan, list(record.attempts), keep)
     print(f"{model.name}: {num_missing} attempts in {time.monotonic() - started:.0f} s", flush=True)
 
@@ -183,47 +198,6 @@ class Progress:
 
 def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
     return AttemptPlan(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
-
-
-def _make_runner(plan: EvaluationPlan, access: ModelAccess, around: Surroundings) -> RolloutRunner:
-    own = GBoxAgent(history=plan.history, grounder=around.devices.grounder)
-    log_folder = plan.log_path / "logs" / "agents"
-    return RolloutRunner(
-        devices=around.devices.pool,
-        gateway=access,
-        agent=make_agent(plan.config, own, access, log_folder) if isinstance(access, Gateway) else own,
-        reward=plan.reward,
-        recorder=NoRecorder(),
-        max_turns=plan.config.max_turns,
-        time_limits=around.devices.time_limits,
-        judge=around.judge,
-        judge_all=plan.config.judge.mode == "compare",
-    )
-
-
-def _make_server(
-    plan: EvaluationPlan, folder: LogDirectory, models: Sequence[LocalModel]
-) -> VllmServer | ExternalServer:
-    config = plan.config
-    if config.base_url is not None:
-        return ExternalServer(config.base_url)
-    engine = plan.engines[models[0].model_path]
-    return VllmServer(
-        ServerConfig(
-            model_path=models[0].model_path,
-            max_lora_rank=max_lora_rank(max((item.adapter.rank for item in models if item.adapter), default=8)),
-            max_model_len=engine.max_model_len,
-            max_num_seqs=config.server.max_num_seqs,
-            max_images=plan.max_images,
-            gpu_memory_utilization=engine.gpus.gpu_memory_utilization,
-            gpus=engine.gpus.server_gpus,
-            tensor_parallel=engine.gpus.tensor_parallel,
-            data_parallel=engine.gpus.data_parallel,
-            start_timeout_s=config.server.start_timeout_s,
-            port=config.server.port,
-        ),
-        folder.path / "logs" / "vllm.log",
-    )
 
 
 @asynccontextmanager

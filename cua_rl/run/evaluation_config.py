@@ -1,6 +1,6 @@
 """Evaluation configuration, and the presets of the tiny model."""
 
-from typing import Literal, cast
+from typing import cast
 
 import chz
 
@@ -32,14 +32,6 @@ class EvaluateConfig(RolloutConfig):
         doc="models to compare; the others are tested against the first: a name each, and model_name and "
         "adapter, or base_url, model, api, api_key_env and extra",
     )
-    model_name: str | None = chz.field(
-        default=None,
-        doc="folder or hub id of the Qwen3-VL model for entries that name none; None uses the included tiny model",
-    )
-    base_url: str | None = chz.field(
-        default=None,
-        doc="URL of a running vLLM server (with runtime LoRA updating) for local models and adapters; None starts one",
-    )
 
     # Tasks
     tasks: Tasks = chz.field(
@@ -59,22 +51,8 @@ class EvaluateConfig(RolloutConfig):
 
     # Attempts
     temperature: float = chz.field(default=0.0, doc="sampling temperature, 0 for greedy", metadata=at_least(0.0))
-    reward: str = chz.field(
-        default="binary",
-        doc="reward function for the reported mean reward: binary, score, completion, efficiency, shaped, "
-        "comprehensive, judge, or module:function",
-    )
     max_concurrent_rollouts: int = chz.field(
         default=64, doc="maximum concurrent attempts; 8 with GBox and gyms", metadata=at_least(1)
-    )
-
-    # Results
-    log_path: str | None = chz.field(default=None, doc="folder of the results; None is runs/evaluate-<names>")
-    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
-        default="ask", doc="what to do if the folder already holds an evaluation; resume runs what is missing"
-    )
-    dry_run: bool = chz.field(
-        default=False, doc="check everything, print the effective configuration as JSON, and exit"
     )
 
 

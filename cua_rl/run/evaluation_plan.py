@@ -18,13 +18,13 @@ from cua_rl.judge.judge import JudgeConfig
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.agents import check_agent
 from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
 from cua_rl.run.preflight import plan_max_images, require_model_server, require_room
+from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Place, Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task

@@ -273,6 +273,12 @@ def check_judge_settings(judge: JudgeSettings) -> None:
 class RolloutConfig:
     """The settings that training and evaluation share."""
 
+    model_name: str | None = chz.field(
+        default=None, doc="folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
+    )
+    base_url: str | None = chz.field(
+        default=None, doc="URL of a running vLLM server (with runtime LoRA updating); None starts one"
+    )
     renderer_name: str | None = chz.field(
         default=None,
         doc="renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
@@ -295,15 +301,28 @@ class RolloutConfig:
         default=20, doc="maximum turns of a rollout; a task may allow fewer", metadata=at_least(1)
     )
     max_tokens: int = chz.field(default=2048, doc="maximum tokens of one model response", metadata=at_least(1))
-    agent: AgentSettings = chz.field(
-        default_factory=AgentSettings, doc="the agent, and which screenshots its prompts contain"
+    reward: str = chz.field(
+        default="binary",
+        doc="reward function: binary, score, completion, efficiency, shaped, comprehensive, judge (binary, "
+        "for tasks that a judge decides), or module:function",
     )
-    devices: DeviceSettings = chz.field(default_factory=DeviceSettings, doc="devices, their screens and time limits")
-    server: ServerSettings = chz.field(default_factory=ServerSettings, doc="the vLLM server that the run starts")
-    gateway: GatewaySettings = chz.field(
-        default_factory=GatewaySettings, doc="the gateway that agents outside this process talk to"
+    max_concurrent_rollouts: int = chz.field(
+        default=128, doc="maximum number of devices in use at a time; 8 with GBox and gyms", metadata=at_least(1)
     )
-    judge: JudgeSettings = chz.field(default_factory=JudgeSettings, doc="the judge of tasks without a validator")
+    log_path: str | None = chz.field(
+        default=None, doc="folder of the run; None is a folder in ./runs (or log_dir) named after its settings"
+    )
+    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
+        default="ask", doc="what to do if the folder already holds a run; resume continues it"
+    )
+    dry_run: bool = chz.field(
+        default=False, doc="check everything, print the effective configuration as JSON, and exit"
+    )
+    agent: AgentSettings = chz.field(default_factory=AgentSettings)
+    devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
+    server: ServerSettings = chz.field(default_factory=ServerSettings)
+    gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
+    judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
 
     @chz.validate
     def _values_make_sense(self) -> None:

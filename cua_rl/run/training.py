@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.command_line.plain_config import plain_config
-from cua_rl.config import LoraConfig, ServerConfig, TrainerConfig
+from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.devices.pool import DeviceSource
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.judge.judge import Judge
@@ -31,21 +29,19 @@ from cua_rl.rl.sync_loop import LoopSettings, Parts, TaskStream
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.pressure import follow_load
-from cua_rl.rollout.run import RolloutRunner
-from cua_rl.run.agents import make_agent, open_gateway
 from cua_rl.run.judge import open_judge
 from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
-from cua_rl.run.resume import Resumed, follow_move, load_memory, load_resumed
+from cua_rl.run.resume import follow_move, load_memory, load_resumed
+from cua_rl.run.rollouts import make_runner, make_server, open_gateway
 from cua_rl.run.site import OpenDevices, open_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, plan_run
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
@@ -91,7 +87,16 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
         if shown_at is not None:
             report.display.note(f"monitor at {shown_at}")
         resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url)
-        await recorder.record(_training_started(plan, folder, first_step, resumed))
+        await recorder.record(
+            TrainingStarted(
+                run_name=plan.run_name,
+                log_path=str(folder.path),
+                config=plain_config(plan.config) | plan.effective(),
+                first_step=first_step,
+                total_steps=plan.config.max_steps,
+                kept_group_ids=resumed.kept_group_ids,
+            )
+        )
         try:
             devices = await stack.enter_async_context(
                 open_devices(plan.config, plan.site, max_devices=plan.config.max_concurrent_rollouts)
@@ -105,7 +110,10 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             parts = _parts(plan, folder, engine, devices, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
-            await asyncio.shield(recorder.record(_training_ended(error)))
+            is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+            status = "cancelled" if is_cancelled else "failed"
+            ended = TrainingEnded(status=status, error=f"{type(error).__name__}: {error}")
+            await asyncio.shield(recorder.record(ended))
             raise
         await recorder.record(TrainingEnded(status="completed"))
         await recorder.flush()
@@ -120,22 +128,6 @@ async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirect
         url = (await stack.enter_async_context(EmbeddedPostgres(folder.path / "postgres", log_path))).url
     await migrate(url)
     return url
-
-
-def _training_started(plan: RunPlan, folder: LogDirectory, first_step: int, resumed: Resumed) -> TrainingStarted:
-    return TrainingStarted(
-        run_name=plan.run_name,
-        log_path=str(folder.path),
-        config=plain_config(plan.config) | plan.effective(),
-        first_step=first_step,
-        total_steps=plan.config.max_steps,
-        kept_group_ids=resumed.kept_group_ids,
-    )
-
-
-def _training_ended(error: BaseException) -> TrainingEnded:
-    is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
-    return TrainingEnded(status="cancelled" if is_cancelled else "failed", error=f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +147,15 @@ async def _start_engine(
 
     They start side by side, but one after the other where they share a GPU: vLLM measures how much of it is free.
     """
-    server = _make_server(plan, folder)
+    server = make_server(
+        plan.config,
+        plan.model_path,
+        plan.gpus,
+        folder.path / "logs" / "vllm.log",
+        max_lora_rank=plan.max_lora_rank,
+        max_model_len=plan.max_model_len,
+        max_images=plan.max_images,
+    )
     trainer = TrainingClient(_trainer_config(plan), folder.path / "logs" / "trainer.log")
     if plan.gpus.is_shared:
         await stack.enter_async_context(server)
@@ -167,7 +167,7 @@ async def _start_engine(
     await _load_weights(trainer, plan, folder, checkpoint)
     sampler = await stack.enter_async_context(SamplingClient(server))
     gateway = await stack.enter_async_context(
-        open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config))
+        open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config, plan.config.temperature))
     )
     judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
     return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
@@ -189,28 +189,6 @@ async def _load_weights(
         await trainer.save_weights_for_sampler(reference)
     if plan.checkpoint_path is not None and train_step_settings(plan.config).has_kl_term:
         await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
-
-
-def _make_server(plan: RunPlan, folder: LogDirectory) -> VllmServer | ExternalServer:
-    config = plan.config
-    if config.base_url is not None:
-        return ExternalServer(config.base_url)
-    return VllmServer(
-        ServerConfig(
-            model_path=plan.model_path,
-            max_lora_rank=plan.max_lora_rank,
-            max_model_len=plan.max_model_len,
-            max_num_seqs=config.server.max_num_seqs,
-            max_images=plan.max_images,
-            gpu_memory_utilization=plan.gpus.gpu_memory_utilization,
-            gpus=plan.gpus.server_gpus,
-            tensor_parallel=plan.gpus.tensor_parallel,
-            data_parallel=plan.gpus.data_parallel,
-            start_timeout_s=config.server.start_timeout_s,
-            port=config.server.port,
-        ),
-        folder.path / "logs" / "vllm.log",
-    )
 
 
 def _trainer_config(plan: RunPlan) -> TrainerConfig:
@@ -236,7 +214,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         max_steps=config.max_steps,
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
-        params=_sampling_params(config),
+        params=_sampling_params(config, config.temperature),
         advantages=config.advantages,
         train=train_step_settings(config),
         eval_every=config.eval_every,
@@ -265,14 +243,7 @@ def train_step_settings(config: CLIConfig) -> TrainStepSettings:
     )
 
 
-def _sampling_params(config: CLIConfig) -> SamplingParams:
-    return SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.sampling.seed)
-
-
-def _eval_params(config: CLIConfig) -> SamplingParams:
-    temperature = (
-        config.temperature if config.evaluation.eval_temperature is None else config.evaluation.eval_temperature
-    )
+def _sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
     return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)
 
 
@@ -287,17 +258,29 @@ def _parts(
 ) -> Parts:
     """Wire the components of the training loop."""
     config = plan.config
-    train_share, eval_share = (devices.pool.share(config.max_concurrent_rollouts) for _ in range(2))
+    make_run_runner = partial(
+        make_runner,
+        config,
+        devices,
+        engine.gateway,
+        history=plan.history,
+        reward=plan.reward,
+        judge=engine.judge,
+        log_folder=plan.log_path / "logs" / "agents",
+        recorder=recorder,
+        watch_goal=config.sampling.watch_goal,
+    )
+    own_temperature = config.evaluation.eval_temperature
     evaluator = Evaluator(
         plan.eval_tasks,
-        runner=_make_runner(plan, engine, recorder, devices, eval_share),
-        params=_eval_params(config),
+        runner=make_run_runner(),
+        params=_sampling_params(config, config.temperature if own_temperature is None else own_temperature),
         recorder=recorder,
         num_attempts=config.evaluation.eval_attempts,
     )
     return Parts(
         tasks=make_task_stream(config, plan.train_tasks, memory),
-        runner=_make_runner(plan, engine, recorder, devices, train_share),
+        runner=make_run_runner(),
         trainer=engine.trainer,
         policy=_served_policy(plan, engine, folder),
         evaluator=evaluator if plan.eval_tasks else None,
@@ -305,25 +288,6 @@ def _parts(
         log=report,
         memory=memory,
         device_metrics=devices.pool.take_metrics,
-    )
-
-
-def _make_runner(
-    plan: RunPlan, engine: Engine, recorder: Recorder, devices: OpenDevices, share: DeviceSource
-) -> RolloutRunner:
-    config = plan.config
-    insider = GBoxAgent(history=plan.history, grounder=devices.grounder)
-    return RolloutRunner(
-        devices=share,
-        gateway=engine.gateway,
-        agent=make_agent(config, insider, engine.gateway, plan.log_path / "logs" / "agents"),
-        reward=plan.reward,
-        watch_goal=config.sampling.watch_goal,
-        judge=engine.judge,
-        judge_all=config.judge.mode == "compare",
-        recorder=recorder,
-        max_turns=config.max_turns,
-        time_limits=devices.time_limits,
     )
 
 

@@ -51,7 +51,7 @@ def train_presets(given: Given) -> Given:
 @remembers_given
 @chz.chz
 class TrainerSettings:
-    """The trainer processes: precision, memory, GPUs, and the check against the sampler."""
+    """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/performance.md)."""
 
     lora_alpha: int = chz.field(
         default=32, doc="LoRA scale: the update is multiplied by lora_alpha / lora_rank", metadata=at_least(1)
@@ -111,7 +111,7 @@ class SamplingSettings:
 
 @chz.chz
 class CurriculumSettings:
-    """Which tasks are sampled, and what happens to groups without a signal."""
+    """Which tasks are sampled, and what happens to groups without a signal (docs/curriculum.md)."""
 
     task_sampling: Literal["uniform", "success_rate"] = chz.field(
         default="uniform",
@@ -154,7 +154,7 @@ class EvaluationSettings:
 
 @chz.chz
 class TrainingJudgeSettings(JudgeSettings):
-    """The judge of tasks without a validator, and how well it must be known; `judge.model` enables it."""
+    """The judge of tasks without a validator, enabled by `judge.model`, and its required precision (docs/judge.md)."""
 
     min_precision: float | None = chz.field(
         default=None,
@@ -206,16 +206,9 @@ class CLIConfig(RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
 
     # Model
-    model_name: str | None = chz.field(
-        default=None,
-        doc="folder or hub id of a dense Qwen3-VL model; None uses the included tiny model (embedded demo)",
-    )
     lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter", metadata=at_least(1))
     load_checkpoint_path: str | None = chz.field(
         default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
-    )
-    base_url: str | None = chz.field(
-        default=None, doc="URL of a running vLLM server (with runtime LoRA updating); None starts one"
     )
     tinker_api_key: str | None = chz.field(
         default=None, doc="accepted for compatibility with Tinker command lines; not used, never stored"
@@ -226,16 +219,8 @@ class CLIConfig(RolloutConfig):
         default_factory=lambda: {"source_type": "demo_eval"},
         doc="source of held-out tasks (TaskSourceConfig); None disables evaluation",
     )
-    reward: str = chz.field(
-        default="binary",
-        doc="reward function: binary, score, completion, efficiency, shaped, comprehensive, judge (binary, "
-        "for tasks that a judge decides), or module:function",
-    )
     seed: int = chz.field(
         default=0, doc="seed of task order, task instances and initial adapter weights", metadata=at_least(0)
-    )
-    max_concurrent_rollouts: int = chz.field(
-        default=128, doc="maximum number of devices in use at a time; 8 with GBox and gyms", metadata=at_least(1)
     )
 
     # Training
@@ -272,7 +257,6 @@ class CLIConfig(RolloutConfig):
     )
 
     # Run
-    log_path: str | None = chz.field(default=None, doc="folder of the run; None is <log_dir>/<run name>")
     log_dir: str | None = chz.field(default=None, doc="parent folder of run folders; None is ./runs")
     wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None disables it")
     wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
@@ -295,35 +279,17 @@ class CLIConfig(RolloutConfig):
     compute_post_kl: bool = chz.field(
         default=False, doc="measure the KL divergence of each step's update (one more forward pass)"
     )
-    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
-        default="ask", doc="what to do if the run's folder already holds a run"
-    )
-    dry_run: bool = chz.field(
-        default=False, doc="check everything, print the effective configuration as JSON, and exit"
-    )
 
     # Groups
-    loss: LossConfig = chz.field(default_factory=LossConfig, doc="the policy loss (docs/losses.md)")
-    adam: OptimConfig = chz.field(default_factory=OptimConfig, doc="AdamW and gradient clipping")
-    trainer: TrainerSettings = chz.field(
-        default_factory=TrainerSettings, doc="the trainer processes: precision, memory, GPUs"
-    )
-    sampling: SamplingSettings = chz.field(
-        default_factory=SamplingSettings, doc="which rollouts run, how they are seeded, which groups count"
-    )
-    curriculum: CurriculumSettings = chz.field(
-        default_factory=CurriculumSettings, doc="which tasks are sampled; groups without a signal (docs/curriculum.md)"
-    )
-    evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings, doc="evaluations on held-out tasks")
-    judge: TrainingJudgeSettings = chz.field(
-        default_factory=TrainingJudgeSettings, doc="the judge of tasks without a validator (docs/judge.md)"
-    )
-    monitor: MonitorSettings = chz.field(
-        default_factory=MonitorSettings, doc="the Training Monitor beside the run, and a remote one"
-    )
-    checkpoints: CheckpointSettings = chz.field(
-        default_factory=CheckpointSettings, doc="which checkpoints stay on disk"
-    )
+    loss: LossConfig = chz.field(default_factory=LossConfig)
+    adam: OptimConfig = chz.field(default_factory=OptimConfig)
+    trainer: TrainerSettings = chz.field(default_factory=TrainerSettings)
+    sampling: SamplingSettings = chz.field(default_factory=SamplingSettings)
+    curriculum: CurriculumSettings = chz.field(default_factory=CurriculumSettings)
+    evaluation: EvaluationSettings = chz.field(default_factory=EvaluationSettings)
+    judge: TrainingJudgeSettings = chz.field(default_factory=TrainingJudgeSettings)
+    monitor: MonitorSettings = chz.field(default_factory=MonitorSettings)
+    checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
 
     @chz.validate
     def _groups_can_be_compared(self) -> None:

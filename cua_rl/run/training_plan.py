@@ -16,7 +16,6 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.agents import check_agent
 from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
 from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
@@ -35,6 +34,7 @@ from cua_rl.run.preflight import (
     require_monitor,
     require_room,
 )
+from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint

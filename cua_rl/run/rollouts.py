@@ -1,4 +1,4 @@
-"""Makes the configured agent (built-in, gbox-mini-agent or external) and the gateway to the model."""
+"""Makes what rollouts need: the model server, the gateway to it, the agent (built-in or external), the runner."""
 
 import shlex
 import shutil
@@ -8,14 +8,23 @@ from pathlib import Path
 
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.history import History
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
+from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
+from cua_rl.evaluation.attempts import NoRecorder
+from cua_rl.events import Recorder
+from cua_rl.judge.judge import Judge
 from cua_rl.renderers.renderer import Renderer
+from cua_rl.rewards.reward import RewardFunction
+from cua_rl.rollout.run import ModelAccess, RolloutRunner
+from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
-from cua_rl.run.site import Place
+from cua_rl.run.site import OpenDevices, Place
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
+from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.types import SamplingParams
 
 _ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_url": "mini_agent"}
@@ -71,6 +80,63 @@ def make_agent(
     if agent.url is not None:
         return ExternalAgent(AgentService(url=agent.url), gateway)
     return own
+
+
+def make_runner(
+    config: RolloutConfig,
+    devices: OpenDevices,
+    access: ModelAccess,
+    *,
+    history: History,
+    reward: RewardFunction,
+    judge: Judge | None,
+    log_folder: Path,
+    recorder: Recorder | None = None,
+    watch_goal: bool = False,
+) -> RolloutRunner:
+    """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
+    own = GBoxAgent(history=history, grounder=devices.grounder)
+    return RolloutRunner(
+        devices=devices.pool.share(config.max_concurrent_rollouts),
+        gateway=access,
+        agent=make_agent(config, own, access, log_folder) if isinstance(access, Gateway) else own,
+        reward=reward,
+        watch_goal=watch_goal,
+        judge=judge,
+        judge_all=config.judge.mode == "compare",
+        recorder=recorder or NoRecorder(),
+        max_turns=config.max_turns,
+        time_limits=devices.time_limits,
+    )
+
+
+def make_server(
+    config: RolloutConfig,
+    model_path: Path,
+    gpus: GpuPlan,
+    log_path: Path,
+    *,
+    max_lora_rank: int,
+    max_model_len: int,
+    max_images: int,
+) -> VllmServer | ExternalServer:
+    """The model server, not yet started; the one at `base_url` if it is set."""
+    if config.base_url is not None:
+        return ExternalServer(config.base_url)
+    settings = ServerConfig(
+        model_path=model_path,
+        max_lora_rank=max_lora_rank,
+        max_model_len=max_model_len,
+        max_num_seqs=config.server.max_num_seqs,
+        max_images=max_images,
+        gpu_memory_utilization=gpus.gpu_memory_utilization,
+        gpus=gpus.server_gpus,
+        tensor_parallel=gpus.tensor_parallel,
+        data_parallel=gpus.data_parallel,
+        start_timeout_s=config.server.start_timeout_s,
+        port=config.server.port,
+    )
+    return VllmServer(settings, log_path)
 
 
 @asynccontextmanager
