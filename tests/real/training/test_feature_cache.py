@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cua_rl.training.feature_cache import FeatureCache
+from cua_rl.training.vision import FeatureCache
 from cua_rl.types import ImageChunk
 from tests.builders import image
 
