@@ -1,6 +1,6 @@
-"""Demonstrations: the real agent works on a device, and an expert answers in the model's place.
+"""Demonstrations: the real agent works on a device, and an expert answers instead of the model.
 
-So what is imitated is byte for byte what the model will read and write in a rollout.
+The imitated text is therefore byte for byte what the model reads and writes in a rollout.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from cua_rl.types import Datum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """A conversation that ends with an answer; all its answers are to be imitated."""
+    """A conversation that ends with an answer; all its answers are imitated."""
 
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
     is_open: bool = False
-    """The last answer would go on: its end of turn is not imitated."""
+    """The last answer is incomplete: its end of turn is not imitated."""
     answer: str | None = None
-    """What the expert said at the end, for tasks that ask a question."""
+    """The expert's final answer, for tasks that ask a question."""
 
 
 async def demonstrate(instruction: str, device: Device, expert: Expert, *, max_turns: int) -> Demonstration:
@@ -57,7 +57,7 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
 
 
 class _ExpertModel:
-    """Stands where the agent expects an OpenAI client: `client().responses.create(...)` asks the expert."""
+    """Replaces the agent's OpenAI client: `client().responses.create(...)` asks the expert."""
 
     def __init__(self, device: Device, expert: Expert) -> None:
         self._device = device
@@ -84,7 +84,7 @@ class _ExpertModel:
 
 
 def _response(answer: str, model: str) -> Response:
-    """An answer as the gateway would hand it to the agent."""
+    """An answer in the gateway's format."""
     parsed = parse_answer(answer)
     output: list[Mapping[str, Any]] = []
     if parsed.reasoning is not None:
@@ -109,4 +109,4 @@ def _response(answer: str, model: str) -> Response:
 
 
 async def _ignore(turn: AgentTurn) -> None:
-    """The conversation is all that is kept."""
+    """A demonstration keeps only the conversation."""
