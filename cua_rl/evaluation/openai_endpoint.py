@@ -20,8 +20,7 @@ from cua_rl.judge.judge import is_loopback
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.client import RequestRejected
-from cua_rl.sampling.gateway_app import make_gateway_app
-from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
+from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.recorded_request import without_images
 from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams

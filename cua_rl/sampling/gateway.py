@@ -30,11 +30,9 @@ from cua_rl.renderers.openai_items import conversation_from_chat, conversation_f
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
-from cua_rl.sampling.gateway_app import make_gateway_app
+from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, make_gateway_app, serve_app
 from cua_rl.sampling.gateway_devices import device_routes
-from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
 from cua_rl.sampling.gateway_images import ImageFetcher
-from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.sampling.recorded_request import without_images

@@ -18,7 +18,7 @@ from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised
 from cua_rl.rl.step_metrics import datum_metrics
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.types import Datum, ImageChunk, ModelTurn, Observation, SamplingParams
 from tests.builders import rollout

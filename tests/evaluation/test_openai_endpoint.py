@@ -13,7 +13,7 @@ from cua_rl.events import Source
 from cua_rl.judge.judge import is_loopback
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.task import Task

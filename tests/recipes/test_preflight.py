@@ -23,7 +23,7 @@ from cua_rl.recipes.preflight import (
 from cua_rl.recipes.run_plan import plan_run
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from tests.sampling.fake_vllm import FakeVllm
 
 PHONE = Screen(kind="android", width_px=192, height_px=320)
