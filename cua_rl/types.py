@@ -1,14 +1,13 @@
 """The nouns of the system. A rollout has turns; training has steps. Standard library only; read first."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 
 from cua_rl.actions import Action
-from cua_rl.conversation import ImageFormat, ParseFailure
+from cua_rl.conversation import EncodedImage, ParseFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +21,12 @@ class EncodedTextChunk:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageChunk:
-    """One encoded image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
+    """An image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
 
-    data: bytes
-    format: ImageFormat
+    image: EncodedImage
     expected_tokens: int
-    sha256: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
 
     @property
     def length(self) -> int:
@@ -54,8 +48,12 @@ class ModelInput:
         return sum(chunk.length for chunk in self.chunks)
 
     @property
-    def images(self) -> tuple[ImageChunk, ...]:
+    def image_chunks(self) -> tuple[ImageChunk, ...]:
         return tuple(chunk for chunk in self.chunks if isinstance(chunk, ImageChunk))
+
+    @property
+    def images(self) -> tuple[EncodedImage, ...]:
+        return tuple(chunk.image for chunk in self.image_chunks)
 
     def token_ids(self, image_token_id: int) -> list[int]:
         """The flat ids, every image token as `image_token_id`."""
@@ -152,31 +150,18 @@ class ModelTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A screenshot: encoded PNG and its size in pixels."""
-
-    png: bytes
-    width_px: int
-    height_px: int
-    sha256: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha256", sha256(self.png).hexdigest())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One turn of a rollout: what the model saw and said, what was done on the device, what it showed after."""
 
     index: int
     """0-based."""
     model: ModelTurn
-    before: Observation
+    before: EncodedImage
     action: Action | None
     """None if the answer could not be parsed or ended the rollout."""
     action_error: str | None
     """What the agent was told if the answer could not be parsed or the action could not be done."""
-    after: Observation | None
+    after: EncodedImage | None
     """None if nothing was done."""
     durations_s: Mapping[str, float]
     """Seconds per stage: respond, execute, observe."""

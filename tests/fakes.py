@@ -9,6 +9,7 @@ from typing import Any
 from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
 from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import CuaError
 from cua_rl.events import Event
@@ -16,7 +17,7 @@ from cua_rl.judge.request import Case
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import AdapterRef, Datum, Judgement, JudgeVote, ModelTurn, Observation, StopReason, Validation
+from cua_rl.types import AdapterRef, Datum, Judgement, JudgeVote, ModelTurn, StopReason, Validation
 from tests.builders import judgement, model_turn, prompt, text
 
 
@@ -30,8 +31,8 @@ class FakeDevice:
     is_closed: bool = False
     actions: list[Action] = field(default_factory=list)
 
-    async def observe(self) -> Observation:
-        return Observation(png=b"screen", width_px=100, height_px=200)
+    async def observe(self) -> EncodedImage:
+        return EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
 
     async def execute(self, action: Action) -> None:
         self.actions.append(action)

@@ -24,10 +24,10 @@ from cua_rl.agent.element_tools import (
 from cua_rl.agent.history import FullHistory, History
 from cua_rl.agent.responses import Json, function_tool, system_item, tool_result_item, user_item
 from cua_rl.agent.tools import Finish, parse_action, tool_for
-from cua_rl.conversation import ParseFailure, Tool, ToolCall
+from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device, DeviceKind
 from cua_rl.errors import ConfigError, SamplingError, boundary
-from cua_rl.types import Observation, StopReason
+from cua_rl.types import StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -40,12 +40,12 @@ class AgentTurn:
 
     index: int
     response_id: str
-    before: Observation
+    before: EncodedImage
     action: Action | None
     """None if the answer could not be parsed or ended the rollout."""
     action_error: str | None
     """What the model was told if its answer could not be parsed or its action could not be done."""
-    after: Observation | None
+    after: EncodedImage | None
     """None if nothing was done."""
     durations_s: Mapping[str, float]
     """Seconds per stage: respond, ground, execute, observe."""
@@ -83,7 +83,7 @@ class _Work:
 
     device: Device
     items: list[Json]
-    seen: Observation
+    seen: EncodedImage
     grounder: Grounder | None
     cursor: tuple[int, int] | None = None
     used_tokens: int = 0
@@ -169,7 +169,7 @@ class _Done:
 
     action: Action | None = None
     error: str | None = None
-    after: Observation | None = None
+    after: EncodedImage | None = None
 
 
 async def _take_turn(work: _Work, response: "Response") -> _Done | Finish:
@@ -222,7 +222,7 @@ async def _execute(work: _Work, action: Action) -> _Done:
     return _Done(action=action, after=work.seen)
 
 
-def _turn(index: int, response: "Response", before: Observation, done: _Done | Finish, work: _Work) -> AgentTurn:
+def _turn(index: int, response: "Response", before: EncodedImage, done: _Done | Finish, work: _Work) -> AgentTurn:
     done = _Done() if isinstance(done, Finish) else done
     return AgentTurn(
         index=index,

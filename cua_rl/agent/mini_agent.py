@@ -9,7 +9,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from cua_rl.actions import Wait
 from cua_rl.agent.external import OpenGateway
@@ -19,11 +19,11 @@ from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
 from cua_rl.agent.mini_agent_journal import Journal, ReportedAction
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.errors import AgentError
-from cua_rl.renderers.images import image_size
-from cua_rl.types import ImageChunk, ModelTurn, Observation, StopReason
+from cua_rl.types import ModelTurn, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -162,12 +162,12 @@ class _Turns:
         self.is_finished = False
         self._on_turn = on_turn
         self._answers: list[ModelTurn] = []
-        self._screens: list[Observation] = []
+        self._screens: list[EncodedImage] = []
         self._num_handed_on = 0
 
     async def answered(self, turn: ModelTurn) -> None:
         """Keep an answer; what was done after it is reported later."""
-        self._screens.append(await asyncio.to_thread(_screen, turn, self._screens[-1] if self._screens else None))
+        self._screens.append(_screen(turn, self._screens[-1] if self._screens else None))
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
@@ -244,28 +244,14 @@ def _stop_reason(watch: RolloutWatch, turns: _Turns, max_turns: int, *, is_limit
     return StopReason.CONTEXT_OVERFLOW if watch.is_out_of_context else StopReason.FINISHED
 
 
-def _screen(turn: ModelTurn, last: Observation | None) -> Observation:
+def _screen(turn: ModelTurn, last: EncodedImage | None) -> EncodedImage:
     """What the model saw: the last image of its prompt, else the one before."""
     images = turn.prompt.images
-    if images:
-        return _as_observation(images[-1])
-    return last or _blank()
+    return images[-1] if images else last or _blank()
 
 
-def _as_observation(chunk: ImageChunk) -> Observation:
-    if chunk.format == "png":
-        width_px, height_px = image_size(chunk.data)
-        return Observation(png=chunk.data, width_px=width_px, height_px=height_px)
-    with Image.open(io.BytesIO(chunk.data)) as image:
-        return _encoded(ImageOps.exif_transpose(image))
-
-
-def _blank() -> Observation:
+def _blank() -> EncodedImage:
     """One transparent pixel, for a model that was asked without any image."""
-    return _encoded(Image.new("RGBA", (1, 1)))
-
-
-def _encoded(image: Image.Image) -> Observation:
     png = io.BytesIO()
-    image.save(png, format="PNG")
-    return Observation(png=png.getvalue(), width_px=image.width, height_px=image.height)
+    Image.new("RGBA", (1, 1)).save(png, format="PNG")
+    return EncodedImage(data=png.getvalue(), format="png", width_px=1, height_px=1)

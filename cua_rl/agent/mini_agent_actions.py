@@ -21,7 +21,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.types import Observation
+from cua_rl.conversation import EncodedImage
 
 Json = Mapping[str, object]
 Pixel = tuple[int, int]
@@ -33,13 +33,13 @@ _BUTTONS = {button.value: button for button in Button} | {"menu": Button.RECENTS
 _SCROLL_SHARE = 0.3  # of the screen; the account gives a direction only
 
 
-def parse_mini_agent_action(name: str, args: Json, screen: Observation) -> Action | None:
+def parse_mini_agent_action(name: str, args: Json, screen: EncodedImage) -> Action | None:
     """An action by its name and arguments, in pixels of the screen that it was decided on."""
     maker = _MAKERS.get(name.lower().replace("-", "_"))
     return maker(args, screen) if maker is not None else None
 
 
-def _pixel(args: Json, screen: Observation, *names: str) -> Pixel | None:
+def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
     """A point, whose numbers go from 0 to 1 or from 0 to 1000."""
     given = next((args[name] for name in names if args.get(name) is not None), None)
     numbers = _numbers(given)
@@ -59,19 +59,19 @@ def _numbers(value: object) -> list[float]:
 
 
 def _at(make: Callable[[int, int], Action]) -> "_Maker":
-    def maker(args: Json, screen: Observation) -> Action | None:
+    def maker(args: Json, screen: EncodedImage) -> Action | None:
         pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
         return None if pixel is None else make(*pixel)
 
     return maker
 
 
-def _long_press(args: Json, screen: Observation) -> Action | None:
+def _long_press(args: Json, screen: EncodedImage) -> Action | None:
     pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
     return None if pixel is None else LongPress(x=pixel[0], y=pixel[1], duration_s=_seconds(args, 1.0))
 
 
-def _drag(args: Json, screen: Observation) -> Action | None:
+def _drag(args: Json, screen: EncodedImage) -> Action | None:
     start = _pixel(args, screen, "startPoint", "point", "coordinate")
     end = _pixel(args, screen, "endPoint", "coordinate2")
     if start is None or end is None:
@@ -79,7 +79,7 @@ def _drag(args: Json, screen: Observation) -> Action | None:
     return Drag(x=start[0], y=start[1], to_x=end[0], to_y=end[1], duration_s=_seconds(args, 0.3))
 
 
-def _scroll(args: Json, screen: Observation) -> Action | None:
+def _scroll(args: Json, screen: EncodedImage) -> Action | None:
     """A direction says what comes into view: down is what lies below."""
     x, y = _pixel(args, screen, "point", "coordinate") or (screen.width_px // 2, screen.height_px // 2)
     across, along = round(screen.width_px * _SCROLL_SHARE), round(screen.height_px * _SCROLL_SHARE)
@@ -96,12 +96,12 @@ def _scroll(args: Json, screen: Observation) -> Action | None:
             return None
 
 
-def _type(args: Json, screen: Observation) -> Action | None:
+def _type(args: Json, screen: EncodedImage) -> Action | None:
     text = args.get("content", args.get("text"))
     return TypeText(text=text) if isinstance(text, str) else None
 
 
-def _press(args: Json, screen: Observation) -> Action | None:
+def _press(args: Json, screen: EncodedImage) -> Action | None:
     key = args.get("key", args.get("button"))
     if not isinstance(key, str) or not key:
         return None
@@ -113,12 +113,12 @@ def _button(button: Button) -> "_Maker":
     return lambda args, screen: PressButton(button=button)
 
 
-def _open(args: Json, screen: Observation) -> Action | None:
+def _open(args: Json, screen: EncodedImage) -> Action | None:
     app = args.get("content", args.get("target"))
     return OpenApp(name=app) if isinstance(app, str) else None
 
 
-def _wait(args: Json, screen: Observation) -> Action | None:
+def _wait(args: Json, screen: EncodedImage) -> Action | None:
     return Wait(duration_s=_seconds(args, 1.0))
 
 
@@ -127,7 +127,7 @@ def _seconds(args: Json, default: float) -> float:
     return given / 1000 if isinstance(given, int | float) and not isinstance(given, bool) else default
 
 
-_Maker = Callable[[Json, Observation], Action | None]
+_Maker = Callable[[Json, EncodedImage], Action | None]
 _click = _at(lambda x, y: Click(x=x, y=y))
 _double_click = _at(lambda x, y: DoubleClick(x=x, y=y))
 _MAKERS: Mapping[str, _Maker] = {

@@ -14,10 +14,9 @@ from cua_rl.agent.responses import function_tool
 from cua_rl.agent.rollout_watch import RolloutOver, RolloutWatch
 from cua_rl.agent.tools import ACTION_NAMES, COMPUTER_USE, MAX_COORDINATE, MOBILE_USE, Finish, parse_action, tool_for
 from cua_rl.agent.turn_join import Deed, TurnJoin
-from cua_rl.conversation import ParseFailure, Tool, ToolCall
+from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device
 from cua_rl.errors import DeviceError
-from cua_rl.types import Observation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class Reply:
     """Why nothing was done, fit to be shown to the model; None if it was done."""
     is_finished: bool
     """True if the action ended the rollout."""
-    screen: Observation
+    screen: EncodedImage
     """What the device shows now."""
 
 
@@ -63,7 +62,7 @@ class OfferedDevice:
             "tool": function_tool(tool_for(self._device.kind)),
         }
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot; raises `RolloutOver` or `DeviceError`."""
         async with self._one_at_a_time:
             self._require_open()
@@ -112,7 +111,7 @@ class OfferedDevice:
         after = await self._observe()
         return Deed(action=action, after=after, execute_s=executed - clock, observe_s=time.monotonic() - executed)
 
-    async def _observe(self) -> Observation:
+    async def _observe(self) -> EncodedImage:
         try:
             return await self._device.observe()
         except DeviceError as error:

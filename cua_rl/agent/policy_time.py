@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from cua_rl.actions import Action, Wait
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import Device, DeviceKind
-from cua_rl.types import Observation
 
 
 class RolloutClock:
@@ -153,7 +153,7 @@ class TimedDevice:
     def kind(self) -> DeviceKind:
         return self.device.kind
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         with self.clock.call():
             return await self.device.observe()
 

@@ -1,10 +1,8 @@
 """Responses-API input items as JSON: the few forms in which the agent speaks to the model."""
 
-from base64 import b64encode
 from collections.abc import Mapping
 
-from cua_rl.conversation import Tool
-from cua_rl.types import Observation
+from cua_rl.conversation import EncodedImage, Tool
 
 Json = Mapping[str, object]
 
@@ -14,12 +12,12 @@ def system_item(prompt: str) -> Json:
     return {"type": "message", "role": "system", "content": [_text(prompt)]}
 
 
-def user_item(text: str, screenshot: Observation | None = None) -> Json:
+def user_item(text: str, screenshot: EncodedImage | None = None) -> Json:
     """A message to the model, with a screenshot below the text if there is one."""
     return {"type": "message", "role": "user", "content": _content(text, screenshot)}
 
 
-def tool_result_item(call_id: str, text: str, screenshot: Observation | None = None) -> Json:
+def tool_result_item(call_id: str, text: str, screenshot: EncodedImage | None = None) -> Json:
     """What came back for a tool call."""
     return {"type": "function_call_output", "call_id": call_id, "output": _content(text, screenshot)}
 
@@ -35,7 +33,7 @@ def function_tool(tool: Tool) -> Json:
     }
 
 
-def _content(text: str, screenshot: Observation | None) -> list[Json]:
+def _content(text: str, screenshot: EncodedImage | None) -> list[Json]:
     return [part for part in (_text(text) if text else None, _image(screenshot) if screenshot else None) if part]
 
 
@@ -43,6 +41,5 @@ def _text(text: str) -> Json:
     return {"type": "input_text", "text": text}
 
 
-def _image(screenshot: Observation) -> Json:
-    url = f"data:image/png;base64,{b64encode(screenshot.png).decode()}"
-    return {"type": "input_image", "image_url": url, "detail": "auto"}
+def _image(screenshot: EncodedImage) -> Json:
+    return {"type": "input_image", "image_url": screenshot.data_url(), "detail": "auto"}

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import AgentTurn, OnTurn
-from cua_rl.types import ModelTurn, Observation
+from cua_rl.conversation import EncodedImage
+from cua_rl.types import ModelTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class Deed:
     """None if it could not be understood or ended the rollout."""
     error: str | None = None
     """What the agent was told if it was not done."""
-    after: Observation | None = None
+    after: EncodedImage | None = None
     execute_s: float = 0.0
     observe_s: float = 0.0
 
@@ -25,7 +26,7 @@ class Deed:
 class _OpenTurn:
     index: int
     model: ModelTurn
-    before: Observation
+    before: EncodedImage
     deeds: list[Deed] = field(default_factory=list[Deed])
 
 
@@ -35,7 +36,7 @@ class TurnJoin:
     `seen` is what the device last showed.
     """
 
-    def __init__(self, *, seen: Observation, on_turn: OnTurn) -> None:
+    def __init__(self, *, seen: EncodedImage, on_turn: OnTurn) -> None:
         self.seen = seen
         self._on_turn = on_turn
         self._open: _OpenTurn | None = None

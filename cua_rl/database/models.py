@@ -302,7 +302,7 @@ class Screenshot(Base):
     data: Mapped[bytes] = mapped_column(LargeBinary)
     format: Mapped[str]
     width_px: Mapped[int | None]
-    """None for an image that only ever stood in a prompt."""
+    """None if the image was sent, or written by an earlier version, without its size."""
     height_px: Mapped[int | None]
     created_at: Mapped[datetime] = _now()
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from cua_rl.actions import Action
-from cua_rl.types import Observation
+from cua_rl.conversation import EncodedImage
 
 DeviceKind = Literal["android", "linux", "browser"]
 
@@ -26,7 +26,7 @@ class Device(Protocol):
     @property
     def kind(self) -> DeviceKind: ...
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot."""
         ...
 

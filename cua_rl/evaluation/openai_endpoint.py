@@ -18,12 +18,12 @@ from cua_rl.errors import SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import is_loopback
 from cua_rl.renderers.answers import write_answer
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.gateway_app import make_gateway_app
 from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
 from cua_rl.sampling.openai_answers import Answer
-from cua_rl.sampling.recorded_request import without_images
 from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Endpoint:
 class _OpenRollout:
     params: SamplingParams
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
+    images: ImageUrls = field(default_factory=ImageUrls)
 
 
 class EndpointAccess:
@@ -111,12 +112,12 @@ class EndpointAccess:
         """
         rollout = self._open(rollout_id)
         read = conversation_from_responses if api == "responses" else conversation_from_chat
-        conversation = read(request)
+        conversation = read(request, rollout.images)
         make_body = responses_body if self._endpoint.api == "responses" else chat_body
         body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
         started_at, clock = time.time(), time.monotonic()
         reply = await self._ask(body)
-        turn = _turn(reply, without_images(request), started_at, time.monotonic() - clock)
+        turn = _turn(reply, rollout.images.without_images(request), started_at, time.monotonic() - clock)
         rollout.turns.append(turn)
         return _answer(turn, reply, self._endpoint.model)
 

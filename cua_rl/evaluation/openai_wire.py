@@ -7,7 +7,17 @@ from itertools import groupby
 from typing import Any, cast
 from uuid import uuid4
 
-from cua_rl.conversation import ImagePart, Item, Message, ParsedAnswer, Reasoning, TextPart, Tool, ToolCall, ToolResult
+from cua_rl.conversation import (
+    EncodedImage,
+    Item,
+    Message,
+    ParsedAnswer,
+    Reasoning,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
 from cua_rl.errors import SamplingError
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.openai_items import responses_input, responses_tools
@@ -194,7 +204,7 @@ def _assistant(text: str) -> Json:
 
 
 def _chat_results(results: Sequence[ToolResult]) -> list[Json]:
-    images = [_chat_part(part) for result in results for part in result.content if isinstance(part, ImagePart)]
+    images = [_chat_part(part) for result in results for part in result.content if isinstance(part, EncodedImage)]
     messages: list[Json] = [
         {
             "role": "tool",
@@ -213,12 +223,10 @@ def _chat_message(message: Message) -> Json:
     return {"role": role, "content": [_chat_part(part) for part in message.content]}
 
 
-def _chat_part(part: TextPart | ImagePart) -> Mapping[str, object]:
+def _chat_part(part: TextPart | EncodedImage) -> Mapping[str, object]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    image = responses_input([Message(role="user", content=(part,))])[0]
-    url = cast("list[Json]", image["content"])[0]["image_url"]
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "image_url", "image_url": {"url": part.data_url()}}
 
 
 def _text(message: Message) -> str:

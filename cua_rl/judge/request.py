@@ -4,14 +4,14 @@ Everything that came from the agent or the device is inside JSON strings, so not
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from cua_rl.actions import Action
+from cua_rl.conversation import EncodedImage
 from cua_rl.errors import JudgeError
-from cua_rl.types import Observation, StopReason, Turn
+from cua_rl.types import StopReason, Turn
 
 Screenshots = Literal["final", "all"]
 Part = Mapping[str, object]
@@ -76,7 +76,5 @@ def _text(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def _image(shown: Observation) -> Part:
-    kind = "jpeg" if shown.png.startswith(b"\xff\xd8") else "png"
-    url = f"data:image/{kind};base64,{b64encode(shown.png).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+def _image(shown: EncodedImage) -> Part:
+    return {"type": "image_url", "image_url": {"url": shown.data_url()}}

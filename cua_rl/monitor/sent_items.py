@@ -3,13 +3,13 @@
 What refers to something sent before names it (`references`), because its id is known only once that has been stored.
 """
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.database.encoding import encode_action, encode_prompt_chunks
 from cua_rl.events import (
     BatchTaken,
@@ -187,22 +187,22 @@ class ItemMaker:
             "turn_time": sum(turn.durations_s.values()),
             "model_response": turn.model.text,
             "metrics_json": {"stage_timings": dict(turn.durations_s)},
-            "screen_before": self._image(rollout_id, turn.before.sha256, turn.before.png, "png"),
-            "screen_after": None if after is None else self._image(rollout_id, after.sha256, after.png, "png"),
+            "screen_before": self._image(rollout_id, turn.before),
+            "screen_after": None if after is None else self._image(rollout_id, after),
             "model_specific_input_json": dict(turn.model.request),
             "cua_rl": self._exact_turn(turn),
         }
-        images = [self._image(rollout_id, one.sha256, one.data, one.format) for one in turn.model.prompt.images]
+        images = [self._image(rollout_id, one) for one in turn.model.prompt.images]
         payload["cua_rl"]["images"] = [image for image in images if image.startswith("data:")]
         return _turn_item(rollout_id, turn.index, payload)
 
-    def _image(self, rollout_id: str, sha256: str, data: bytes, image_format: str) -> str:
+    def _image(self, rollout_id: str, image: EncodedImage) -> str:
         """The image, or only its hash if an earlier turn of the rollout has sent it."""
         known = self._sent_images.setdefault(rollout_id, set())
-        if sha256 in known:
-            return f"sha256:{sha256}"
-        known.add(sha256)
-        return f"data:image/{image_format};base64,{b64encode(data).decode()}"
+        if image.sha256 in known:
+            return f"sha256:{image.sha256}"
+        known.add(image.sha256)
+        return image.data_url()
 
     def _exact_turn(self, turn: Turn) -> dict[str, Any]:
         model = turn.model

@@ -15,8 +15,9 @@ from typing import Self
 from PIL import Image, ImageDraw
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
+from cua_rl.conversation import EncodedImage
 from cua_rl.events import Event, GroupEnded, Recorder, RolloutStarted, TurnTaken
-from cua_rl.types import Observation, Rollout, Turn
+from cua_rl.types import Rollout, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +95,9 @@ class TraceRecorder:
         _append(folder, f"# {task.task_id}, seed {task.seed}\n\n{task.instruction}\n\ndevice: {event.device_id}\n")
 
 
-def draw_action(seen: Observation, action: Action | None) -> Image.Image:
+def draw_action(seen: EncodedImage, action: Action | None) -> Image.Image:
     """The screenshot with a mark where the action is aimed at, and below it a strip that says what it was."""
-    with Image.open(BytesIO(seen.png)) as screenshot:
+    with Image.open(BytesIO(seen.data)) as screenshot:
         size = (screenshot.width, screenshot.height + _STRIP_PX)
         picture = Image.new("RGB", size, "white")
         picture.paste(screenshot.convert("RGB"))

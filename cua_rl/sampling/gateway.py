@@ -11,7 +11,7 @@ log-probability, keeps the turn, and gives the agent the plain OpenAI answer.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -24,8 +24,9 @@ import httpx
 
 from cua_rl.agent.offered_device import DeviceDesk
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import Item, ParsedAnswer, Tool
+from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
@@ -37,7 +38,6 @@ from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.openai_answers import Answer
-from cua_rl.sampling.recorded_request import without_images
 from cua_rl.sampling.vllm_responses import (
     RESPONSES_PATH,
     Sampled,
@@ -65,6 +65,7 @@ class _OpenRollout:
     adapter: AdapterRef | None
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
+    images: ImageUrls = field(default_factory=ImageUrls)
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
@@ -131,6 +132,10 @@ class Gateway:
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         """The turns of an open rollout so far."""
         return tuple(self._open(rollout_id).turns)
+
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        """The screenshots of an open rollout as its requests carry them."""
+        return self._open(rollout_id).images
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for a rollout in this process: no socket in between, no retries on top of the gateway's own."""
@@ -255,19 +260,16 @@ class Gateway:
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
         """Everything that grows with the size of the request: runs in a thread."""
         read = conversation_from_responses if api == "responses" else conversation_from_chat
-        conversation = read(request)
+        conversation = read(request, rollout.images)
         items = replay_answers(conversation.items, rollout.answers)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),
-            payload=self._payload(items, conversation.tools, rollout.params, seed),
-            request=without_images(request),
+            payload=sampling_request(
+                *self._renderer.to_send(items, conversation.tools), rollout.params, seed, rollout.images
+            ),
+            request=rollout.images.without_images(request),
             has_tools=bool(conversation.tools),
         )
-
-    def _payload(
-        self, items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, seed: int | None
-    ) -> Mapping[str, object]:
-        return sampling_request(*self._renderer.to_send(items, tools), params, seed)
 
     def _check_length(self, prompt: ModelInput, params: SamplingParams) -> None:
         if prompt.length + params.max_tokens > self._client.max_model_len:

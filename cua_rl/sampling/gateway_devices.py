@@ -9,7 +9,6 @@ Every request carries `Authorization: Bearer <CUA_DEVICE_TOKEN>`.
 
 import json
 import logging
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
@@ -19,8 +18,8 @@ from starlette.routing import Route
 
 from cua_rl.agent.offered_device import DeviceDesk, OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutOver
+from cua_rl.conversation import EncodedImage
 from cua_rl.errors import DeviceError
-from cua_rl.types import Observation
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ def device_routes(desk: DeviceDesk) -> list[Route]:
         if request.query_params.get("as") == "url":
             return JSONResponse(_screen_fields(screen))
         size = {"X-Screen-Width": str(screen.width_px), "X-Screen-Height": str(screen.height_px)}
-        return Response(screen.png, media_type="image/png", headers={**size, "Cache-Control": "no-store"})
+        return Response(screen.data, media_type=f"image/{screen.format}", headers={**size, "Cache-Control": "no-store"})
 
     async def action(device: OfferedDevice, request: Request) -> Response:
         arguments = _arguments(await request.body())
@@ -84,10 +83,9 @@ def _arguments(body: bytes) -> Mapping[str, object] | None:
     return cast("Mapping[str, object]", arguments) if isinstance(arguments, Mapping) else None
 
 
-def _screen_fields(screen: Observation) -> dict[str, object]:
+def _screen_fields(screen: EncodedImage) -> dict[str, object]:
     """The screen as a `data:` URL, ready for `image_url` in the next request to the model."""
-    url = f"data:image/png;base64,{b64encode(screen.png).decode()}"
-    return {"url": url, "width_px": screen.width_px, "height_px": screen.height_px}
+    return {"url": screen.data_url(), "width_px": screen.width_px, "height_px": screen.height_px}
 
 
 def _refusal(status: int, message: str) -> JSONResponse:

@@ -10,9 +10,10 @@ from fastapi.responses import JSONResponse
 from cua_rl.actions import Action, Button, Click, PressButton
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent
 from cua_rl.agent.history import FullHistory
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import ActionRejected, DeviceKind
 from cua_rl.errors import ConfigError, DeviceError, SamplingError
-from cua_rl.types import Observation, StopReason
+from cua_rl.types import StopReason
 
 
 class FakeDevice:
@@ -26,9 +27,9 @@ class FakeDevice:
         self._reject = reject
         self._num_observed = 0
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         self._num_observed += 1
-        return Observation(png=f"screen {self._num_observed}".encode(), width_px=200, height_px=400)
+        return EncodedImage(data=f"screen {self._num_observed}".encode(), format="png", width_px=200, height_px=400)
 
     async def execute(self, action: Action) -> None:
         if isinstance(action, PressButton) and self._reject:
@@ -138,8 +139,8 @@ async def test_the_agent_acts_until_the_model_says_it_is_done() -> None:
     assert outcome == AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=2, success_claimed=True)
     assert device.actions == [Click(x=100, y=200)]
     assert [turn.response_id for turn in turns] == ["resp-1", "resp-2"]
-    assert (turns[0].before.png, turns[0].after and turns[0].after.png) == (b"screen 1", b"screen 2")
-    assert (turns[1].before.png, turns[1].action, turns[1].after) == (b"screen 2", None, None)
+    assert (turns[0].before.data, turns[0].after and turns[0].after.data) == (b"screen 1", b"screen 2")
+    assert (turns[1].before.data, turns[1].action, turns[1].after) == (b"screen 2", None, None)
     assert set(turns[0].durations_s) == {"respond", "execute", "observe"}
 
 

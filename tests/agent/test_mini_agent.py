@@ -7,9 +7,10 @@ import pytest_asyncio
 
 from cua_rl.actions import Click, Drag, PressButton, Scroll, TypeText
 from cua_rl.agent.mini_agent_actions import parse_mini_agent_action
+from cua_rl.conversation import EncodedImage
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rollout.run import TimeLimits
-from cua_rl.types import Observation, StopReason
+from cua_rl.types import StopReason
 from tests.agent.gym_bench import GymBench, call, open_bench
 
 
@@ -130,7 +131,7 @@ async def test_what_breaks_down_under_the_agent_is_no_reward(bench: GymBench) ->
 
 
 def test_actions_are_read_whatever_the_range_of_their_coordinates() -> None:
-    screen = Observation(png=b"", width_px=200, height_px=100)
+    screen = EncodedImage(data=b"", format="png", width_px=200, height_px=100)
 
     def read(name: str, **args: object) -> object:
         return parse_mini_agent_action(name, args, screen)

@@ -9,19 +9,19 @@ import pytest
 from PIL import Image
 
 from cua_rl.actions import Action, Click, Drag, Scroll, TypeText
+from cua_rl.conversation import EncodedImage
 from cua_rl.events import GroupEnded, RolloutStarted, Source, TurnTaken
 from cua_rl.reporting.trace_folder import TraceRecorder, draw_action
-from cua_rl.types import Observation
 from tests.fakes import FakeRecorder
 from tests.real.database.recorded import make_group, rollout_start
 
 SOURCE = Source(phase="step", step=3)
 
 
-def screenshot() -> Observation:
+def screenshot() -> EncodedImage:
     buffer = BytesIO()
     Image.new("RGB", (60, 40), "white").save(buffer, "PNG")
-    return Observation(png=buffer.getvalue(), width_px=60, height_px=40)
+    return EncodedImage(data=buffer.getvalue(), format="png", width_px=60, height_px=40)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the
     buffer = BytesIO()
     Image.effect_noise((300, 300), 50).save(buffer, "PNG")
     first, _, rest = buffer.getvalue().rpartition(b"IDAT")
-    broken = Observation(png=first + b"\x00DA!" + rest, width_px=300, height_px=300)
+    broken = EncodedImage(data=first + b"\x00DA!" + rest, format="png", width_px=300, height_px=300)
     started, taken, *later = events_of_a_group()
     assert isinstance(taken, TurnTaken)
 

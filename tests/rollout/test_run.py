@@ -61,7 +61,7 @@ async def test_turns_carry_the_agents_side_and_the_gateways_side() -> None:
     rollout = await bench.runner.run(plan())
 
     assert rollout.turns[0].model.response_id == "resp-1"
-    assert rollout.turns[0].before.png == b"screen"
+    assert rollout.turns[0].before.data == b"screen"
     assert [type(event) for event in bench.recorder.events] == [RolloutStarted, TurnTaken]
 
 
