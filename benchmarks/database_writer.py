@@ -26,6 +26,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import GroupEnded, RolloutStarted, Source, SourceStarted, TrainingStarted, TurnTaken
 from cua_rl.tasks.task import Task
 from cua_rl.types import (
+    AgentTurn,
     Chunk,
     EncodedTextChunk,
     ImageChunk,
@@ -73,11 +74,9 @@ def make_rollout(rng: random.Random, number: int, num_turns: int) -> Rollout:
             Turn(
                 index=index,
                 model=model,
-                before=seen[-1],
-                action=None,
-                action_error=None,
-                after=after,
-                durations_s={"respond": 1.0},
+                agent=AgentTurn(
+                    response_id=model.response_id, before=seen[-1], after=after, durations_s={"respond": 1.0}
+                ),
             )
         )
         seen.append(after)
@@ -149,7 +148,7 @@ async def main(options: argparse.Namespace) -> None:
         folder = Path(name)
         async with EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres:
             await migrate(postgres.url)
-            bare = [turn.before.data for rollout in rollouts for turn in rollout.turns]
+            bare = [turn.agent.before.data for rollout in rollouts for turn in rollout.turns]
             bare_s = await asyncio.to_thread(insert_bare, postgres.url, bare)
             async with DatabaseRecorder(postgres.url, image_token_id=IMAGE_TOKEN_ID) as recorder:
                 await recorder.record(

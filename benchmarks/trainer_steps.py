@@ -30,6 +30,7 @@ from cua_rl.rl.datums import build_datums
 from cua_rl.training import wire
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import (
+    AgentTurn,
     Datum,
     EncodedTextChunk,
     ImageChunk,
@@ -88,7 +89,7 @@ def _as_turn(index: int, prompt: ModelInput, sampled_ids: list[int], seen: Encod
         started_at=0.0,
         duration_s=0.0,
     )
-    return Turn(index=index, model=model, before=seen, action=None, action_error=None, after=None, durations_s={})
+    return Turn(index=index, model=model, agent=AgentTurn(response_id=model.response_id, before=seen))
 
 
 def make_datums(work: Workload) -> tuple[Datum, ...]:

@@ -1,13 +1,19 @@
 """The nouns of the system. A rollout has turns; training has steps. Standard library only; read first."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage, ParseFailure
+
+Json = Mapping[str, object]
+"""A JSON object from outside, whose values are unknown."""
+JsonDict = dict[str, Any]
+"""A JSON object that is being built, or a column of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,23 +156,36 @@ class ModelTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTurn:
+    """The agent's side of a turn: what it saw, what it did on the device, what the device showed afterwards."""
+
+    response_id: str
+    """The model's answer that it acted on."""
+    before: EncodedImage
+    action: Action | None = None
+    """None if the answer could not be parsed or ended the rollout."""
+    action_error: str | None = None
+    """What the model was told if its answer could not be parsed or its action could not be executed."""
+    after: EncodedImage | None = None
+    """None if nothing was executed."""
+    durations_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds per stage: respond, ground, execute, observe."""
+    more_actions: tuple[Action, ...] = ()
+    """Further actions on the same answer; only agents outside this process take them."""
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (*(() if self.action is None else (self.action,)), *self.more_actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of a rollout: what the model saw and said, what was done on the device, what it showed after."""
+    """One turn of a rollout: the model's side as the gateway recorded it, and the agent's side."""
 
     index: int
     """0-based."""
     model: ModelTurn
-    before: EncodedImage
-    action: Action | None
-    """None if the answer could not be parsed or ended the rollout."""
-    action_error: str | None
-    """What the agent was told if the answer could not be parsed or the action could not be done."""
-    after: EncodedImage | None
-    """None if nothing was done."""
-    durations_s: Mapping[str, float]
-    """Seconds per stage: respond, execute, observe."""
-    more_actions: tuple[Action, ...] = ()
-    """What was done after `action` on the same answer; only agents outside this process do that."""
+    agent: AgentTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

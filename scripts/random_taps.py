@@ -4,12 +4,15 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import uuid4
 
 from openai.types.responses import Response
 
+from cua_rl.agent.offered_device import OfferedDevice
+from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
@@ -49,6 +52,14 @@ class RandomTaps:
 
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         return tuple(self._turns[rollout_id])
+
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        return self._images[rollout_id]
+
+    def expose(
+        self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
+    ) -> AbstractContextManager[str]:
+        raise NotImplementedError("only the built-in agent can act here")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         return cast("AsyncOpenAI", _Client(self, rollout_id))

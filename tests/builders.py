@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from cua_rl.conversation import EncodedImage
 from cua_rl.renderers.images import image_size
 from cua_rl.types import (
+    AgentTurn,
     Datum,
     EncodedTextChunk,
     ImageChunk,
@@ -71,15 +72,7 @@ def model_turn(
 
 
 def turn(index: int, model: ModelTurn) -> Turn:
-    return Turn(
-        index=index,
-        model=model,
-        before=encoded_image(b"png"),
-        action=None,
-        action_error=None,
-        after=None,
-        durations_s={},
-    )
+    return Turn(index=index, model=model, agent=AgentTurn(response_id=model.response_id, before=encoded_image(b"png")))
 
 
 def rollout(

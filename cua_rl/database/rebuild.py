@@ -14,6 +14,7 @@ from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Phase
 from cua_rl.renderers.images import image_size
 from cua_rl.types import (
+    AgentTurn,
     Judgement,
     JudgeVote,
     ModelTurn,
@@ -195,9 +196,8 @@ def _build_rollout(
 
 
 def _build_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> Turn:
-    return Turn(
-        index=row.turn_index,
-        model=_build_model_turn(row, screenshots),
+    done = AgentTurn(
+        response_id=row.response_id,
         before=screenshots[row.before_sha256],
         action=None if row.action is None else decode_action(row.action),
         action_error=row.action_error,
@@ -205,6 +205,7 @@ def _build_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> Turn:
         durations_s=row.durations_s,
         more_actions=decode_more_actions(row.action),
     )
+    return Turn(index=row.turn_index, model=_build_model_turn(row, screenshots), agent=done)
 
 
 def _build_model_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> ModelTurn:

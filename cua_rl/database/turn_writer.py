@@ -78,17 +78,17 @@ def _turn_values(scope: Scope, rollout_pk: int, turn: Turn) -> dict[str, object]
         "started_at": datetime.fromtimestamp(model.started_at, UTC),
         "started_unix_s": model.started_at,
         "duration_s": model.duration_s,
-        "durations_s": turn.durations_s,
-        "action": encode_actions(turn.action, turn.more_actions),
-        "action_error": turn.action_error,
-        "before_sha256": turn.before.sha256,
-        "after_sha256": None if turn.after is None else turn.after.sha256,
+        "durations_s": turn.agent.durations_s,
+        "action": encode_actions(turn.agent.action, turn.agent.more_actions),
+        "action_error": turn.agent.action_error,
+        "before_sha256": turn.agent.before.sha256,
+        "after_sha256": None if turn.agent.after is None else turn.agent.after.sha256,
     }
 
 
 def _images(turn: Turn) -> Iterator[EncodedImage]:
     yield from turn.model.prompt.images
-    yield from (seen for seen in (turn.before, turn.after) if seen is not None)
+    yield from (seen for seen in (turn.agent.before, turn.agent.after) if seen is not None)
 
 
 def _insert_images(connection: Connection, turns: Sequence[Turn]) -> None:

@@ -72,6 +72,26 @@ class AppDevice(Device, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """The agent's account of its work; `success_claimed` is only its claim."""
+
+    answer: str | None = None
+    success_claimed: bool | None = None
+    num_turns: int | None = None
+    max_turns: int | None = None
+    errors: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ReportedDevice(Device, Protocol):
+    """A device whose service evaluates the task itself, and takes the agent's report into account."""
+
+    def report(self, report: AgentReport) -> None:
+        """How the agent's work ended; called before validation."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAbilities:
     """What the devices of a run can do, known before one is leased: which tasks can run there."""
 

@@ -6,6 +6,7 @@ It stands where the gateway stands for our own models, so that the same agent ru
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -13,8 +14,10 @@ from uuid import uuid4
 
 import httpx
 
+from cua_rl.agent.offered_device import OfferedDevice
+from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import ParsedAnswer
-from cua_rl.errors import SamplingError, boundary
+from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import is_loopback
 from cua_rl.renderers.answers import write_answer
@@ -86,6 +89,16 @@ class EndpointAccess:
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         """The turns of an open rollout so far, without tokens."""
         return tuple(self._open(rollout_id).turns)
+
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        """The screenshots of an open rollout as its requests carry them."""
+        return self._open(rollout_id).images
+
+    def expose(
+        self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
+    ) -> AbstractContextManager[str]:
+        """Raises `ConfigError`: only the built-in agent works with another model endpoint."""
+        raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for a rollout in this process, as the gateway gives one."""

@@ -47,8 +47,8 @@ def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Pa
 
 
 def _turn(turn: Turn) -> dict[str, object]:
-    actions = [_action(action) for action in (turn.action, *turn.more_actions) if action is not None]
-    told = {"told": turn.action_error} if turn.action_error is not None else {}
+    actions = [_action(action) for action in turn.agent.actions]
+    told = {"told": turn.agent.action_error} if turn.agent.action_error is not None else {}
     return {"turn": turn.index + 1, "actions": actions, **told}
 
 
@@ -60,12 +60,12 @@ def _screens(turns: Sequence[Turn], screenshots: Screenshots) -> Iterator[Part]:
     """Labelled screenshots; one that shows what the last one showed is not sent again."""
     shown: str | None = None
     for turn in turns if screenshots == "all" else ():
-        if turn.before.sha256 == shown:
+        if turn.agent.before.sha256 == shown:
             yield _text(f"Screenshot before turn {turn.index + 1}: the same.")
         else:
-            yield from (_text(f"Screenshot before turn {turn.index + 1}:"), _image(turn.before))
-        shown = turn.before.sha256
-    last = turns[-1].after or turns[-1].before
+            yield from (_text(f"Screenshot before turn {turn.index + 1}:"), _image(turn.agent.before))
+        shown = turn.agent.before.sha256
+    last = turns[-1].agent.after or turns[-1].agent.before
     if last.sha256 == shown:
         yield _text("Final screenshot: the same.")
     else:

@@ -180,14 +180,14 @@ class ItemMaker:
         return SentItem(kind="rollouts", client_id=rollout_id, payload=head | dict(payload), references=references)
 
     def _turn(self, rollout_id: str, turn: Turn) -> SentItem:
-        after = turn.after
+        after = turn.agent.after
         payload: dict[str, Any] = {
             "turn": turn.index + 1,
             "start_time": _iso(datetime.fromtimestamp(turn.model.started_at, UTC)),
-            "turn_time": sum(turn.durations_s.values()),
+            "turn_time": sum(turn.agent.durations_s.values()),
             "model_response": turn.model.text,
-            "metrics_json": {"stage_timings": dict(turn.durations_s)},
-            "screen_before": self._image(rollout_id, turn.before),
+            "metrics_json": {"stage_timings": dict(turn.agent.durations_s)},
+            "screen_before": self._image(rollout_id, turn.agent.before),
             "screen_after": None if after is None else self._image(rollout_id, after),
             "model_specific_input_json": dict(turn.model.request),
             "cua_rl": self._exact_turn(turn),
@@ -218,11 +218,11 @@ class ItemMaker:
             "cached_tokens": model.cached_tokens,
             "started_unix_s": model.started_at,
             "duration_s": model.duration_s,
-            "durations_s": dict(turn.durations_s),
-            "action_error": turn.action_error,
+            "durations_s": dict(turn.agent.durations_s),
+            "action_error": turn.agent.action_error,
         }
-        if turn.action is not None:
-            exact["action"] = encode_action(turn.action)
+        if turn.agent.action is not None:
+            exact["action"] = encode_action(turn.agent.action)
         if model.failure is not None:
             exact |= {"failure_kind": model.failure.kind, "failure_message": model.failure.message}
         return exact

@@ -11,9 +11,8 @@ from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cua_rl.agent.gbox_agent import load_system_prompt
 from cua_rl.agent.history import HistoryPolicy
-from cua_rl.agent.tools import tool_for
+from cua_rl.agent.tools import load_system_prompt, tool_for
 from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError

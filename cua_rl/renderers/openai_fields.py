@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from cua_rl.renderers.request_error import RequestError
-
-Json = Mapping[str, object]
+from cua_rl.types import Json
 
 
 class Place(str):

@@ -23,7 +23,6 @@ from cua_rl.conversation import (
 )
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_fields import (
-    Json,
     Place,
     list_at,
     mapping_at,
@@ -32,6 +31,7 @@ from cua_rl.renderers.openai_fields import (
     text_at,
 )
 from cua_rl.renderers.request_error import RequestError as RequestError
+from cua_rl.types import Json
 
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _IMAGE_TYPES = ("image_url", "input_image")

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import httpx
 
-from cua_rl.agent.offered_device import DeviceDesk
+from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import ConfigError, SamplingError
@@ -69,6 +69,7 @@ class _OpenRollout:
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
+    device: OfferedDevice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +104,7 @@ class Gateway:
         self._images = images or ImageFetcher()
         self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
-        self.devices = DeviceDesk()
-        """Devices offered to agents in other processes."""
-        self.app = make_gateway_app(self, MODEL_NAME, device_routes(self.devices))
+        self.app = make_gateway_app(self, MODEL_NAME, device_routes(self.find_device, self.image_urls))
         self.num_requests = 0
         """Answers given so far."""
         self.prompt_mismatches = 0
@@ -160,22 +159,28 @@ class Gateway:
             finally:
                 self._url = None
 
-    def address(self, rollout_id: str) -> str:
-        """Where agents in other processes reach a rollout, without `/v1`; raises `ConfigError` unless served."""
+    @contextmanager
+    def expose(self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None) -> Generator[str]:
+        """Let an agent in another process reach an open rollout, and `device` if given, while the block runs.
+
+        Gives the rollout's address, without `/v1` or `/device`. `watch` admits requests and hears of their answers.
+        Raises `ConfigError` unless the gateway is served.
+        """
         if self._url is None:
             raise ConfigError("expected a gateway that agents can reach, got one that is not served; serve it")
-        return f"{self._url.rstrip('/')}/rollouts/{rollout_id}"
-
-    @contextmanager
-    def watched(self, rollout_id: str, watch: RolloutWatch) -> Generator[None]:
-        """Let `watch` admit a rollout's requests and hear of its answers."""
         rollout = self._open(rollout_id)
-        rollout.watch = watch
+        rollout.watch, rollout.device = watch, device
         try:
-            yield
+            yield f"{self._url.rstrip('/')}/rollouts/{rollout_id}"
         finally:
-            rollout.watch = None
+            rollout.watch = rollout.device = None
             watch.close()
+
+    def find_device(self, rollout_id: str, token: str) -> OfferedDevice | None:
+        """The device offered in a rollout, if the token is the device's."""
+        rollout = self._rollouts.get(rollout_id)
+        device = rollout.device if rollout else None
+        return device if device is not None and device.accepts(token) else None
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
         """Answer one request of an agent and keep the turn.

@@ -7,13 +7,16 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from cua_rl.actions import Action, Button, Click, PressButton
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent
+from cua_rl.actions import Action, Button, Click, PressButton, Wait
+from cua_rl.agent.agent import AgentOutcome, AgentTask
+from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import FullHistory
+from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import ActionRejected, DeviceKind
 from cua_rl.errors import ConfigError, DeviceError, SamplingError
-from cua_rl.types import StopReason
+from cua_rl.types import AgentTurn, StopReason
+from tests.fakes import FakeGateway
 
 
 class FakeDevice:
@@ -119,17 +122,33 @@ def _httpx() -> Any:
     return __import__(base.__module__.split(".")[0])
 
 
+class ScriptedAccess(FakeGateway):
+    """Reaches the scripted model in every rollout."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        super().__init__()
+        self._client = model.client()
+
+    def openai_client(self, rollout_id: str) -> Any:
+        return self._client
+
+
 async def work(
-    model: ScriptedModel, device: FakeDevice, *, max_turns: int = 5, agent: GBoxAgent | None = None
+    model: ScriptedModel,
+    device: Any,
+    *,
+    max_turns: int = 5,
+    agent: GBoxAgent | None = None,
+    clock: RolloutClock | None = None,
 ) -> tuple[AgentOutcome, list[AgentTurn]]:
     turns: list[AgentTurn] = []
 
     async def on_turn(turn: AgentTurn) -> None:
         turns.append(turn)
 
-    outcome = await (agent or GBoxAgent()).run(
-        "Open Mail", device, model.client(), max_turns=max_turns, on_turn=on_turn
-    )
+    access: Any = ScriptedAccess(model)
+    task = AgentTask(rollout_id="r", instruction="Open Mail", max_turns=max_turns)
+    outcome = await (agent or GBoxAgent()).run(task, device, access, clock=clock or RolloutClock(), on_turn=on_turn)
     return outcome, turns
 
 
@@ -210,6 +229,14 @@ async def test_only_the_first_call_is_done_and_the_others_are_reported_as_ignore
 async def test_the_answer_of_a_question_is_kept() -> None:
     outcome, _ = await work(ScriptedModel([call(action="answer", text="42")]), FakeDevice())
     assert outcome.answer == "42"
+
+
+async def test_a_wait_that_uses_up_the_policys_time_is_cut_short_and_ends_the_work() -> None:
+    model, device = ScriptedModel([call(action="wait", time=60)], [DONE]), FakeDevice()
+    outcome, turns = await work(model, device, clock=RolloutClock(policy_s=0.0))
+    assert (outcome.stop_reason, outcome.num_turns, len(turns)) == (StopReason.MAX_TIME, 1, 1)
+    assert turns[0].action == Wait(duration_s=60.0)  # as the model asked for it
+    assert device.actions == [Wait(duration_s=0.0)]
 
 
 async def test_a_full_context_ends_the_work_and_is_no_fault() -> None:

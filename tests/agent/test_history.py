@@ -9,10 +9,10 @@ SCREEN = EncodedImage(data=b"png", format="png", width_px=1, height_px=1)
 
 
 def items_after(num_turns: int):
-    items = [system_item("s"), user_item("task", SCREEN)]
+    items = [system_item("s"), user_item("task", SCREEN.data_url())]
     for turn in range(num_turns):
         items.append({"type": "function_call", "call_id": str(turn), "name": "t", "arguments": "{}"})
-        items.append(tool_result_item(str(turn), "", SCREEN))
+        items.append(tool_result_item(str(turn), "", SCREEN.data_url()))
     return items
 
 

@@ -10,8 +10,10 @@ import pytest_asyncio
 from PIL import Image
 
 from cua_rl.actions import Action
+from cua_rl.agent.agent import AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import HistoryPolicy, make_history
+from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceKind
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl, load_qwen3_vl_thinking
@@ -83,7 +85,8 @@ async def play(gateway: Gateway, policy: HistoryPolicy, max_images: int, block: 
 
     agent = GBoxAgent(history=make_history(policy, max_images=max_images, block=block))
     gateway.open_rollout("r")
-    await agent.run("Tap.", Screens(), gateway.openai_client("r"), max_turns=NUM_TURNS, on_turn=ignore)
+    task = AgentTask(rollout_id="r", instruction="Tap.", max_turns=NUM_TURNS)
+    await agent.run(task, Screens(), gateway, clock=RolloutClock(), on_turn=ignore)
     turns = gateway.close_rollout("r")
     assert len(turns) == NUM_TURNS
     assert gateway.prompt_mismatches == 0

@@ -50,7 +50,7 @@ def events_of_a_group() -> list[RolloutStarted | TurnTaken | GroupEnded]:
     events: list[RolloutStarted | TurnTaken | GroupEnded] = []
     for rollout in (*group.rollouts, *group.faulty):
         events.append(rollout_start(SOURCE, group, rollout))
-        turns = [replace(turn, before=screenshot()) for turn in rollout.turns]
+        turns = [replace(turn, agent=replace(turn.agent, before=screenshot())) for turn in rollout.turns]
         events += [TurnTaken(rollout_id=rollout.rollout_id, turn=turn) for turn in turns]
     return [*events, GroupEnded(source=SOURCE, group=group, advantages=(0.5, -0.25, -0.25))]
 
@@ -114,7 +114,11 @@ async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the
     assert isinstance(taken, TurnTaken)
 
     async with TraceRecorder(FakeRecorder(), tmp_path) as recorder:
-        for event in (started, replace(taken, turn=replace(taken.turn, before=broken)), *later):
+        for event in (
+            started,
+            replace(taken, turn=replace(taken.turn, agent=replace(taken.turn.agent, before=broken))),
+            *later,
+        ):
             await recorder.record(event)
         await asyncio.wait_for(recorder.flush(), 10)
 

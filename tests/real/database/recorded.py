@@ -20,6 +20,7 @@ from cua_rl.events import (
 )
 from cua_rl.tasks.task import Task
 from cua_rl.types import (
+    AgentTurn,
     Chunk,
     EncodedTextChunk,
     ImageChunk,
@@ -95,15 +96,15 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> T
         duration_s=rng.random(),
         cached_tokens=rng.randrange(100),
     )
-    return Turn(
-        index=index,
-        model=model,
+    done = AgentTurn(
+        response_id=model.response_id,
         before=seen[-1],
         action=action,
         action_error=None if action else "could not be parsed",
         after=make_observation(rng) if action else None,
         durations_s={"respond": rng.random(), "execute": 0.1 + 0.2},
     )
+    return Turn(index=index, model=model, agent=done)
 
 
 def make_judgement(*, is_reached: bool) -> Judgement:
@@ -136,7 +137,7 @@ def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | N
     turns: list[Turn] = []
     for index in range(rng.randrange(1, 5)):
         turns.append(make_turn(rng, index, seen))
-        seen.append(turns[-1].after or make_observation(rng))
+        seen.append(turns[-1].agent.after or make_observation(rng))
     success = rng.random() < 0.5
     checked = Validation(query="settings", expected="open", actual="\x00", success=success, duration_s=rng.random())
     return Rollout(
