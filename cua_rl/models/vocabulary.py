@@ -8,8 +8,7 @@ model for web pages extends the one for phones (`cua_rl.supervised.extended_mode
 import json
 from collections.abc import Iterator, Mapping
 
-from cua_rl.agent.gbox_agent import load_system_prompt
-from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, MOBILE_USE
+from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, MOBILE_USE, load_system_prompt
 from cua_rl.conversation import Message, TextPart, Tool
 from cua_rl.devices.device import DeviceKind
 from cua_rl.devices.simulator.catalog import APPS, SETTINGS

@@ -55,15 +55,16 @@ def build_evidence(
     first_success_turn: int | None = None,
 ) -> Evidence:
     """Collect the evidence from the turns of a rollout."""
-    tried = [(turn.before.sha256, turn.action) for turn in turns if not isinstance(turn.action, Wait | None)]
+    done = [turn.agent for turn in turns]
+    tried = [(turn.before.sha256, turn.action) for turn in done if not isinstance(turn.action, Wait | None)]
     return Evidence(
         validation=validation,
         stop_reason=stop_reason,
         num_turns=len(turns),
         max_turns=max_turns,
-        num_actions=sum(turn.action is not None and turn.action_error is None for turn in turns),
-        num_parse_failures=sum(turn.action is None and turn.action_error is not None for turn in turns),
-        num_rejected_actions=sum(turn.action is not None and turn.action_error is not None for turn in turns),
+        num_actions=sum(turn.action is not None and turn.action_error is None for turn in done),
+        num_parse_failures=sum(turn.action is None and turn.action_error is not None for turn in done),
+        num_rejected_actions=sum(turn.action is not None and turn.action_error is not None for turn in done),
         num_repeated_actions=len(tried) - len(set(tried)),
         first_success_turn=first_success_turn,
     )

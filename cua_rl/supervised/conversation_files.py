@@ -70,7 +70,7 @@ def open_conversation_file(path: Path, renderer: Renderer, *, max_tokens: int) -
                             f"{path}:{number}: expected at most {max_tokens} tokens, got {num_tokens}; shorten the "
                             "conversation, or raise max_model_len if the model can hold more"
                         )
-                    content = [chunk.sha256 if isinstance(chunk, ImageChunk) else chunk.tokens for chunk in chunks]
+                    content = [one.image.sha256 if isinstance(one, ImageChunk) else one.tokens for one in chunks]
                     lines.append(
                         ConversationLine(
                             number=number,

@@ -63,7 +63,7 @@ async def test_the_agent_works_through_either_api(fake: FakeEndpoint, url: str, 
     rollout = await attempt(url, api=api)
 
     assert (rollout.stop_reason, len(rollout.turns), rollout.success) == (StopReason.FINISHED, 2, False)
-    assert rollout.turns[0].action is not None
+    assert rollout.turns[0].agent.action is not None
     assert '"coordinate": [500, 500]' in rollout.turns[0].model.text
     assert len(fake.requests) == 2
     assert KEY not in str(rollout)
