@@ -9,7 +9,6 @@ import chz
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
-KlKind = Literal["k1", "k2", "k3"]
 
 
 @chz.chz
@@ -72,7 +71,6 @@ class LossConfig:
     kl_loss_coef: float = chz.field(
         default=0.0, doc="coefficient of the KL divergence from the reference model, in the loss"
     )
-    kl_loss_kind: KlKind = chz.field(default="k3", doc="estimator of that divergence: k1 | k2 | k3")
     normalisation: Normalisation = chz.field(
         default="constant", doc="divisor of a step's summed loss (cua_rl/rl/normalisation.py)"
     )

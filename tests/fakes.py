@@ -149,7 +149,6 @@ class FakeTrainer:
         self.calls: list[str] = []
         self.beside: list[dict[str, Sequence[Any] | None]] = []
         """What came beside the datums, call by call."""
-        self.gradient_scales: list[float] = []
         self.policy_version = 0
 
     def _rows(self, datums: Sequence[Datum]) -> tuple[tuple[float, ...], ...]:
@@ -180,9 +179,8 @@ class FakeTrainer:
         self.beside.append(beside)
         return ForwardBackwardOutput(training_logprobs=self._rows(datums), metrics={"loss/policy": 0.0})
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> OptimStepOutput:
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput:
         self.calls.append("optim_step")
-        self.gradient_scales.append(gradient_scale)
         self.policy_version += 1
         return OptimStepOutput(
             policy_version=self.policy_version, grad_norm=1.0, learning_rate=optim.learning_rate, num_trained_tokens=1

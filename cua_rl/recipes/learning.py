@@ -27,7 +27,6 @@ def train_step_settings(config: CLIConfig) -> TrainStepSettings:
         warmup_steps=config.warmup_steps,
         advantages=config.advantages,
         seed=config.seed,
-        begins_early=config.train_early,
     )
 
 
@@ -42,7 +41,6 @@ def loss_config(config: CLIConfig) -> LossConfig:
         icepop_low=config.icepop_low,
         icepop_high=config.icepop_high,
         kl_loss_coef=config.kl_loss_coef,
-        kl_loss_kind=config.kl_loss_kind,
         normalisation=config.normalisation,
         normalisation_tokens=config.normalisation_tokens,
         temperature=config.temperature,
@@ -57,7 +55,6 @@ def check_learning(config: CLIConfig) -> None:
             f"kl_loss_coef: expected 0 where kl_penalty_coef={config.kl_penalty_coef:g} is in the reward already, got "
             f"{config.kl_loss_coef:g}; set one of them"
         )
-    _check_early(config)
     if config.warmup_steps >= config.max_steps:
         raise ConfigError(
             f"warmup_steps: expected less than max_steps={config.max_steps}, got {config.warmup_steps}; lower it"
@@ -75,24 +72,4 @@ def _check_old_tokens(config: CLIConfig) -> None:
             raise ConfigError(
                 f"loss: expected one that bounds the ratio where {name}={value}, got {config.loss} without tis_cap or "
                 "icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or force_untruncated=true"
-            )
-
-
-def _check_early(config: CLIConfig) -> None:
-    """Groups can be trained on as they end if nothing about them depends on the rest of the step."""
-    if not config.train_early:
-        return
-    needs_whole_step = {
-        "max_steps_off_policy": config.max_steps_off_policy or None,
-        "num_substeps": config.num_substeps if config.num_substeps > 1 else None,
-        "advantages": "batch_std" if config.advantages == "batch_std" else None,
-        "kl_penalty_coef": config.kl_penalty_coef or None,
-        "kl_loss_coef": config.kl_loss_coef or None,
-        "replay_successes": config.replay_successes or None,
-    }
-    for name, value in needs_whole_step.items():
-        if value is not None:
-            raise ConfigError(
-                f"train_early: expected false with {name}={value}, for which a step's rollouts must be there together, "
-                "got true; set one of them back"
             )

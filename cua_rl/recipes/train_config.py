@@ -4,7 +4,7 @@ from typing import Literal
 
 import chz
 
-from cua_rl.config import KlKind, Normalisation
+from cua_rl.config import Normalisation
 from cua_rl.recipes.number_checks import check_numbers
 from cua_rl.recipes.presets import Given, with_presets
 from cua_rl.recipes.rollout_config import RolloutConfig, Tasks, device_presets, given_site
@@ -184,15 +184,7 @@ class CLIConfig(RolloutConfig):
     kl_loss_coef: float = chz.field(
         default=0.0, doc="coefficient of the KL divergence from the reference model, in the loss"
     )
-    kl_loss_kind: KlKind = chz.field(
-        default="k3", doc="estimator of the KL metric of kl_loss_coef: k1, k2 or k3; the gradient is the same"
-    )
     num_substeps: int = chz.field(default=1, doc="optimizer steps per training step, each on its share of the rollouts")
-    train_early: bool = chz.field(
-        default=False,
-        doc="synchronous training: start training on finished groups while others still run; gives the same "
-        "step, sooner if the trainer has its own device",
-    )
     grad_clip_norm: float = chz.field(default=1.0, doc="maximum gradient norm, 0 disables clipping")
     parity_limit: float = chz.field(
         default=0.05,

@@ -25,30 +25,15 @@ def token_weights(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: fl
     long rollouts, which are the failed ones more often than not, weigh less.
     token_sum: 1.
     """
-    divisor = step_divisor(datums, loss, num_rollouts=num_rollouts)
-    return [weight / divisor for weight in own_weights(datums, loss)]
-
-
-def own_weights(datums: Sequence[Datum], loss: LossConfig) -> list[float]:
-    """What each datum's own rollout says of its weight, whatever else the step trains."""
+    tokens = Counter[tuple[str, str]]()
+    for datum in datums:
+        tokens[datum.member] += datum.num_trained_tokens
     match loss.normalisation:
         case "constant":
-            return [1 / loss.normalisation_tokens] * len(datums)
-        case "sequence_mean":
-            tokens = Counter[tuple[str, str]]()
-            for datum in datums:
-                tokens[datum.member] += datum.num_trained_tokens
-            return [1 / tokens[datum.member] for datum in datums]
-        case "token_mean" | "token_sum":
-            return [1.0] * len(datums)
-
-
-def step_divisor(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: float) -> float:
-    """What all of a step's own weights are divided by."""
-    match loss.normalisation:
-        case "constant" | "sequence_mean":
-            return float(num_rollouts)
+            return [1 / loss.normalisation_tokens / num_rollouts] * len(datums)
         case "token_mean":
-            return float(sum(datum.num_trained_tokens for datum in datums))
+            return [1 / tokens.total()] * len(datums)
+        case "sequence_mean":
+            return [1 / tokens[datum.member] / num_rollouts for datum in datums]
         case "token_sum":
-            return 1.0
+            return [1.0] * len(datums)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from cua_rl.rl.advantages import AdvantageKind, advantages_of
 from cua_rl.rl.batch import Batch, build_batch, logprobs_by_turn
 from cua_rl.rl.curriculum import collect_groups, curriculum_metrics
 from cua_rl.rl.datums import datums_sha256
-from cua_rl.rl.early_passes import EarlyPasses, early_passes
 from cua_rl.rl.memory import Memory
 from cua_rl.rl.replay import replay_metrics
 from cua_rl.rl.served_policy import SavedPolicy
@@ -159,10 +158,9 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
     for step in range(settings.first_step, settings.max_steps + 1):
         clock = Clock()
         with clock.time("step"):
-            async with _begin_training(settings, parts) as begun:
-                with clock.time("rollouts"):
-                    groups = await _run_step_groups(settings, parts, step, adapter, begun)
-                trained = await train_groups(settings, parts, step, groups, adapter.policy_version, clock, begun=begun)
+            with clock.time("rollouts"):
+                groups = await _run_step_groups(settings, parts, step, adapter)
+            trained = await train_groups(settings, parts, step, groups, adapter.policy_version, clock)
             if trained.has_moved:
                 with clock.time("publish"):
                     adapter = await parts.policy.publish(step)
@@ -173,16 +171,7 @@ async def train(settings: LoopSettings, parts: Parts) -> None:
             await evaluate(parts, WantedEvaluation(phase="eval", step=step, adapter=adapter))
 
 
-def _begin_training(settings: LoopSettings, parts: Parts) -> AbstractAsyncContextManager[EarlyPasses | None]:
-    """Have the trainer begin with groups that have ended, if that is wanted."""
-    if not settings.train.begins_early:
-        return nullcontext()
-    return early_passes(parts.trainer, settings.train.loss, settings.advantages, settings.image_token_id)
-
-
-async def _run_step_groups(
-    settings: LoopSettings, parts: Parts, step: int, adapter: AdapterRef, begun: EarlyPasses | None
-) -> list[RolloutGroup]:
+async def _run_step_groups(settings: LoopSettings, parts: Parts, step: int, adapter: AdapterRef) -> list[RolloutGroup]:
     """One group per place in the batch; `tasks` beyond those stand by to replace groups that teach nothing."""
     tasks = parts.tasks.batch(step - 1, settings.groups_per_batch * settings.max_refill_factor)
     source = Source(phase="step", step=step)
@@ -204,8 +193,6 @@ async def _run_step_groups(
 
     async def on_end(group: RolloutGroup, replaced_by: Task | None) -> None:
         await record_group_end(settings, parts, source, group, replaced_by)
-        if begun is not None:
-            begun.add(group)
 
     return await collect_groups(tasks, settings.groups_per_batch, run, on_end)
 
@@ -246,7 +233,6 @@ async def train_groups(
     policy_version: int,
     clock: Clock,
     parity_version: int | None = None,
-    begun: EarlyPasses | None = None,
 ) -> TrainedStep:
     """Advantages, datums, forward_backward, optim_step; `policy_version` is what the trainer holds before the step.
 
@@ -271,7 +257,6 @@ async def train_groups(
                 num_rollouts=batch.num_rollouts,
                 replayed_ids=batch.replayed_ids,
                 policy_version=parity_version,
-                begun=begun,
             )
         metrics, logprobs = metrics | result.metrics, result.training_logprobs
     return TrainedStep(step=step, groups=groups, batch=batch, training_logprobs=logprobs, metrics=metrics)

@@ -10,7 +10,7 @@ import chz
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std
 from cua_rl.rl.kl_penalty import penalise_divergence
-from cua_rl.rl.normalisation import step_divisor, token_weights
+from cua_rl.rl.normalisation import token_weights
 from cua_rl.rl.parity import measure_parity, of_version, require_parity
 from cua_rl.rl.replay import ratio_metrics
 from cua_rl.rl.substeps import combine_metrics, deal_datums
@@ -43,17 +43,11 @@ class Trainer(Protocol):
         reference_logprobs: Rows | None = None,
     ) -> ForwardBackwardOutput: ...
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> OptimStepOutput: ...
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
 
     async def take_account(self) -> dict[str, float]:
         """What was computed since the last time, how fast and in how much memory, under metric names."""
         ...
-
-
-class BegunStep(Protocol):
-    """A step of which some gradients are there already (`cua_rl/rl/early_passes.py`)."""
-
-    async def complete(self, datums: Sequence[Datum]) -> ForwardBackwardOutput: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +66,6 @@ class TrainStepSettings:
     """Groups have theirs already; "batch_std" is completed here."""
     seed: int = 0
     """Of the draw which rollout is trained in which sub-step."""
-    begins_early: bool = False
-    """Groups are passed forward and backward as they end. Wants one sub-step, and datums as groups leave them."""
 
     @property
     def has_kl_term(self) -> bool:
@@ -134,7 +126,6 @@ async def train_step(
     num_rollouts: int | None = None,
     replayed_ids: Collection[str] = (),
     policy_version: int | None = None,
-    begun: BegunStep | None = None,
 ) -> TrainStepResult:
     """Train on `datums` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
@@ -144,7 +135,7 @@ async def train_step(
     The parity gate looks at the first sub-step only, unless the loss needs the log-probabilities of all datums before
     it: later ones compare the sampler with weights that have moved. For the same reason it leaves out the rollouts in
     `replayed_ids`, and turns that another version than `policy_version` sampled (None: there are none): older policies
-    did. `begun` has the gradients of some datums already, not yet divided by what the whole step says.
+    did.
     """
     num_members = len({datum.member for datum in datums})
     work = await _prepare(trainer, datums, settings)
@@ -158,16 +149,12 @@ async def train_step(
     rows: dict[int, tuple[float, ...]] = {}
     metrics: list[dict[str, float]] = []
     for part in parts:
-        if begun is None:
-            output, scale = await _forward_backward(trainer, work, part, settings.loss), 1.0
-        else:
-            divisor = step_divisor(work.datums, settings.loss, num_rollouts=work.num_rollouts(work.datums))
-            output, scale = await begun.complete(work.datums), 1 / divisor
+        output = await _forward_backward(trainer, work, part, settings.loss)
         if not rows and work.proximal is None:
             chosen = [work.datums[index] for index in part]
             work.metrics |= await asyncio.to_thread(gate.check, chosen, output.training_logprobs)
         rows |= zip(part, output.training_logprobs, strict=True)
-        taken = await trainer.optim_step(optim, gradient_scale=scale)
+        taken = await trainer.optim_step(optim)
         metrics.append({**output.metrics, "optim/grad_norm": taken.grad_norm})
     before = work.proximal or [rows[index] for index in range(len(datums))]
     work.metrics |= combine_metrics(metrics)

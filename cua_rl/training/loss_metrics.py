@@ -20,6 +20,7 @@ def loss_metrics(
         return metrics | {"loss/cross_entropy": total}
     parts = {
         "loss/kl_base": [loss.kl for loss in losses],
+        "loss/kl_base_k1": [loss.kl_k1 for loss in losses],
         "policy/clip_frac": [loss.clipped for loss in losses],
         "policy/mask_frac": [loss.masked for loss in losses],
     }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cua_rl.config import KlKind, LossConfig
+from cua_rl.config import LossConfig
 
 KL_WEIGHT_CAP = 5.0
 """Maximum weight of a token in the KL term, so that stale tokens do not outweigh all others."""
@@ -45,7 +45,8 @@ class TokenLoss:
     losses: Tensor  # [n], differentiable
     clipped: Tensor | None = None  # [n] bool: clipping changed the token's loss; None: the loss does not clip
     masked: Tensor | None = None  # [n] bool: excluded, because sampler and trainer differ too much
-    kl: Tensor | None = None  # [n], divergence from the reference, before its coefficient
+    kl: Tensor | None = None  # [n], divergence from the reference (k3), before its coefficient
+    kl_k1: Tensor | None = None  # [n], the k1 estimate of the same divergence
 
     def detach(self) -> "TokenLoss":
         """The same values without the autograd graph."""
@@ -75,7 +76,14 @@ def token_losses(config: LossConfig, tokens: LossTokens) -> TokenLoss:
     if weight is not None:
         loss = replace(loss, losses=weight * loss.losses, masked=masked)
     if config.kl_loss_coef:
-        loss = _add_kl(config, loss, tokens)
+        if tokens.reference_logprobs is None:
+            raise ValueError(
+                "expected reference_logprobs with kl_loss_coef, got none; ask the trainer for reference_logprobs first"
+            )
+        parts = kl_to_reference(training_logprobs, tokens.sampling_logprobs, tokens.reference_logprobs)
+        # masked tokens are excluded from the KL term, too: their probabilities cannot be trusted
+        term, k3, k1 = parts if masked is None else (part.masked_fill(masked, 0.0) for part in parts)
+        loss = replace(loss, losses=loss.losses + config.kl_loss_coef * term, kl=k3, kl_k1=k1)
     return loss
 
 
@@ -155,25 +163,19 @@ def behaviour_weight(config: LossConfig, tokens: LossTokens, proximal_logprobs: 
 
 
 def kl_to_reference(
-    kind: KlKind, training_logprobs: Tensor, sampling_logprobs: Tensor, reference_logprobs: Tensor
-) -> tuple[Tensor, Tensor]:
-    """KL(policy || reference) as a loss per token, and the estimate itself; x is log policy - log reference.
+    training_logprobs: Tensor, sampling_logprobs: Tensor, reference_logprobs: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """KL(policy || reference) as a loss per token, and two estimates of it: k3 and k1.
 
-    `kind` is the estimate that is reported: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x. The gradient is that of the
-    divergence in all three cases, ratio * x * grad log p. Differentiating the estimates would not do: k1's gradient is
+    With x = log policy - log reference, k3 is exp(-x) - 1 + x and k1 is x. The loss has k3's value, and the gradient of
+    the divergence itself, ratio * x * grad log p. Differentiating the estimates would not give that: k1's gradient is
     zero in the mean, k3's is that of another divergence (arXiv 2506.09477). The ratio of training over sampling
-    probability makes it right for tokens of an older policy too; it is truncated at KL_WEIGHT_CAP.
+    probability corrects for tokens of an older policy; it is truncated at KL_WEIGHT_CAP.
     """
     x = (training_logprobs - reference_logprobs).detach()
     weight = torch.exp(training_logprobs.detach() - sampling_logprobs).clamp(max=KL_WEIGHT_CAP)
-    match kind:
-        case "k1":
-            estimate = weight * x
-        case "k2":
-            estimate = weight * x.square() / 2
-        case "k3":
-            estimate = weight * (torch.expm1(-x) + x)
-    return estimate + weight * x * (training_logprobs - training_logprobs.detach()), estimate
+    k1, k3 = weight * x, weight * (torch.expm1(-x) + x)
+    return k3 + k1 * (training_logprobs - training_logprobs.detach()), k3, k1
 
 
 def turn_means(values: Tensor, turn_ids: Tensor) -> Tensor:
@@ -198,17 +200,3 @@ def _clipped_surrogate(
         too_low = (advantages < 0) & (surrogate.detach() < floor)
         surrogate, clipped = torch.where(too_low, floor, surrogate), clipped | too_low
     return TokenLoss(losses=-surrogate, clipped=clipped)
-
-
-def _add_kl(config: LossConfig, loss: TokenLoss, tokens: LossTokens) -> TokenLoss:
-    """Masked tokens are excluded from the KL term, too: their probabilities cannot be trusted."""
-    if tokens.reference_logprobs is None:
-        raise ValueError(
-            "expected reference_logprobs with kl_loss_coef, got none; ask the trainer for reference_logprobs first"
-        )
-    term, kl = kl_to_reference(
-        config.kl_loss_kind, tokens.training_logprobs, tokens.sampling_logprobs, tokens.reference_logprobs
-    )
-    if loss.masked is not None:
-        term, kl = term.masked_fill(loss.masked, 0.0), kl.masked_fill(loss.masked, 0.0)
-    return replace(loss, losses=loss.losses + config.kl_loss_coef * term, kl=kl)

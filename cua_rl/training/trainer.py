@@ -168,9 +168,9 @@ class Trainer:
         optim, num_trained_tokens = request.optim, self._num_trained_tokens
         self._ranks.sum_gradients(self.model.trainable_parameters)
         gradients = [p.grad for p in self.model.trainable_parameters if p.grad is not None]
-        scale = request.gradient_scale / (1 if self._is_weighted else num_trained_tokens)
-        for gradient in gradients:
-            gradient.mul_(scale)
+        if not self._is_weighted:
+            for gradient in gradients:
+                gradient.mul_(1 / num_trained_tokens)
         norm = torch.nn.utils.get_total_norm(gradients)
         if not math.isfinite(norm.item()):
             self._drop_gradients()

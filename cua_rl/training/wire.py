@@ -63,8 +63,6 @@ class OptimStep:
     """
 
     optim: OptimConfig
-    gradient_scale: float = 1.0
-    """What the summed gradient is multiplied by first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,6 @@ def servers() -> Generator[dict[str, str]]:
 
 BAD = [
     (["grup_size=4"], "did you mean 'group_size'"),
-    (["train_early=true", "num_substeps=2"], "train_early: expected false with num_substeps=2"),
     (["server_gpus=0,0"], "server_gpus: expected"),
     (["trainer_sharding=full", "trainer_num_processes=1"], "trainer_sharding: expected 'none'"),
     (["group_size=1"], "group_size: expected at least 2"),

@@ -40,7 +40,7 @@ async def test_rollouts_go_on_while_a_step_trains() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     class SlowTrainer(FakeTrainer):
-        async def optim_step(self, optim: Any, *, gradient_scale: float = 1.0) -> Any:
+        async def optim_step(self, optim: Any) -> Any:
             entered.set()
             await leave.wait()
             return await super().optim_step(optim)
@@ -202,7 +202,7 @@ async def test_the_parity_gate_stops_an_asynchronous_run_too() -> None:
 
 async def test_the_parity_gate_has_something_to_look_at_every_ten_steps_even_if_training_is_the_slower_side() -> None:
     class SlowTrainer(FakeTrainer):
-        async def optim_step(self, optim: Any, *, gradient_scale: float = 1.0) -> Any:
+        async def optim_step(self, optim: Any) -> Any:
             for _ in range(50):
                 await asyncio.sleep(0)
             return await super().optim_step(optim)

@@ -30,7 +30,7 @@ class Learner(FakeTrainer):
         self.weight = sha256(f"{self.weight} {trained}".encode()).hexdigest()
         return await super().forward_backward(datums, loss, **weights)
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> Any:
+    async def optim_step(self, optim: OptimConfig) -> Any:
         self.weight = sha256(f"{self.weight} {optim.learning_rate}".encode()).hexdigest()
         return await super().optim_step(optim)
 

@@ -66,8 +66,8 @@ class LocalTrainer:
     ) -> wire.ForwardBackwardOutput:
         return self.trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=loss, **beside))
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> wire.OptimStepOutput:
-        return self.trainer.optim_step(wire.OptimStep(optim=optim, gradient_scale=gradient_scale))
+    async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
+        return self.trainer.optim_step(wire.OptimStep(optim=optim))
 
     async def take_account(self) -> dict[str, float]:
         return self.trainer.account.take()

@@ -156,7 +156,7 @@ async def runs(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> As
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def written(runs: Runs) -> set[str]:
-    """The names that a synchronous, an early, an asynchronous and a run with everything on write."""
+    """The names that a synchronous run, one with everything on and an asynchronous one write."""
     loop = settings(image_token_id=IMAGE_PAD, train=train_settings(), save_every=0)
     everything = train_settings(
         loss=LossConfig(name="ppo", icepop_low=0.5, icepop_high=5.0, normalisation="token_mean"),
@@ -168,7 +168,6 @@ async def written(runs: Runs) -> set[str]:
     memory = Memory(rates=SuccessRates(), replay=ReplayBuffer(capacity_per_task=2))
     away = train_settings(loss=LossConfig(kl_loss_coef=0.1, normalisation="token_mean"))
     return set[str]().union(
-        await runs.run("early", replace(loop, train=train_settings(begins_early=True))),
         await runs.run("everything", replace(loop, train=everything, advantages="batch_std"), memory),
         await runs.run("away", replace(loop, train=away)),
         await runs.run("async", loop, max_lag=1),
