@@ -10,7 +10,7 @@ check test fast: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check types fast format lint imports pythons test-android monitor migration bench
+.PHONY: help setup train test check types fast format lint imports size pythons test-android monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -22,8 +22,8 @@ train: setup ## train; with no ARGS, the tiny model on the simulated phone
 	@$(PYTHON) -m cua_rl.recipes.train $(ARGS)
 
 # types and fast tests take longest: side by side they finish in the time of the longer one
-check: setup ## format, lint, types, import direction, fast tests: before every commit
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target types fast format lint imports
+check: setup ## format, lint, types, import direction, size, fast tests: before every commit
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target types fast format lint imports size
 
 types:
 	.venv/bin/pyright
@@ -39,6 +39,9 @@ lint:
 
 imports:
 	.venv/bin/lint-imports
+
+size:
+	$(PYTHON) -m scripts.code_size
 
 # tests of one file share a model server, a browser or a database: they stay together
 test: setup ## all tests, with the real model server, trainer and database: before every push

@@ -172,11 +172,8 @@ def _rates(outcomes: Sequence[TaskOutcomes], name_of: Callable[[TaskOutcomes], s
 def _pass_at(outcomes: Sequence[TaskOutcomes]) -> dict[int, float]:
     most = max((len(task.successes) for task in outcomes), default=0)
     counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | ({most} if most else set()))
-    return {k: _mean([_task_pass_at(task, k) for task in outcomes if len(task.successes) >= k]) for k in counts}
-
-
-def _task_pass_at(task: TaskOutcomes, k: int) -> float:
-    return pass_at_k(len(task.successes), sum(task.successes), k)
+    trials = [(len(task.successes), sum(task.successes)) for task in outcomes]
+    return {k: _mean([pass_at_k(num, successes, k) for num, successes in trials if num >= k]) for k in counts}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ from cua_rl.judge.judge import Judge
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.comparison_plot import write_comparison_plot
 from cua_rl.reporting.json_lines import append_record, read_records
-from cua_rl.rollout.run import ModelAccess
+from cua_rl.rollout.run import RecordingAccess
 from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
@@ -156,7 +156,7 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
 
 
 async def _run_model(
-    plan: EvaluationPlan, model: Model, access: ModelAccess, around: Surroundings, record: AttemptFile
+    plan: EvaluationPlan, model: Model, access: RecordingAccess, around: Surroundings, record: AttemptFile
 ) -> None:
     attempt_plan = _attempt_plan(plan, model)
     num_missing, started = len(missing_attempts(attempt_plan, record.attempts)), time.monotonic()

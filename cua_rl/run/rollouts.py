@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cua_rl.agent.agent import Agent
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import History
@@ -17,7 +18,7 @@ from cua_rl.events import Recorder
 from cua_rl.judge.judge import Judge
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.rollout.run import ModelAccess, RolloutRunner
+from cua_rl.rollout.run import RecordingAccess, RolloutRunner
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.run.site import OpenDevices, Place
@@ -60,9 +61,7 @@ def check_agent(config: RolloutConfig, place: Place) -> None:
         )
 
 
-def make_agent(
-    config: RolloutConfig, own: GBoxAgent, gateway: Gateway, log_folder: Path
-) -> GBoxAgent | ExternalAgent | MiniAgent:
+def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent:
     """The configured agent; external programs write their output to `log_folder`."""
     agent, devices = config.agent, config.devices
     if agent.name == "mini_agent":
@@ -73,19 +72,19 @@ def make_agent(
             max_run_time_s=devices.task_timeout_s + config.max_turns * devices.turn_timeout_s,
             max_step_time_s=devices.turn_timeout_s,
         )
-        return MiniAgent(mini, gateway)
+        return MiniAgent(mini)
     if agent.command is not None:
         argv = tuple(shlex.split(agent.command))
-        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder), gateway)
+        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder))
     if agent.url is not None:
-        return ExternalAgent(AgentService(url=agent.url), gateway)
+        return ExternalAgent(AgentService(url=agent.url))
     return own
 
 
 def make_runner(
     config: RolloutConfig,
     devices: OpenDevices,
-    access: ModelAccess,
+    access: RecordingAccess,
     *,
     history: History,
     reward: RewardFunction,
@@ -99,7 +98,7 @@ def make_runner(
     return RolloutRunner(
         devices=devices.pool.share(config.max_concurrent_rollouts),
         gateway=access,
-        agent=make_agent(config, own, access, log_folder) if isinstance(access, Gateway) else own,
+        agent=make_agent(config, own, log_folder) if isinstance(access, Gateway) else own,
         reward=reward,
         watch_goal=watch_goal,
         judge=judge,

@@ -16,7 +16,7 @@ from cua_rl.rewards.reward import score_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.gym_executions import GYM, GymExecutions
@@ -101,7 +101,7 @@ async def open_bench(
                 runner = RolloutRunner(
                     devices=DevicePool(executions.make, max_devices=4, limits=PoolLimits(max_make_attempts=1)),
                     gateway=gateway,
-                    agent=MiniAgent(settings, gateway),
+                    agent=MiniAgent(settings),
                     reward=score_reward,
                     recorder=recorder,
                     max_turns=3,

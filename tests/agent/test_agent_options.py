@@ -9,8 +9,8 @@ import pytest
 from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.run.rollouts import check_agent
 from cua_rl.run.rollout_config import AgentSettings, DeviceSettings
+from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import find_place, make_gym_executions, name_gym, split_gyms
 from cua_rl.run.training_config import CLIConfig
 from tests.agent.gym_bench import open_gym

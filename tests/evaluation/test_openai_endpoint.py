@@ -13,7 +13,7 @@ from cua_rl.events import Source
 from cua_rl.judge.judge import is_loopback
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.task import Task
@@ -63,7 +63,7 @@ async def test_the_agent_works_through_either_api(fake: FakeEndpoint, url: str, 
     rollout = await attempt(url, api=api)
 
     assert (rollout.stop_reason, len(rollout.turns), rollout.success) == (StopReason.FINISHED, 2, False)
-    assert rollout.turns[0].action is not None
+    assert rollout.turns[0].agent.action is not None
     assert '"coordinate": [500, 500]' in rollout.turns[0].model.text
     assert len(fake.requests) == 2
     assert KEY not in str(rollout)

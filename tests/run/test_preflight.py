@@ -24,7 +24,7 @@ from cua_rl.run.preflight import (
 from cua_rl.run.rollout_config import AgentSettings, ServerSettings
 from cua_rl.run.training_config import CLIConfig, MonitorSettings
 from cua_rl.run.training_plan import plan_run
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from tests.sampling.fake_vllm import FakeVllm
 
 PHONE = Screen(kind="android", width_px=192, height_px=320)

@@ -17,7 +17,7 @@ from cua_rl.rl.sync_loop import Parts, train
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import SamplingParams
@@ -130,7 +130,7 @@ async def test_a_step_trains_on_what_was_done_in_boxes(
     solved, failed = ended.group.rollouts
     assert (solved.success, failed.success) == (True, False)
     assert ended.advantages == (0.5, -0.5)
-    assert len({turn.before.sha256 for turn in solved.turns}) >= 2  # the screen answered
-    refused = [turn.action_error for turn in solved.turns if turn.action_error]
+    assert len({turn.agent.before.sha256 for turn in solved.turns}) >= 2  # the screen answered
+    refused = [turn.agent.action_error for turn in solved.turns if turn.agent.action_error]
     assert len(refused) == (1 if (box_type, mode) == ("android", "gbox") else 0)
     assert {film.stem for film in tmp_path.iterdir()} == {solved.rollout_id, failed.rollout_id}

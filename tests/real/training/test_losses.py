@@ -11,8 +11,8 @@ from torch import Tensor
 from cua_rl.config import LossConfig, LossName
 from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
+from cua_rl.training.batching import turn_ids
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.loss_inputs import turn_ids
 from cua_rl.training.loss_metrics import effective_share, loss_metrics, ratio_metrics
 from cua_rl.training.losses import (
     KL_WEIGHT_CAP,
