@@ -72,7 +72,7 @@ class LossConfig:
         default=0.0, doc="coefficient of the KL divergence from the reference model, in the loss"
     )
     normalisation: Normalisation = chz.field(
-        default="constant", doc="divisor of a step's summed loss (cua_rl/rl/normalisation.py)"
+        default="constant", doc="divisor of a step's summed loss (`token_weights` in cua_rl/rl/train_step.py)"
     )
     normalisation_tokens: int = chz.field(
         default=1000, doc="constant: trained tokens of a typical rollout, the same for every step"

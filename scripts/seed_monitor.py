@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any, cast
@@ -40,10 +41,11 @@ from cua_rl.events import (
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rl.advantages import group_advantages
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.task import Task
 from cua_rl.types import RolloutGroup, SamplingParams
 from scripts.random_taps import RandomTaps
 
@@ -110,13 +112,14 @@ async def run_source(
             max_turns=turns,
         )
 
-        async def on_group(group: RolloutGroup) -> None:
+        async def record_end(group: RolloutGroup, _: Task | None) -> RolloutGroup:
             advantages = group_advantages(group.rewards, "mean_std") if split == "train" else None
             await recorder.record(GroupEnded(source=source, group=group, advantages=advantages))
             await asyncio.sleep(pause_s)
+            return group
 
         plan = GroupPlan(source=source, group_size=size, params=PARAMS)
-        return await run_groups(runner, tasks, plan, on_group)
+        return await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
 
 
 async def train(recorder: Recorder, policy: RandomTaps, step: int, groups: Sequence[RolloutGroup]) -> None:

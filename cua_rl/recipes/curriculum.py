@@ -4,10 +4,16 @@ from typing import TYPE_CHECKING
 
 from cua_rl.recipes.log_directory import LogDirectory
 from cua_rl.recipes.train_config import CLIConfig
-from cua_rl.rl.curriculum import GroupOutcome, SuccessRates, SuccessRateStream
-from cua_rl.rl.memory import Memory, load_outcomes, newest_success_ids
-from cua_rl.rl.replay import ReplayBuffer
-from cua_rl.rl.sync_loop import TaskStream
+from cua_rl.rl.curriculum import (
+    GroupOutcome,
+    Memory,
+    ReplayBuffer,
+    SuccessRates,
+    SuccessRateStream,
+    load_outcomes,
+    newest_success_ids,
+)
+from cua_rl.rl.stages import TaskStream
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 
 if TYPE_CHECKING:

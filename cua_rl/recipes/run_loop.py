@@ -8,14 +8,14 @@ from dataclasses import replace
 from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
-from cua_rl.rl.sync_loop import LoopSettings, Parts
+from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.pressure import follow_load
 from cua_rl.sampling.client import SamplingClient
 
 
 async def run_loop(
-    config: CLIConfig, settings: LoopSettings, parts: Parts, start: AsyncStart, sampler: SamplingClient
+    config: CLIConfig, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
 ) -> None:
     """Train to the end; the number of concurrent rollouts follows the model server's load if the run asks for it."""
     limit = RolloutLimit(

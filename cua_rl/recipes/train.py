@@ -41,9 +41,9 @@ from cua_rl.recipes.run_reporting import finish_report, open_report, open_run_lo
 from cua_rl.recipes.train_config import EMBEDDED_DEMO, CLIConfig
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
-from cua_rl.rl.memory import Memory
+from cua_rl.rl.curriculum import Memory
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
-from cua_rl.rl.sync_loop import LoopSettings, Parts
+from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
@@ -253,7 +253,6 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
         params=_sampling_params(config),
-        advantages=config.advantages,
         train=train_step_settings(config),
         eval_every=config.eval_every,
         save_every=config.save_every,
@@ -287,7 +286,7 @@ def _parts(
     recorder: Recorder,
     report: RunReport,
     memory: Memory,
-) -> Parts:
+) -> LoopParts:
     """Put the run together: who makes devices, who acts, who judges, who remembers."""
     config = plan.config
     train_share, eval_share = (devices.pool.share(max_devices) for max_devices in _max_rollouts(config))
@@ -298,7 +297,7 @@ def _parts(
         recorder=recorder,
         num_attempts=config.eval_attempts,
     )
-    return Parts(
+    return LoopParts(
         tasks=make_task_stream(config, plan.train_tasks, memory),
         runner=_make_runner(plan, engine, recorder, devices, train_share),
         trainer=engine.trainer,

@@ -3,7 +3,7 @@
 
 `n` is the number of trained tokens; every vector has shape [n], those of numbers are float32. `training_logprobs` carry
 the gradient; `sampling_logprobs` come from the server that drew the tokens. Losses are per token and the trainer sums
-them under weights that belong to the whole step (`cua_rl/rl/normalisation.py`). So how tokens fall into sequences and
+them under weights that belong to the whole step (`cua_rl/rl/train_step.py`). So how tokens fall into sequences and
 micro-batches changes nothing.
 
 By default a loss has one ratio, training over sampling probability. With `decoupled_ppo`, `tis_cap` or `icepop_*` it

@@ -14,8 +14,7 @@ from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import HistoryPolicy, make_history
 from cua_rl.devices.device import DeviceKind
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl, load_qwen3_vl_thinking
-from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised
-from cua_rl.rl.step_metrics import datum_metrics
+from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised, datum_metrics
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_server import serve_app

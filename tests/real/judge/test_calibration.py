@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,10 +21,11 @@ from cua_rl.judge.request import Case, build_messages
 from cua_rl.recipes.calibrate_judge import CalibrateConfig, cli_main
 from cua_rl.recipes.judge_config import make_judge_config, require_precision
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.task import Task
 from cua_rl.types import ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.doubles.judge_endpoint import KEY, MODEL, Asked, JudgeEndpoint, serve_judge, verdict
@@ -87,8 +89,9 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
         )
         await recorder.record(SourceStarted(source=source, tasks=tuple(tasks), group_size=MEMBERS, policy_version=0))
 
-        async def on_group(group: RolloutGroup) -> None:
+        async def record_end(group: RolloutGroup, _: Task | None) -> RolloutGroup:
             await recorder.record(GroupEnded(source=source, group=group, advantages=None))
+            return group
 
         runner = RolloutRunner(
             devices=DevicePool(phones.make, max_devices=16),
@@ -98,7 +101,8 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
             recorder=recorder,
             max_turns=2,
         )
-        groups = await run_groups(runner, tasks, GroupPlan(source=source, group_size=MEMBERS, params=params), on_group)
+        plan = GroupPlan(source=source, group_size=MEMBERS, params=params)
+        groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
         await recorder.record(TrainingEnded(status="completed"))
     return [
         (task.instruction, rollout) for task, group in zip(tasks, groups, strict=True) for rollout in group.rollouts
