@@ -32,7 +32,7 @@ from cua_rl.events import (
     EvaluationEnded,
     GroupEnded,
     Recorder,
-    Source,
+    RolloutSource,
     SourceStarted,
     StepTrained,
     TrainingEnded,
@@ -90,7 +90,7 @@ def step_metrics(step: int, num_steps: int, rng: random.Random) -> dict[str, flo
 
 
 async def run_source(
-    recorder: Recorder, policy: RandomTaps, source: Source, *, num_groups: int, turns: int, pause_s: float = 0.0
+    recorder: Recorder, policy: RandomTaps, source: RolloutSource, *, num_groups: int, turns: int, pause_s: float = 0.0
 ) -> list[RolloutGroup]:
     """Run and record one step or evaluation."""
     split = "train" if source.phase == "step" else "eval"
@@ -166,7 +166,7 @@ async def record_templates(recorder: Recorder, policy: RandomTaps, turns: int) -
         *(("step", step) for step in range(1, TEMPLATE_STEPS + 1)),
         ("eval", TEMPLATE_STEPS),
     ):
-        source = Source(phase=cast("Any", phase), step=step)
+        source = RolloutSource(phase=cast("Any", phase), step=step)
         groups = await run_source(recorder, policy, source, num_groups=GROUPS, turns=turns)
         if phase == "step":
             await train(recorder, policy, step, groups)
@@ -178,7 +178,7 @@ async def go_on(recorder: Recorder, policy: RandomTaps, *, first_step: int, turn
     """Steps of 32 rollouts until the time is over; returns how many."""
     ends, step = time.monotonic() + live_s, first_step
     while time.monotonic() < ends:
-        source = Source(phase="step", step=step)
+        source = RolloutSource(phase="step", step=step)
         groups = await run_source(recorder, policy, source, num_groups=4, turns=turns)
         await train(recorder, policy, step, groups)
         step += 1

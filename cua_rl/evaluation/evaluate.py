@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from cua_rl.evaluation.statistics import pass_at_k, success_interval
-from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, Source, SourceStarted
+from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
@@ -97,7 +97,7 @@ class Evaluator:
         self._recorder = recorder
         self._num_attempts = num_attempts
 
-    async def run(self, source: Source, adapter: AdapterRef) -> EvalResult:
+    async def run(self, source: RolloutSource, adapter: AdapterRef) -> EvalResult:
         """Attempt every task under `adapter` and record the outcome."""
         await self._recorder.record(
             SourceStarted(

@@ -31,7 +31,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 
-from cua_rl.events import BatchTaken, Source, SourceStarted
+from cua_rl.events import BatchTaken, RolloutSource, SourceStarted
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_datums
 from cua_rl.rl.group_buffer import GroupBuffer, Place, PolicyAges, WaitingGroup, lag_metrics, require_lag
@@ -160,7 +160,7 @@ class _AsyncRun:
         self._begun_steps.add(step)
         await self._parts.recorder.record(
             SourceStarted(
-                source=Source(phase="step", step=step),
+                source=RolloutSource(phase="step", step=step),
                 tasks=(),
                 num_groups=self._settings.groups_per_batch,
                 group_size=self._settings.group_size,
@@ -170,7 +170,7 @@ class _AsyncRun:
 
     async def _run_group(self, place: Place) -> None:
         """Run a group, for which one slot is already granted, and put it into the buffer."""
-        source = Source(phase="step", step=place.last_step)
+        source = RolloutSource(phase="step", step=place.last_step)
         plan = GroupPlan(
             source=source,
             group_size=self._settings.group_size,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cua_rl.evaluation.evaluate import EvalResult
-from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, Source, StepTrained
+from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
@@ -63,7 +63,7 @@ class Policy(Protocol):
 class Evaluation(Protocol):
     """Measures an adapter on held-out tasks."""
 
-    async def run(self, source: Source, adapter: AdapterRef) -> EvalResult: ...
+    async def run(self, source: RolloutSource, adapter: AdapterRef) -> EvalResult: ...
 
 
 class StepLog(Protocol):
@@ -145,7 +145,11 @@ class LoopParts:
 
 
 async def score_and_record(
-    settings: LoopSettings, parts: LoopParts, source: Source, group: RolloutGroup, replaced_by: Task | None = None
+    settings: LoopSettings,
+    parts: LoopParts,
+    source: RolloutSource,
+    group: RolloutGroup,
+    replaced_by: Task | None = None,
 ) -> ScoredGroup:
     """Compute the advantages of a group that has ended, and record it with them."""
     scored = score_group(group, settings.train.advantages)
@@ -254,6 +258,6 @@ def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[Wante
 async def evaluate(parts: LoopParts, wanted: WantedEvaluation) -> None:
     """Measure an adapter on the held-out tasks, if there are any."""
     if parts.evaluator is not None:
-        source = Source(phase=wanted.phase, step=wanted.step)
+        source = RolloutSource(phase=wanted.phase, step=wanted.step)
         result = await parts.evaluator.run(source, wanted.adapter)
         parts.log.log_evaluation(wanted.phase, wanted.step, result)

@@ -7,7 +7,7 @@ are off by default.
 
 from functools import partial
 
-from cua_rl.events import Source, SourceStarted
+from cua_rl.events import RolloutSource, SourceStarted
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.stages import (
     Clock,
@@ -77,7 +77,7 @@ async def train(settings: LoopSettings, parts: LoopParts) -> None:
 async def sample_groups(settings: LoopSettings, parts: LoopParts, step: int, adapter: AdapterRef) -> list[ScoredGroup]:
     """Run and score the groups of a step; tasks beyond `groups_per_batch` replace groups that teach nothing."""
     tasks = parts.tasks.batch(step - 1, settings.groups_per_batch * settings.max_refill_factor)
-    source = Source(phase="step", step=step)
+    source = RolloutSource(phase="step", step=step)
     await parts.recorder.record(
         SourceStarted(
             source=source,

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 from uuid import uuid4
 
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, Rollout, RolloutGroup, SamplingParams
@@ -28,7 +28,7 @@ class Runner(Protocol):
 class GroupPlan:
     """How every group of a step or an evaluation is run."""
 
-    source: Source
+    source: RolloutSource
     group_size: int
     params: SamplingParams
     adapter: AdapterRef | None = None

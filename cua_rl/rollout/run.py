@@ -21,7 +21,7 @@ from cua_rl.devices.gym.client import AgentReport
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError, boundary
-from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
+from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.judge.request import Case
 from cua_rl.rewards.evidence import build_evidence
 from cua_rl.rewards.reward import RewardFunction
@@ -89,7 +89,7 @@ class TimeLimits:
 class RolloutPlan:
     """Which rollout to run: its place in the run, its task instance, and the policy that acts."""
 
-    source: Source
+    source: RolloutSource
     group_id: str
     group_index: int
     member_index: int

@@ -7,7 +7,7 @@ import pytest
 
 from cua_rl.errors import ParityError, TrainingError
 from cua_rl.evaluation.evaluate import summarise
-from cua_rl.events import CheckpointSaved, GroupEnded, Source, StepTrained
+from cua_rl.events import CheckpointSaved, GroupEnded, RolloutSource, StepTrained
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import PARITY_EVERY, AsyncStart, train
 from cua_rl.rl.group_buffer import WaitingGroup, require_lag
@@ -170,7 +170,7 @@ class Judge:
         self.begun: list[tuple[str, int, int]] = []
         self.may_end = asyncio.Event()
 
-    async def run(self, source: Source, adapter: AdapterRef) -> Any:
+    async def run(self, source: RolloutSource, adapter: AdapterRef) -> Any:
         self.begun.append((source.phase, source.step, adapter.policy_version))
         await self.may_end.wait()
         return summarise([])
@@ -233,7 +233,7 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
     resumed = World(seed=4)
     resumed.trainer.policy_version = 4
     for waiting in kept:
-        source = Source(phase="step", step=waiting.last_step)
+        source = RolloutSource(phase="step", step=waiting.last_step)
         resumed.recorder.events.append(GroupEnded(source=source, group=waiting.scored.group, advantages=None))
     start = AsyncStart(
         done_ordinals=frozenset(group.index for group in trained),

@@ -7,7 +7,7 @@ import pytest
 from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError, SamplingError
-from cua_rl.events import RolloutStarted, Source, TurnTaken
+from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import score_group
 from cua_rl.rollout.group import MAX_ATTEMPTS, GroupPlan, collect_groups, run_group
@@ -17,7 +17,7 @@ from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
-SOURCE = Source(phase="step", step=1)
+SOURCE = RolloutSource(phase="step", step=1)
 
 
 class Bench:

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.devices.pool import DeviceBackend, DevicePool
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward, sum_parts
@@ -72,7 +72,7 @@ class Engine:
             max_turns=max_turns,
         )
         params = SamplingParams(max_tokens=48, temperature=1.0)
-        plan = GroupPlan(source=Source(phase="step", step=1), group_size=GROUP_SIZE, params=params)
+        plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=params)
         groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), _with_spread)
         scored = [score_group(group, "mean") for group in groups]
         batch = await asyncio.to_thread(build_batch, scored, self.renderer.image_token_id)

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.rebuild import load_advantages, load_groups, load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import DatabaseError
-from cua_rl.events import Event, GroupEnded, Source
+from cua_rl.events import Event, GroupEnded, RolloutSource
 from cua_rl.recipes.curriculum import OUTCOMES_NAME, load_memory
 from cua_rl.recipes.log_directory import prepare_log_directory
 from cua_rl.recipes.train_config import CLIConfig
@@ -36,7 +36,7 @@ def second_step(group: RolloutGroup) -> list[Event]:
     advantages = tuple(float(index) / 3 for index in range(len(group.compared)))
     started = source_events(replace(group, replayed=()), step=2)[:-1]
     ended = GroupEnded(
-        source=Source(phase="step", step=2), group=group, advantages=advantages, replaced_by=make_task(seed=8)
+        source=RolloutSource(phase="step", step=2), group=group, advantages=advantages, replaced_by=make_task(seed=8)
     )
     return [*started, ended, ended]
 
@@ -63,7 +63,7 @@ async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(url: s
     advantages = {datum.rollout_id: max(datum.advantages, key=abs) for datum in batch.datums}
     events = second_step(group)[:-2]
     ended = GroupEnded(
-        source=Source(phase="step", step=2),
+        source=RolloutSource(phase="step", step=2),
         group=group,
         advantages=tuple(advantages[rollout.rollout_id] for rollout in group.compared),
     )

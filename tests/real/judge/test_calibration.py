@@ -16,7 +16,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, JudgeError
-from cua_rl.events import GroupEnded, Source, SourceStarted, TrainingEnded, TrainingStarted
+from cua_rl.events import GroupEnded, RolloutSource, SourceStarted, TrainingEnded, TrainingStarted
 from cua_rl.judge.request import Case, build_messages
 from cua_rl.recipes.calibrate_judge import CalibrateConfig, cli_main
 from cua_rl.recipes.judge_config import make_judge_config, require_precision
@@ -81,7 +81,7 @@ class CoinFlips:
 
 async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
     """An evaluation on simulated phones as a run records it: (instruction, rollout) of each."""
-    params, source = SamplingParams(max_tokens=8, temperature=1.0), Source(phase="baseline", step=0)
+    params, source = SamplingParams(max_tokens=8, temperature=1.0), RolloutSource(phase="baseline", step=0)
     tasks = load_tasks({"source_type": "custom", "custom_tasks": TASKS}, seed=0, split="eval").held_out(GROUPS)
     async with DatabaseRecorder(url, image_token_id=9) as recorder, SimulatedPhones() as phones:
         await recorder.record(
