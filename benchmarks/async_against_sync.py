@@ -24,7 +24,7 @@ from cua_rl.config import LossConfig
 from cua_rl.events import BatchTaken, GroupEnded
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.served_policy import SavedPolicy
-from cua_rl.rl.sync_loop import LoopSettings, Parts
+from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.training.wire import ForwardBackwardOutput
@@ -110,7 +110,7 @@ async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, A
     chosen: LoopSettings = settings(
         max_steps=num_steps, groups_per_batch=GROUPS_PER_BATCH, group_size=GROUP_SIZE, save_every=0
     )
-    parts = Parts(
+    parts = LoopParts(
         tasks=NumberedSeeds(),
         runner=devices if max_lag else LimitedRunner(devices, limit),
         trainer=trainer,

@@ -37,7 +37,7 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
-from cua_rl.rl.sync_loop import Parts
+from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.training import freeze_loaded_objects
@@ -183,7 +183,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                 recorder=recorder,
                 max_turns=MAX_TURNS,
             )
-            parts = Parts(
+            parts = LoopParts(
                 tasks=tasks,
                 runner=runner,
                 trainer=trainer,

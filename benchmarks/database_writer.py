@@ -23,7 +23,7 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.events import GroupEnded, RolloutStarted, Source, SourceStarted, TrainingStarted, TurnTaken
+from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted, SourceStarted, TrainingStarted, TurnTaken
 from cua_rl.tasks.task import Task
 from cua_rl.types import (
     AgentTurn,
@@ -43,7 +43,7 @@ from tests.fakes import make_task
 
 PNG_BYTES, IMAGE_TOKENS, TEXT_TOKENS, SAMPLED_TOKENS = 20_000, 60, 120, 32
 IMAGE_TOKEN_ID = 9
-SOURCE = Source(phase="step", step=1)
+SOURCE = RolloutSource(phase="step", step=1)
 
 
 def make_rollout(rng: random.Random, number: int, num_turns: int) -> Rollout:

@@ -186,7 +186,7 @@ class FakeTrainer:
             policy_version=self.policy_version, grad_norm=1.0, learning_rate=optim.learning_rate, num_trained_tokens=1
         )
 
-    async def take_account(self) -> dict[str, float]:
+    async def trainer_metrics(self) -> dict[str, float]:
         return {"trainer/busy_s": 0.1}
 
 

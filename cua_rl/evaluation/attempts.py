@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.evaluation.evaluate import TaskOutcomes
-from cua_rl.events import Event, Source
+from cua_rl.events import Event, RolloutSource
 from cua_rl.rollout.group import MAX_ATTEMPTS
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.tasks.task import Task
@@ -149,7 +149,7 @@ async def _run_attempt(runner: RolloutRunner, plan: AttemptPlan, position: int, 
     """Repeat a rollout until no fault ends it, at most `MAX_ATTEMPTS` times."""
     task = plan.tasks[position]
     rollout_plan = RolloutPlan(
-        source=Source(phase="eval", step=0),
+        source=RolloutSource(phase="eval", step=0),
         group_id=f"{plan.model}-{position}",
         group_index=position,
         member_index=number,

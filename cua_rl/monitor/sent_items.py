@@ -17,8 +17,8 @@ from cua_rl.events import (
     EvaluationEnded,
     Event,
     GroupEnded,
+    RolloutSource,
     RolloutStarted,
-    Source,
     SourceStarted,
     StepTrained,
     TrainingEnded,
@@ -57,7 +57,7 @@ class ItemMaker:
         self._image_token_id = image_token_id
         self._attempt = str(uuid4())
         self._run: dict[str, str] = {}
-        self._sources: dict[Source, _SourceState] = {}
+        self._sources: dict[RolloutSource, _SourceState] = {}
         self._sent_images: dict[str, set[str]] = {}
 
     def make(self, event: Event, at: datetime) -> list[SentItem]:
@@ -92,9 +92,9 @@ class ItemMaker:
                 return self._source_item(event.source, _ended(at) | _eval_figures(event.metrics))
             case BatchTaken():
                 taken = {"cua_rl": {"group_ids": list(event.group_ids)}}
-                return self._source_item(Source(phase="step", step=event.step), taken)
+                return self._source_item(RolloutSource(phase="step", step=event.step), taken)
             case CheckpointSaved():
-                step = Source(phase="step", step=event.step)
+                step = RolloutSource(phase="step", step=event.step)
                 return self._source_item(step, {"checkpoint_path": event.state_path})
 
     def _training_item(self, payload: Mapping[str, Any]) -> SentItem:
@@ -119,10 +119,10 @@ class ItemMaker:
             }
         )
 
-    def _source_id(self, source: Source) -> str:
+    def _source_id(self, source: RolloutSource) -> str:
         return f"{source.phase}-{self._run.get('run_name')}-{source.step}-0"
 
-    def _source_item(self, source: Source, payload: Mapping[str, Any]) -> SentItem:
+    def _source_item(self, source: RolloutSource, payload: Mapping[str, Any]) -> SentItem:
         return SentItem(
             kind=_KINDS[source.phase],
             client_id=self._source_id(source),
@@ -143,7 +143,7 @@ class ItemMaker:
             },
         )
 
-    def _progress(self, source: Source) -> dict[str, Any]:
+    def _progress(self, source: RolloutSource) -> dict[str, Any]:
         state = self._sources.get(source, _SourceState(num_groups=0))
         if source.phase != "step":
             return {"total_tasks": state.num_groups, "completed_tasks": state.num_ended}
@@ -168,7 +168,7 @@ class ItemMaker:
         yield self._rollout_item(event.source, event.rollout_id, _task_id(event.task), payload)
 
     def _rollout_item(
-        self, source: Source, rollout_id: str, task_id: str | None, payload: Mapping[str, Any]
+        self, source: RolloutSource, rollout_id: str, task_id: str | None, payload: Mapping[str, Any]
     ) -> SentItem:
         references: dict[str, Reference] = {
             f"{source.phase}_id": (_KINDS[source.phase], self._source_id(source)),
@@ -242,7 +242,7 @@ class ItemMaker:
             yield self._source_item(event.source, self._progress(event.source))
 
     def _rollout_ended(
-        self, source: Source, rollout: Rollout, at: datetime, ours: Mapping[str, Any]
+        self, source: RolloutSource, rollout: Rollout, at: datetime, ours: Mapping[str, Any]
     ) -> Iterator[SentItem]:
         is_fault = rollout.stop_reason.is_fault
         yield SentItem(
@@ -302,7 +302,7 @@ class ItemMaker:
                 "datums_sha256": event.datums_sha256,
             },
         }
-        source = Source(phase="step", step=event.step)
+        source = RolloutSource(phase="step", step=event.step)
         yield self._source_item(source, _ended(at) | payload)
         self._sources.pop(source, None)
 

@@ -25,8 +25,8 @@ from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.session import database_url, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.renderers.renderer import make_renderer
-from cua_rl.rl.batch import build_datums_of_groups
-from cua_rl.rl.datums import datums_sha256
+from cua_rl.rl.advantages import ScoredGroup
+from cua_rl.rl.datums import build_batch, datums_sha256
 
 
 @chz.chz
@@ -74,15 +74,20 @@ async def rebuild_step(
     """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained."""
     rules = rules or Rules()
     recorded = await load_groups(session, training.training_id, step.step)
-    groups = [replace(group, is_incomplete=len(group.rollouts) < rules.min_group_size) for group in recorded]
     advantages = await load_advantages(session, training.training_id, step.step)
-    datums, _ = build_datums_of_groups(groups, advantages, image_token_id, keeps_constant=rules.keeps_constant)
+    groups = [
+        ScoredGroup(
+            group=replace(group, is_incomplete=len(group.rollouts) < rules.min_group_size), advantages=tuple(values)
+        )
+        for group, values in zip(recorded, advantages, strict=True)
+    ]
+    datums = build_batch(groups, image_token_id, keeps_constant=rules.keeps_constant).datums
     return Comparison(
         step=step.step,
         trained=step.datums_sha256,
         rebuilt=datums_sha256(datums),
         num_datums=len(datums),
-        num_replayed=sum(len(group.replayed) for group in groups),
+        num_replayed=sum(len(group.replayed) for group in recorded),
     )
 
 

@@ -17,7 +17,7 @@ from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.devices.device import AgentReport, Device, ReportedDevice
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.errors import CuaError, SamplingError
-from cua_rl.events import Recorder, RolloutStarted, Source, TurnTaken
+from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.rewards.evidence import build_evidence
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge
@@ -56,7 +56,7 @@ class TimeLimits:
 class RolloutPlan:
     """Which rollout to run: its place in the run, its task instance, and the policy that acts."""
 
-    source: Source
+    source: RolloutSource
     group_id: str
     group_index: int
     member_index: int

@@ -7,12 +7,18 @@ from cua_rl.database.queries import find_training, latest_trainings, rename_trai
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
+from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
-from cua_rl.rl.curriculum import GroupOutcome, SuccessRates
+from cua_rl.rl.curriculum import (
+    GroupOutcome,
+    Memory,
+    ReplayBuffer,
+    SuccessRates,
+    load_outcomes,
+    newest_success_ids,
+)
 from cua_rl.rl.group_buffer import WaitingGroup, fitting
-from cua_rl.rl.memory import Memory, load_outcomes, newest_success_ids
-from cua_rl.rl.replay import ReplayBuffer
-from cua_rl.rl.sync_loop import WantedEvaluation
+from cua_rl.rl.stages import WantedEvaluation
 from cua_rl.run.log_directory import LogDirectory
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.types import AdapterRef, Rollout, RolloutGroup
@@ -29,7 +35,7 @@ class Resumed:
 
     @property
     def kept_group_ids(self) -> tuple[str, ...]:
-        return tuple(waiting.group.group_id for waiting in self.start.kept_groups)
+        return tuple(waiting.scored.group.group_id for waiting in self.start.kept_groups)
 
 
 async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, num_done: int, url: str) -> Resumed:
@@ -64,7 +70,10 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
         in_order = frozenset(range(num_done * config.groups_per_batch))
         return AsyncStart(done_ordinals=in_order | done, newest_steps=progress.newest_steps)
     candidates = [
-        WaitingGroup(group=_as_counted(config, untrained.group), last_step=min(untrained.last_step, config.max_steps))
+        WaitingGroup(
+            scored=score_group(_as_counted(config, untrained.group), config.advantages),
+            last_step=min(untrained.last_step, config.max_steps),
+        )
         for untrained in progress.untrained
         if _is_fresh_enough(config, progress, untrained.group.compared, untrained.last_step)
     ]

@@ -22,10 +22,9 @@ from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
-from cua_rl.rl.curriculum import SuccessRateStream
-from cua_rl.rl.memory import Memory
+from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
-from cua_rl.rl.sync_loop import LoopSettings, Parts, TaskStream
+from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.pressure import follow_load
@@ -215,7 +214,6 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
         params=_sampling_params(config, config.temperature),
-        advantages=config.advantages,
         train=train_step_settings(config),
         eval_every=config.eval_every,
         save_every=config.save_every,
@@ -255,7 +253,7 @@ def _parts(
     recorder: Recorder,
     report: RunReport,
     memory: Memory,
-) -> Parts:
+) -> LoopParts:
     """Wire the components of the training loop."""
     config = plan.config
     make_run_runner = partial(
@@ -278,7 +276,7 @@ def _parts(
         recorder=recorder,
         num_attempts=config.evaluation.eval_attempts,
     )
-    return Parts(
+    return LoopParts(
         tasks=make_task_stream(config, plan.train_tasks, memory),
         runner=make_run_runner(),
         trainer=engine.trainer,
@@ -318,7 +316,7 @@ def make_task_stream(config: CLIConfig, tasks: TaskSet, memory: Memory) -> TaskS
 
 
 async def run_loop(
-    config: CLIConfig, settings: LoopSettings, parts: Parts, start: AsyncStart, sampler: SamplingClient
+    config: CLIConfig, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
 ) -> None:
     """Train to the end; the number of concurrent rollouts follows the model server's load if the run asks for it."""
     limit = RolloutLimit(

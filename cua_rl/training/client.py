@@ -103,7 +103,7 @@ class TrainingClient:
         self.policy_version = output.policy_version
         return output
 
-    async def take_account(self) -> dict[str, float]:
+    async def trainer_metrics(self) -> dict[str, float]:
         """What the trainer computed since the last time, how fast and in how much memory, under metric names."""
         return dict((await self._ask(wire.TakeAccount(), wire.AccountOutput)).metrics)
 

@@ -10,7 +10,7 @@ from typing import Any
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.pool import DevicePool, PoolLimits
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
@@ -59,7 +59,7 @@ class GymBench:
     async def run(self, number: int = 0) -> Rollout:
         return await self.runner.run(
             RolloutPlan(
-                source=Source(phase="step", step=1),
+                source=RolloutSource(phase="step", step=1),
                 group_id="g",
                 group_index=0,
                 member_index=0,

@@ -19,7 +19,7 @@ from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
-from cua_rl.events import Source, TurnTaken
+from cua_rl.events import RolloutSource, TurnTaken
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
@@ -90,7 +90,7 @@ class Bench:
             time_limits=time_limits,
             make_id=lambda: "r1",
         )
-        source = Source(phase="step", step=1)
+        source = RolloutSource(phase="step", step=1)
         plan = RolloutPlan(
             source=source, group_id="g", group_index=0, member_index=0, task=make_task(max_turns=9), params=PARAMS
         )

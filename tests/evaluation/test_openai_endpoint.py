@@ -9,7 +9,7 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.judge.judge import is_loopback
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
@@ -51,7 +51,7 @@ async def attempt(url: str, *, api: Api = "responses", key: str = KEY, **extra: 
             recorder=NoRecorder(),
             max_turns=3,
         )
-        source = Source(phase="eval", step=0)
+        source = RolloutSource(phase="eval", step=0)
         plan = RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=task, params=PARAMS)
         return await runner.run(plan)
 

@@ -7,7 +7,7 @@ import pytest
 from cua_rl.agent.agent import Agent, AgentOutcome
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.types import Rollout, SamplingParams, StopReason
@@ -44,7 +44,7 @@ async def run(
     )
     params = SamplingParams(max_tokens=8, temperature=1.0)
     task = make_task(is_validated=is_validated)
-    source = Source(phase="step", step=0)
+    source = RolloutSource(phase="step", step=0)
     return await runner.run(
         RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=task, params=params)
     )

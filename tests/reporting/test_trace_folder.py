@@ -10,12 +10,12 @@ from PIL import Image
 
 from cua_rl.actions import Action, Click, Drag, Scroll, TypeText
 from cua_rl.conversation import EncodedImage
-from cua_rl.events import GroupEnded, RolloutStarted, Source, TurnTaken
+from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.reporting.trace_folder import TraceRecorder, draw_action
 from tests.fakes import FakeRecorder
 from tests.real.database.recorded import make_group, rollout_start
 
-SOURCE = Source(phase="step", step=3)
+SOURCE = RolloutSource(phase="step", step=3)
 
 
 def screenshot() -> EncodedImage:

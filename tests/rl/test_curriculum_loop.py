@@ -10,10 +10,16 @@ import pytest
 from cua_rl.agent.agent import AgentOutcome
 from cua_rl.errors import ParityError
 from cua_rl.events import GroupEnded, SourceStarted, StepTrained
-from cua_rl.rl.curriculum import SuccessRates, SuccessRateStream
-from cua_rl.rl.memory import Memory, load_outcomes, newest_success_ids
-from cua_rl.rl.replay import ReplayBuffer
-from cua_rl.rl.sync_loop import Parts, train
+from cua_rl.rl.curriculum import (
+    Memory,
+    ReplayBuffer,
+    SuccessRates,
+    SuccessRateStream,
+    load_outcomes,
+    newest_success_ids,
+)
+from cua_rl.rl.stages import LoopParts
+from cua_rl.rl.sync_loop import train
 from cua_rl.tasks.task import Task
 from cua_rl.types import AgentTurn, StopReason
 from tests.builders import model_turn, prompt, text
@@ -71,7 +77,7 @@ class RoundRobin:
 
 def loop_parts(
     agent: TalentedAgent, memory: Memory | None = None, tasks: Any = None, trainer: FakeTrainer | None = None
-) -> tuple[Parts, Bench, Log]:
+) -> tuple[LoopParts, Bench, Log]:
     made, bench, log, _ = parts(agent, trainer)  # type: ignore[arg-type]
     return replace(made, tasks=tasks or RoundRobin(), evaluator=None, memory=memory or Memory()), bench, log
 

@@ -9,7 +9,8 @@ from cua_rl.errors import ParityError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
-from cua_rl.rl.sync_loop import LoopSettings, Parts, train
+from cua_rl.rl.stages import LoopParts, LoopSettings
+from cua_rl.rl.sync_loop import train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.tasks.task import Task
 from cua_rl.types import SamplingParams
@@ -50,7 +51,6 @@ def settings(**changes: Any) -> LoopSettings:
         "groups_per_batch": 2,
         "group_size": 2,
         "params": PARAMS,
-        "advantages": "mean",
         "train": TrainStepSettings(
             loss=LossConfig(),
             optim=OptimConfig(),
@@ -66,10 +66,10 @@ def settings(**changes: Any) -> LoopSettings:
     return LoopSettings(**values | changes)
 
 
-def parts(agent: FakeAgent, trainer: FakeTrainer | None = None) -> tuple[Parts, Bench, Log, FakePolicy]:
+def parts(agent: FakeAgent, trainer: FakeTrainer | None = None) -> tuple[LoopParts, Bench, Log, FakePolicy]:
     bench, log, policy = Bench(agent), Log(), FakePolicy()
     evaluator = Evaluator([make_task(seed=9)], runner=bench.runner, params=PARAMS, recorder=bench.recorder)
-    made = Parts(
+    made = LoopParts(
         tasks=Seeds(),
         runner=bench.runner,
         trainer=trainer or FakeTrainer(),

@@ -12,7 +12,7 @@ from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.rollout.run import TimeLimits
 from cua_rl.types import AdapterRef, AgentTurn, Rollout, StopReason
 from tests.builders import model_turn, prompt, text
@@ -76,7 +76,7 @@ async def evaluate(agent: Any, limits: TimeLimits, num_tasks: int = 400) -> Eval
     bench = SlowBench(agent, max_devices=num_tasks, time_limits=limits)
     tasks = [make_task(f"task-{number}", seed=number) for number in range(num_tasks)]
     evaluator = Evaluator(tasks, runner=bench.runner, params=PARAMS, recorder=bench.recorder)
-    return await evaluator.run(Source(phase="eval", step=0), AdapterRef(path=None, policy_version=0))  # type: ignore[arg-type]
+    return await evaluator.run(RolloutSource(phase="eval", step=0), AdapterRef(path=None, policy_version=0))  # type: ignore[arg-type]
 
 
 def test_a_policy_that_waits_too_long_where_it_would_fail_is_not_reported_as_twice_as_good() -> None:

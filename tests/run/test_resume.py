@@ -18,7 +18,7 @@ def test_a_group_that_lost_too_many_members_is_not_trained_after_a_resume_either
     kept = [
         plan_start(CLIConfig(max_steps_off_policy=2, sampling=SamplingSettings(min_group_size=least)), progress, 1)
         .kept_groups[0]
-        .group
+        .scored.group
         for least in (2, 3)
     ]
 

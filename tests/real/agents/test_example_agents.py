@@ -11,7 +11,7 @@ import pytest
 from cua_rl.actions import Click
 from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.devices.pool import DevicePool
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
@@ -33,7 +33,7 @@ async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder
     fake = FakeVllm(renderer)
     fake.answers.extend(ANSWERS)
     task = replace(demo_tasks()[0], max_turns=5)
-    source = Source(phase="step", step=1)
+    source = RolloutSource(phase="step", step=1)
     async with (
         serve_app(fake.app(), "127.0.0.1", 0) as url,
         ExternalServer(url) as server,

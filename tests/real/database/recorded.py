@@ -11,8 +11,8 @@ from cua_rl.events import (
     Event,
     GroupEnded,
     Phase,
+    RolloutSource,
     RolloutStarted,
-    Source,
     SourceStarted,
     StepTrained,
     TrainingStarted,
@@ -187,7 +187,7 @@ def start(first_step: int = 1) -> TrainingStarted:
 
 def source_events(group: RolloutGroup, step: int = 1, phase: Phase = "step") -> list[Event]:
     """A step or evaluation of one group, up to the end of the group."""
-    source = Source(phase=phase, step=step)
+    source = RolloutSource(phase=phase, step=step)
     version = step - 1 if phase == "step" else step
     events: list[Event] = [SourceStarted(source=source, tasks=(make_task(),), group_size=3, policy_version=version)]
     for rollout in (*group.rollouts, *group.faulty):
@@ -197,7 +197,7 @@ def source_events(group: RolloutGroup, step: int = 1, phase: Phase = "step") -> 
     return [*events, GroupEnded(source=source, group=group, advantages=advantages)]
 
 
-def rollout_start(source: Source, group: RolloutGroup, rollout: Rollout) -> RolloutStarted:
+def rollout_start(source: RolloutSource, group: RolloutGroup, rollout: Rollout) -> RolloutStarted:
     return RolloutStarted(
         source=source,
         rollout_id=rollout.rollout_id,

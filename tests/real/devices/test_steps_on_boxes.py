@@ -13,7 +13,8 @@ from cua_rl.devices.pool import open_pool
 from cua_rl.events import GroupEnded
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rl.sync_loop import Parts, train
+from cua_rl.rl.stages import LoopParts
+from cua_rl.rl.sync_loop import train
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -95,7 +96,7 @@ async def run_step(
             max_turns=8,
         )
         tasks = {"source_type": "custom", "custom_tasks": [custom]}
-        parts = Parts(
+        parts = LoopParts(
             tasks=load_tasks(tasks, seed=0, split="train", device=backend.abilities),
             runner=runner,
             trainer=trainer,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,15 +17,16 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, JudgeError
-from cua_rl.events import GroupEnded, Source, SourceStarted, TrainingEnded, TrainingStarted
+from cua_rl.events import GroupEnded, RolloutSource, SourceStarted, TrainingEnded, TrainingStarted
 from cua_rl.judge.request import Case, build_messages
 from cua_rl.recipes.calibrate_judge import CalibrateConfig, cli_main
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.judge import make_judge_config, require_precision
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.task import Task
 from cua_rl.types import AgentTurn, ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.doubles.judge_endpoint import KEY, MODEL, Asked, JudgeEndpoint, serve_judge, verdict
@@ -77,7 +79,7 @@ class CoinFlips:
 
 async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
     """An evaluation on simulated phones as a run records it: (instruction, rollout) of each."""
-    params, source = SamplingParams(max_tokens=8, temperature=1.0), Source(phase="baseline", step=0)
+    params, source = SamplingParams(max_tokens=8, temperature=1.0), RolloutSource(phase="baseline", step=0)
     tasks = load_tasks({"source_type": "custom", "custom_tasks": TASKS}, seed=0, split="eval").held_out(GROUPS)
     async with DatabaseRecorder(url, image_token_id=9) as recorder, SimulatedPhones() as phones:
         await recorder.record(
@@ -85,8 +87,9 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
         )
         await recorder.record(SourceStarted(source=source, tasks=tuple(tasks), group_size=MEMBERS, policy_version=0))
 
-        async def on_group(group: RolloutGroup) -> None:
+        async def record_end(group: RolloutGroup, _: Task | None) -> RolloutGroup:
             await recorder.record(GroupEnded(source=source, group=group, advantages=None))
+            return group
 
         runner = RolloutRunner(
             devices=DevicePool(phones.make, max_devices=16),
@@ -96,7 +99,8 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
             recorder=recorder,
             max_turns=2,
         )
-        groups = await run_groups(runner, tasks, GroupPlan(source=source, group_size=MEMBERS, params=params), on_group)
+        plan = GroupPlan(source=source, group_size=MEMBERS, params=params)
+        groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
         await recorder.record(TrainingEnded(status="completed"))
     return [
         (task.instruction, rollout) for task, group in zip(tasks, groups, strict=True) for rollout in group.rollouts

@@ -26,10 +26,8 @@ from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl import async_loop, sync_loop
-from cua_rl.rl.curriculum import SuccessRates
-from cua_rl.rl.memory import Memory
-from cua_rl.rl.replay import ReplayBuffer
-from cua_rl.rl.sync_loop import LoopSettings, Parts
+from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates
+from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
@@ -97,7 +95,7 @@ class Runs:
     def __init__(self, trainer: TrainingClient, folder: Path) -> None:
         self.trainer, self.folder = trainer, folder
 
-    def parts(self, log: RunReport, memory: Memory) -> Parts:
+    def parts(self, log: RunReport, memory: Memory) -> LoopParts:
         policy = FakePolicy()
         agent: Any = TwoTurns(policy)
         made, bench, _, _ = parts(agent)
@@ -168,7 +166,7 @@ async def written(runs: Runs) -> set[str]:
     memory = Memory(rates=SuccessRates(), replay=ReplayBuffer(capacity_per_task=2))
     away = train_settings(loss=LossConfig(kl_loss_coef=0.1, normalisation="token_mean"))
     return set[str]().union(
-        await runs.run("everything", replace(loop, train=everything, advantages="batch_std"), memory),
+        await runs.run("everything", replace(loop, train=everything), memory),
         await runs.run("away", replace(loop, train=away)),
         await runs.run("async", loop, max_lag=1),
     )
