@@ -16,20 +16,27 @@ Metadata = dict[str, Any]
 Given = Mapping[str, object]
 """The settings that somebody wrote, by path."""
 
-BY_RUN: Metadata = {"by_run": True}
-"""Metadata of a field that the run fills in: not a setting, never stored."""
-FOR_GROUP: Metadata = {"for_group": True}
-"""Metadata of the field that is meant when its group is given a plain value: `loss=ppo` is `loss.name=ppo`."""
 
+def setting(
+    default: object = None,
+    doc: str = "",
+    *,
+    factory: Callable[[], object] | None = None,
+    at_least: float | None = None,
+    within: tuple[float, float] | None = None,
+    for_group: bool = False,
+    by_run: bool = False,
+) -> Any:
+    """A field of a configuration class, with its default (or the `factory` of one) and its meaning.
 
-def at_least(least: float) -> Metadata:
-    """Metadata of a number that must not be smaller."""
-    return {"least": least}
-
-
-def within(low: float, high: float) -> Metadata:
-    """Metadata of a number that must be above `low` and at most `high`."""
-    return {"low": low, "high": high}
+    Numbers must be `at_least` this, or above the first and at most the second number of `within`; None is always right.
+    `for_group`: the setting that is meant when its group is given a plain value: `loss=ppo` is `loss.name=ppo`.
+    `by_run`: filled in by the run, no setting for people, and never stored.
+    """
+    metadata: Metadata = {"at_least": at_least, "within": within, "for_group": for_group, "by_run": by_run}
+    if factory is not None:
+        return chz.field(default_factory=factory, doc=doc, metadata=metadata)
+    return chz.field(default=default, doc=doc, metadata=metadata)
 
 
 def setting_fields(config_class: type[Any]) -> Mapping[str, Any]:
@@ -63,12 +70,13 @@ def check_numbers(config: object) -> None:
         limits = metadata_of(field)
         if not isinstance(value, int | float):
             continue
-        if "least" in limits and value < limits["least"]:
-            least = limits["least"]
+        least, bounds = limits.get("at_least"), limits.get("within")
+        if least is not None and value < least:
             raise ValueError(f"{path}: expected at least {least}, got {value!r}; set {path}={least} or more")
-        if "low" in limits and not limits["low"] < value <= limits["high"]:
-            low, high = limits["low"], limits["high"]
-            raise ValueError(f"{path}: expected a number above {low} and at most {high}, got {value!r}; change {path}")
+        if bounds is not None and not bounds[0] < value <= bounds[1]:
+            raise ValueError(
+                f"{path}: expected a number above {bounds[0]} and at most {bounds[1]}, got {value!r}; change {path}"
+            )
 
 
 def with_presets(

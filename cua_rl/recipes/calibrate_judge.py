@@ -39,7 +39,7 @@ from cua_rl.monitor.databases import Database
 from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
-from cua_rl.settings import at_least, check_numbers
+from cua_rl.settings import check_numbers, setting
 from cua_rl.types import Judgement, Rollout
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots
@@ -50,16 +50,14 @@ class CalibrateConfig:
     """Measure a judge on recorded rollouts."""
 
     run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
-    num_rollouts: int = chz.field(
-        default=300,
-        doc="maximum number of rollouts to judge, drawn at random from those with a validator",
-        metadata=at_least(1),
+    num_rollouts: int = setting(
+        300, "maximum number of rollouts to judge, drawn at random from those with a validator", at_least=1
     )
-    seed: int = chz.field(default=0, doc="seed of that random choice", metadata=at_least(0))
-    log_dir: str | None = chz.field(
-        default=None, doc="folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
+    seed: int = setting(0, "seed of that random choice", at_least=0)
+    log_dir: str | None = setting(
+        None, "folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
     )
-    out: str | None = chz.field(default=None, doc="file for the record, instead of that folder")
+    out: str | None = setting(None, "file for the record, instead of that folder")
     judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
 
     @chz.validate

@@ -18,6 +18,7 @@ from cua_rl.monitor.export import Images, image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.run.recorded_run import find_training, open_run_database
+from cua_rl.settings import setting
 
 
 @chz.chz
@@ -25,9 +26,9 @@ class ExportConfig:
     """Write rollouts as one HTML file."""
 
     run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
-    rollout_id: str | None = chz.field(default=None, doc="rollout to export; a prefix of its id is enough")
-    step: int | None = chz.field(default=None, doc="export all rollouts of this training step")
-    out: str = chz.field(default="rollouts.html", doc="file to write")
+    rollout_id: str | None = setting(None, "rollout to export; a prefix of its id is enough")
+    step: int | None = setting(None, "export all rollouts of this training step")
+    out: str = setting("rollouts.html", "file to write")
 
     @chz.validate
     def _says_what(self) -> None:

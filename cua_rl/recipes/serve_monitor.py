@@ -25,6 +25,7 @@ from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
 from cua_rl.monitor.server import serving
+from cua_rl.settings import setting
 
 DEFAULT_PORT = 8720
 
@@ -33,20 +34,16 @@ DEFAULT_PORT = 8720
 class MonitorConfig:
     """Show training runs in the browser."""
 
-    source: str | None = chz.field(
-        default=None,
-        doc="database URL, folder of a run, or folder of runs; None is the database of the environment, else ./runs",
+    source: str | None = setting(
+        None, "database URL, folder of a run, or folder of runs; None is the database of the environment, else ./runs"
     )
-    host: str = chz.field(
-        default="127.0.0.1", doc="address to listen on; on other addresses than loopback, reading needs a token"
+    host: str = setting("127.0.0.1", "address to listen on; on other addresses than loopback, reading needs a token")
+    port: int = setting(DEFAULT_PORT, "port to listen on, 0 for a free one")
+    create_project: str | None = setting(
+        None, "create a project with this name, or a new token for it, print the token and exit"
     )
-    port: int = chz.field(default=DEFAULT_PORT, doc="port to listen on, 0 for a free one")
-    create_project: str | None = chz.field(
-        default=None, doc="create a project with this name, or a new token for it, print the token and exit"
-    )
-    results_dir: str | None = chz.field(
-        default=None,
-        doc="folder below which recipes.evaluate has written results.json files; None is the source or ./runs",
+    results_dir: str | None = setting(
+        None, "folder below which recipes.evaluate has written results.json files; None is the source or ./runs"
     )
 
     @chz.validate

@@ -6,7 +6,7 @@ import chz
 
 from cua_rl.command_line.settings import explain_field
 from cua_rl.run.rollout_config import PAID_DEVICES, ROLLOUT_SECTIONS, RolloutConfig, Tasks, device_presets
-from cua_rl.settings import Given, at_least, with_presets
+from cua_rl.settings import Given, setting, with_presets
 
 Models = list[dict[str, object]]
 
@@ -27,33 +27,23 @@ class EvaluateConfig(RolloutConfig):
     """Measure one or several models on the same task instances."""
 
     # Models
-    models: Models = chz.field(
-        default_factory=lambda: [{"name": "base"}],
+    models: Models = setting(
         doc="models to compare; the others are tested against the first: a name each, and model_name and "
         "adapter, or base_url, model, api, api_key_env and extra",
+        factory=lambda: [{"name": "base"}],
     )
 
     # Tasks
-    tasks: Tasks = chz.field(
-        default_factory=lambda: {"source_type": "demo_eval"}, doc="source of tasks (TaskSourceConfig)"
-    )
-    num_tasks: int = chz.field(
-        default=64, doc="number of task instances, the same for every model", metadata=at_least(1)
-    )
-    num_attempts: int = chz.field(
-        default=1, doc="attempts of each model at each task instance, for pass@k", metadata=at_least(1)
-    )
-    seed: int = chz.field(
-        default=0,
-        doc="seed of the task instances; the same seed as a training run gives its held-out tasks",
-        metadata=at_least(0),
+    tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_eval"})
+    num_tasks: int = setting(64, "number of task instances, the same for every model", at_least=1)
+    num_attempts: int = setting(1, "attempts of each model at each task instance, for pass@k", at_least=1)
+    seed: int = setting(
+        0, "seed of the task instances; the same seed as a training run gives its held-out tasks", at_least=0
     )
 
     # Attempts
-    temperature: float = chz.field(default=0.0, doc="sampling temperature, 0 for greedy", metadata=at_least(0.0))
-    max_concurrent_rollouts: int = chz.field(
-        default=64, doc="maximum concurrent attempts; 8 with GBox and gyms", metadata=at_least(1)
-    )
+    temperature: float = setting(0.0, "sampling temperature, 0 for greedy", at_least=0.0)
+    max_concurrent_rollouts: int = setting(64, "maximum concurrent attempts; 8 with GBox and gyms", at_least=1)
 
 
 EVALUATE_SECTIONS = {

@@ -7,7 +7,7 @@ import chz
 
 from cua_rl.command_line.settings import explain_field
 from cua_rl.run.rollout_config import Tasks
-from cua_rl.settings import Given, at_least, check_numbers, with_presets
+from cua_rl.settings import Given, check_numbers, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
 
 MAX_LORA_RANK = 512  # what vLLM accepts
@@ -28,111 +28,82 @@ class SftConfig:
     """Fine-tune a vision computer-use agent on conversations: the cold start before reinforcement learning."""
 
     # Model
-    model_name: str | None = chz.field(
-        default=None, doc="folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
+    model_name: str | None = setting(
+        None, "folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
     )
-    lora_rank: int = chz.field(
-        default=32, doc="rank of the LoRA adapter; 0 trains all weights of the model", metadata=at_least(0)
+    lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights of the model", at_least=0)
+    lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
+    renderer_name: str | None = setting(
+        None,
+        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
     )
-    lora_alpha: int = chz.field(
-        default=32, doc="LoRA scale: the update is multiplied by lora_alpha / lora_rank", metadata=at_least(1)
-    )
-    renderer_name: str | None = chz.field(
-        default=None,
-        doc="renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
-    )
-    load_checkpoint_path: str | None = chz.field(
-        default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
+    load_checkpoint_path: str | None = setting(
+        None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
     )
 
     # Data
-    data: str = chz.field(
-        default="experts",
-        doc="experts: demonstrations of scripted experts; rollouts: recorded successes of a run; or a .jsonl "
+    data: str = setting(
+        "experts",
+        "experts: demonstrations of scripted experts; rollouts: recorded successes of a run; or a .jsonl "
         "file of conversations",
     )
-    tasks: Tasks = chz.field(
-        default_factory=lambda: {"source_type": "demo_training"},
-        doc="experts: source of tasks (TaskSourceConfig)",
+    tasks: Tasks = setting(
+        doc="experts: source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"}
     )
-    error_rate: float = chz.field(
-        default=0.0,
-        doc="experts: probability per turn that the expert acts on a random element",
-        metadata=at_least(0.0),
+    error_rate: float = setting(
+        0.0, "experts: probability per turn that the expert acts on a random element", at_least=0.0
     )
-    screen_scale: int = chz.field(
-        default=1, doc="experts: scale factor of the simulated 192x320 pixel screen", metadata=at_least(1)
+    screen_scale: int = setting(1, "experts: scale factor of the simulated 192x320 pixel screen", at_least=1)
+    browser_scale: float | None = setting(
+        None, "experts: scale factor of web-page screenshots; None uses the task set's default"
     )
-    browser_scale: float | None = chz.field(
-        default=None, doc="experts: scale factor of web-page screenshots; None uses the task set's default"
+    max_turns: int = setting(20, "experts: maximum turns of a conversation; a task may allow fewer", at_least=1)
+    from_run: str | None = setting(
+        None, "rollouts: folder of a run with its own database, or name of a run in DATABASE_URL"
     )
-    max_turns: int = chz.field(
-        default=20, doc="experts: maximum turns of a conversation; a task may allow fewer", metadata=at_least(1)
+    run_steps: int | None = setting(
+        None, "rollouts: use only rollouts of the run's first steps, this many; None uses all", at_least=1
     )
-    from_run: str | None = chz.field(
-        default=None, doc="rollouts: folder of a run with its own database, or name of a run in DATABASE_URL"
+    max_per_task: int | None = setting(
+        None, "rollouts: maximum rollouts per task template, chosen by seed; None uses all", at_least=1
     )
-    run_steps: int | None = chz.field(
-        default=None,
-        doc="rollouts: use only rollouts of the run's first steps, this many; None uses all",
-        metadata=at_least(1),
-    )
-    max_per_task: int | None = chz.field(
-        default=None,
-        doc="rollouts: maximum rollouts per task template, chosen by seed; None uses all",
-        metadata=at_least(1),
-    )
-    num_eval_conversations: int = chz.field(
-        default=32, doc="conversations held out to measure the loss, 0 for none", metadata=at_least(0)
-    )
+    num_eval_conversations: int = setting(32, "conversations held out to measure the loss, 0 for none", at_least=0)
 
     # Training
-    seed: int = chz.field(
-        default=0, doc="seed of order, held-out choice, expert tasks and initial adapter weights", metadata=at_least(0)
+    seed: int = setting(0, "seed of order, held-out choice, expert tasks and initial adapter weights", at_least=0)
+    max_steps: int | None = setting(
+        None, "training steps; None is one pass over the data, or 100 steps after experts", at_least=1
     )
-    max_steps: int | None = chz.field(
-        default=None,
-        doc="training steps; None is one pass over the data, or 100 steps after experts",
-        metadata=at_least(1),
+    batch_size: int = setting(16, "conversations per step", at_least=1)
+    learning_rate: float = setting(1e-4, "peak AdamW learning rate", at_least=0.0)
+    learning_rate_schedule: RateSchedule = setting(
+        "linear", "after the warm-up: constant, or linear or cosine decay to a tenth at the last step"
     )
-    batch_size: int = chz.field(default=16, doc="conversations per step", metadata=at_least(1))
-    learning_rate: float = chz.field(default=1e-4, doc="peak AdamW learning rate", metadata=at_least(0.0))
-    learning_rate_schedule: RateSchedule = chz.field(
-        default="linear", doc="after the warm-up: constant, or linear or cosine decay to a tenth at the last step"
+    warmup_steps: int = setting(0, "steps of linear learning-rate warm-up", at_least=0)
+    weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0.0)
+    grad_clip_norm: float = setting(1.0, "maximum gradient norm, 0 disables clipping", at_least=0.0)
+    max_model_len: int | None = setting(
+        None, "maximum tokens of a conversation; None is the model's limit", at_least=64
     )
-    warmup_steps: int = chz.field(default=0, doc="steps of linear learning-rate warm-up", metadata=at_least(0))
-    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay", metadata=at_least(0.0))
-    grad_clip_norm: float = chz.field(
-        default=1.0, doc="maximum gradient norm, 0 disables clipping", metadata=at_least(0.0)
-    )
-    max_model_len: int | None = chz.field(
-        default=None, doc="maximum tokens of a conversation; None is the model's limit", metadata=at_least(64)
-    )
-    trainer_dtype: Literal["float32", "bfloat16"] = chz.field(default="float32", doc="precision of the trainer")
-    micro_batch_tokens: int = chz.field(default=16384, doc="maximum tokens of one forward pass", metadata=at_least(64))
-    gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
-    num_threads: int | None = chz.field(
-        default=None, doc="threads of the trainer on CPU; None is one per core", metadata=at_least(1)
-    )
+    trainer_dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the trainer")
+    micro_batch_tokens: int = setting(16384, "maximum tokens of one forward pass", at_least=64)
+    gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
+    num_threads: int | None = setting(None, "threads of the trainer on CPU; None is one per core", at_least=1)
 
     # Logging
-    log_path: str | None = chz.field(default=None, doc="folder of the run; None is <log_dir>/<run name>")
-    log_dir: str | None = chz.field(default=None, doc="parent folder of run folders; None is ./runs")
-    wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None disables it")
-    wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
-    eval_every: int = chz.field(
-        default=20,
-        doc="steps between measurements of the held-out loss, 0 measures only before and after training",
-        metadata=at_least(0),
+    log_path: str | None = setting(None, "folder of the run; None is <log_dir>/<run name>")
+    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs")
+    wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
+    wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
+    eval_every: int = setting(
+        20, "steps between measurements of the held-out loss, 0 measures only before and after training", at_least=0
     )
-    save_every: int = chz.field(
-        default=50, doc="steps between checkpoints, 0 saves only at the end", metadata=at_least(0)
+    save_every: int = setting(50, "steps between checkpoints, 0 saves only at the end", at_least=0)
+    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = setting(
+        "ask", "what to do if the run's folder already holds a run"
     )
-    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = chz.field(
-        default="ask", doc="what to do if the run's folder already holds a run"
-    )
-    dry_run: bool = chz.field(
-        default=False, doc="check everything, including the data, print the effective configuration as JSON, and exit"
+    dry_run: bool = setting(
+        False, "check everything, including the data, print the effective configuration as JSON, and exit"
     )
 
     @chz.validate

@@ -16,7 +16,7 @@ from cua_rl.run.rollout_config import (
     device_presets,
     given_site,
 )
-from cua_rl.settings import FOR_GROUP, Given, at_least, remembers_given, with_presets, within
+from cua_rl.settings import Given, remembers_given, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
 
 EMBEDDED_DEMO: dict[str, object] = {
@@ -53,35 +53,30 @@ def train_presets(given: Given) -> Given:
 class TrainerSettings:
     """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/performance.md)."""
 
-    lora_alpha: int = chz.field(
-        default=32, doc="LoRA scale: the update is multiplied by lora_alpha / lora_rank", metadata=at_least(1)
+    lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "precision; auto is bfloat16 on a GPU and float32 on a CPU"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = chz.field(
-        default="auto", doc="precision; auto is bfloat16 on a GPU and float32 on a CPU"
+    micro_batch_tokens: int = setting(16384, "maximum tokens of one forward pass", at_least=64)
+    gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
+    gpus: list[int] | None = setting(
+        None, "GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
     )
-    micro_batch_tokens: int = chz.field(default=16384, doc="maximum tokens of one forward pass", metadata=at_least(64))
-    gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
-    gpus: list[int] | None = chz.field(
-        default=None, doc="GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
+    num_processes: int | None = setting(
+        None, "data-parallel processes; None is one per GPU of the trainer, one without GPUs", at_least=1
     )
-    num_processes: int | None = chz.field(
-        default=None,
-        doc="data-parallel processes; None is one per GPU of the trainer, one without GPUs",
-        metadata=at_least(1),
+    sharding: Literal["none", "full"] = setting(
+        "none", "frozen weights in each process: none: all of them; full: its shard of each layer (FSDP)"
     )
-    sharding: Literal["none", "full"] = chz.field(
-        default="none",
-        doc="frozen weights in each process: none: all of them; full: its shard of each layer (FSDP)",
+    vision_cache_gib: float = setting(
+        2.0,
+        "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
+        at_least=0.0,
     )
-    vision_cache_gib: float = chz.field(
-        default=2.0,
-        doc="maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
-        metadata=at_least(0.0),
-    )
-    parity_limit: float = chz.field(
-        default=0.05,
-        doc="stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats",
-        metadata=at_least(0.0),
+    parity_limit: float = setting(
+        0.05,
+        "stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats",
+        at_least=0.0,
     )
 
 
@@ -89,23 +84,21 @@ class TrainerSettings:
 class SamplingSettings:
     """Which rollouts run, how they are seeded, and which groups count."""
 
-    seed: int | None = chz.field(
-        default=None,
-        doc="seed of all sampling, combined with step, group, rollout and turn; None samples without a seed",
-        metadata=at_least(0),
+    seed: int | None = setting(
+        None,
+        "seed of all sampling, combined with step, group, rollout and turn; None samples without a seed",
+        at_least=0,
     )
-    min_group_size: int = chz.field(
-        default=2,
-        doc="a group is trained on only if at least this many of its rollouts end without an infrastructure fault",
-        metadata=at_least(2),
+    min_group_size: int = setting(
+        2,
+        "a group is trained on only if at least this many of its rollouts end without an infrastructure fault",
+        at_least=2,
     )
-    watch_goal: bool = chz.field(
-        default=False,
-        doc="check the goal on the device after every turn, for rewards that depend on when it was first reached",
+    watch_goal: bool = setting(
+        False, "check the goal on the device after every turn, for rewards that depend on when it was first reached"
     )
-    adaptive_concurrency: bool = chz.field(
-        default=True,
-        doc="reduce the number of concurrent rollouts while vLLM's KV cache or the machine's memory is full",
+    adaptive_concurrency: bool = setting(
+        True, "reduce the number of concurrent rollouts while vLLM's KV cache or the machine's memory is full"
     )
 
 
@@ -113,26 +106,20 @@ class SamplingSettings:
 class CurriculumSettings:
     """Which tasks are sampled, and what happens to groups without a signal (docs/curriculum.md)."""
 
-    task_sampling: Literal["uniform", "success_rate"] = chz.field(
-        default="uniform",
-        doc="how tasks are sampled: uniform, or success_rate: less often if always or never solved",
+    task_sampling: Literal["uniform", "success_rate"] = setting(
+        "uniform", "how tasks are sampled: uniform, or success_rate: less often if always or never solved"
     )
-    refill_groups: bool = chz.field(
-        default=False,
-        doc="replace groups whose rewards are all equal, until groups_per_batch groups have differing rewards",
+    refill_groups: bool = setting(
+        False, "replace groups whose rewards are all equal, until groups_per_batch groups have differing rewards"
     )
-    max_refill_factor: int = chz.field(
-        default=3,
-        doc="refill_groups: maximum number of groups per step, as a multiple of groups_per_batch",
-        metadata=at_least(1),
+    max_refill_factor: int = setting(
+        3, "refill_groups: maximum number of groups per step, as a multiple of groups_per_batch", at_least=1
     )
-    replay_successes: bool = chz.field(
-        default=False,
-        doc="if all rollouts of a group fail, add a stored success of its task (off-policy: use loss=ppo, for example)",
+    replay_successes: bool = setting(
+        False,
+        "if all rollouts of a group fail, add a stored success of its task (off-policy: use loss=ppo, for example)",
     )
-    replay_capacity: int = chz.field(
-        default=2, doc="replay_successes: maximum number of successes stored per task", metadata=at_least(1)
-    )
+    replay_capacity: int = setting(2, "replay_successes: maximum number of successes stored per task", at_least=1)
 
 
 @remembers_given
@@ -140,51 +127,40 @@ class CurriculumSettings:
 class EvaluationSettings:
     """Evaluations on held-out tasks."""
 
-    num_eval_rollouts: int = chz.field(default=64, doc="held-out task instances per evaluation", metadata=at_least(1))
-    eval_attempts: int = chz.field(
-        default=1, doc="rollouts of each held-out task instance, for pass@k", metadata=at_least(1)
+    num_eval_rollouts: int = setting(64, "held-out task instances per evaluation", at_least=1)
+    eval_attempts: int = setting(1, "rollouts of each held-out task instance, for pass@k", at_least=1)
+    eval_temperature: float | None = setting(
+        None, "sampling temperature during evaluation, 0 for greedy; None uses the training temperature", at_least=0.0
     )
-    eval_temperature: float | None = chz.field(
-        default=None,
-        doc="sampling temperature during evaluation, 0 for greedy; None uses the training temperature",
-        metadata=at_least(0.0),
-    )
-    skip_baseline: bool = chz.field(default=False, doc="skip the evaluation before training")
+    skip_baseline: bool = setting(False, "skip the evaluation before training")
 
 
 @chz.chz
 class TrainingJudgeSettings(JudgeSettings):
     """The judge of tasks without a validator, enabled by `judge.model`, and its required precision (docs/judge.md)."""
 
-    min_precision: float | None = chz.field(
-        default=None,
-        doc="refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this; "
+    min_precision: float | None = setting(
+        None,
+        "refuse a judge unless the lower end of the 95 % interval of its calibrated precision is at least this; "
         "None only warns if there is no calibration",
-        metadata=within(0.0, 1.0),
+        within=(0.0, 1.0),
     )
-    calibration: str | None = chz.field(
-        default=None,
-        doc="calibration file from recipes.calibrate_judge; None searches <log_dir>/judge_calibrations",
+    calibration: str | None = setting(
+        None, "calibration file from recipes.calibrate_judge; None searches <log_dir>/judge_calibrations"
     )
-    force: bool = chz.field(default=False, doc="train with a judge that judge.min_precision would refuse")
+    force: bool = setting(False, "train with a judge that judge.min_precision would refuse")
 
 
 @chz.chz
 class MonitorSettings:
     """The Training Monitor beside the run, and a remote one to which the run is sent."""
 
-    show: bool = chz.field(
-        default=True, doc="start a Training Monitor for the run on the loopback address", metadata=FOR_GROUP
-    )
-    port: int | None = chz.field(
-        default=None, doc="port of that monitor; None is 8720, or a free one", metadata=within(0, 65535)
-    )
-    base_url: str | None = chz.field(
-        default=None, doc="address of a remote monitor to which the run is sent; also MONITOR_BASE_URL"
-    )
-    project_id: str | None = chz.field(default=None, doc="project on the remote monitor, for links; also PROJECT_ID")
-    project_token: str | None = chz.field(
-        default=None, doc="token of that project, never stored; preferably set as MONITOR_PROJECT_TOKEN"
+    show: bool = setting(True, "start a Training Monitor for the run on the loopback address", for_group=True)
+    port: int | None = setting(None, "port of that monitor; None is 8720, or a free one", within=(0, 65535))
+    base_url: str | None = setting(None, "address of a remote monitor to which the run is sent; also MONITOR_BASE_URL")
+    project_id: str | None = setting(None, "project on the remote monitor, for links; also PROJECT_ID")
+    project_token: str | None = setting(
+        None, "token of that project, never stored; preferably set as MONITOR_PROJECT_TOKEN"
     )
 
 
@@ -192,12 +168,8 @@ class MonitorSettings:
 class CheckpointSettings:
     """Which checkpoints stay on disk."""
 
-    keep_checkpoints: int = chz.field(
-        default=3, doc="number of newest checkpoints to keep on disk, 0 for all", metadata=at_least(0)
-    )
-    keep_every: int = chz.field(
-        default=0, doc="also keep checkpoints whose step is a multiple of this, 0 for none", metadata=at_least(0)
-    )
+    keep_checkpoints: int = setting(3, "number of newest checkpoints to keep on disk, 0 for all", at_least=0)
+    keep_every: int = setting(0, "also keep checkpoints whose step is a multiple of this, 0 for none", at_least=0)
 
 
 @with_presets(train_presets, explain_field)
@@ -206,79 +178,60 @@ class CLIConfig(RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
 
     # Model
-    lora_rank: int = chz.field(default=32, doc="rank of the LoRA adapter", metadata=at_least(1))
-    load_checkpoint_path: str | None = chz.field(
-        default=None, doc="folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
+    lora_rank: int = setting(32, "rank of the LoRA adapter", at_least=1)
+    load_checkpoint_path: str | None = setting(
+        None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
     )
-    tinker_api_key: str | None = chz.field(
-        default=None, doc="accepted for compatibility with Tinker command lines; not used, never stored"
+    tinker_api_key: str | None = setting(
+        None, "accepted for compatibility with Tinker command lines; not used, never stored"
     )
 
     # Tasks
-    eval_tasks: Tasks | None = chz.field(
-        default_factory=lambda: {"source_type": "demo_eval"},
+    eval_tasks: Tasks | None = setting(
         doc="source of held-out tasks (TaskSourceConfig); None disables evaluation",
+        factory=lambda: {"source_type": "demo_eval"},
     )
-    seed: int = chz.field(
-        default=0, doc="seed of task order, task instances and initial adapter weights", metadata=at_least(0)
-    )
+    seed: int = setting(0, "seed of task order, task instances and initial adapter weights", at_least=0)
 
     # Training
-    max_steps: int = chz.field(default=100, doc="number of training steps", metadata=at_least(1))
-    group_size: int = chz.field(default=4, doc="rollouts per task instance; advantages are computed within this group")
-    groups_per_batch: int = chz.field(default=10, doc="task instances per training step", metadata=at_least(1))
-    learning_rate: float = chz.field(
-        default=1e-5,
-        doc="AdamW learning rate; 0 leaves the weights unchanged, useful as a control run",
-        metadata=at_least(0.0),
+    max_steps: int = setting(100, "number of training steps", at_least=1)
+    group_size: int = setting(4, "rollouts per task instance; advantages are computed within this group")
+    groups_per_batch: int = setting(10, "task instances per training step", at_least=1)
+    learning_rate: float = setting(
+        1e-5, "AdamW learning rate; 0 leaves the weights unchanged, useful as a control run", at_least=0.0
     )
-    learning_rate_schedule: RateSchedule = chz.field(
-        default="constant", doc="constant, or linear or cosine decay to a twentieth at the last step"
+    learning_rate_schedule: RateSchedule = setting(
+        "constant", "constant, or linear or cosine decay to a twentieth at the last step"
     )
-    warmup_steps: int = chz.field(default=0, doc="steps of linear learning-rate warm-up", metadata=at_least(0))
-    temperature: float = chz.field(default=1.0, doc="sampling temperature during training", metadata=within(0.0, 2.0))
-    advantages: AdvantageKind = chz.field(
-        default="mean",
-        doc="mean: centre rewards within the group; mean_std: also divide by the group's std; leave_one_out: "
+    warmup_steps: int = setting(0, "steps of linear learning-rate warm-up", at_least=0)
+    temperature: float = setting(1.0, "sampling temperature during training", within=(0.0, 2.0))
+    advantages: AdvantageKind = setting(
+        "mean",
+        "mean: centre rewards within the group; mean_std: also divide by the group's std; leave_one_out: "
         "subtract the mean of the others; batch_std: centre within the group, divide by the step's std",
     )
-    kl_penalty_coef: float = chz.field(
-        default=0.0,
-        doc="coefficient of the per-token KL penalty against the reference model, in the reward",
-        metadata=at_least(0.0),
+    kl_penalty_coef: float = setting(
+        0.0, "coefficient of the per-token KL penalty against the reference model, in the reward", at_least=0.0
     )
-    num_substeps: int = chz.field(
-        default=1, doc="optimizer steps per training step, each on its share of the rollouts", metadata=at_least(1)
-    )
-    max_steps_off_policy: int | None = chz.field(
-        default=None,
-        doc="None or 0: synchronous, on-policy training; k: asynchronous training with a policy lag of at most k steps",
-        metadata=at_least(0),
+    num_substeps: int = setting(1, "optimizer steps per training step, each on its share of the rollouts", at_least=1)
+    max_steps_off_policy: int | None = setting(
+        None,
+        "None or 0: synchronous, on-policy training; k: asynchronous training with a policy lag of at most k steps",
+        at_least=0,
     )
 
     # Run
-    log_dir: str | None = chz.field(default=None, doc="parent folder of run folders; None is ./runs")
-    wandb_project: str | None = chz.field(default=None, doc="Weights & Biases project; None disables it")
-    wandb_name: str | None = chz.field(default=None, doc="Weights & Biases run name; None is the run's name")
-    eval_every: int = chz.field(
-        default=10,
-        doc="steps between evaluations, 0 evaluates only before and after training",
-        metadata=at_least(0),
+    log_dir: str | None = setting(None, "parent folder of run folders; None is ./runs")
+    wandb_project: str | None = setting(None, "Weights & Biases project; None disables it")
+    wandb_name: str | None = setting(None, "Weights & Biases run name; None is the run's name")
+    eval_every: int = setting(10, "steps between evaluations, 0 evaluates only before and after training", at_least=0)
+    save_every: int = setting(10, "steps between checkpoints, 0 saves only at the end", at_least=0)
+    num_groups_to_log: int = setting(1, "groups per step whose rewards are printed and logged", at_least=0)
+    trace: bool = setting(
+        False,
+        "write each rollout to trace/ in the run's folder: screenshots with the actions drawn on them, and the text",
     )
-    save_every: int = chz.field(
-        default=10, doc="steps between checkpoints, 0 saves only at the end", metadata=at_least(0)
-    )
-    num_groups_to_log: int = chz.field(
-        default=1, doc="groups per step whose rewards are printed and logged", metadata=at_least(0)
-    )
-    trace: bool = chz.field(
-        default=False,
-        doc="write each rollout to trace/ in the run's folder: screenshots with the actions drawn on them, "
-        "and the text",
-    )
-    compute_post_kl: bool = chz.field(
-        default=False, doc="measure the KL divergence of each step's update (one more forward pass)"
-    )
+    compute_post_kl: bool = setting(False, "measure the KL divergence of each step's update (one more forward pass)")
 
     # Groups
     loss: LossConfig = chz.field(default_factory=LossConfig)
