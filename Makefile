@@ -10,7 +10,7 @@ check test fast: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check types strict-types fast format lint imports pythons test-android monitor migration bench
+.PHONY: help setup train test check types strict-types fast format lint imports size pythons test-android monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -21,8 +21,8 @@ setup: ## install everything into .venv
 train: setup ## train; with no ARGS, the tiny model on the simulated phone
 	@$(PYTHON) -m cua_rl.recipes.train $(ARGS)
 
-check: setup ## format, lint, types, import direction, fast tests: before every commit
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target fast types format lint imports
+check: setup ## format, lint, types, import direction, size, fast tests: before every commit
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target fast types format lint imports size
 
 types:
 	.venv/bin/pyrefly check --output-format=min-text
@@ -42,6 +42,9 @@ lint:
 
 imports:
 	.venv/bin/lint-imports
+
+size:
+	$(PYTHON) -m scripts.code_size
 
 # tests of one file share a browser or a database, some of all files a model server: groups of tests/conftest.py
 test: setup ## all tests, with the real model server, trainer and database: before every push

@@ -15,7 +15,6 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -25,7 +24,7 @@ from cua_rl.config import LossConfig
 from cua_rl.events import BatchTaken, GroupEnded
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.served_policy import SavedPolicy
-from cua_rl.rl.sync_loop import LoopSettings, Parts
+from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.training.wire import ForwardBackwardOutput
@@ -102,8 +101,8 @@ def lognormal(random: Random, mean: float, sigma: float) -> float:
     return random.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)
 
 
-async def measure(max_lag: int, num_steps: int, num_devices: int, begins_early: bool) -> dict[str, Any]:
-    """One run; `max_lag` 0 is synchronous, and may begin to train on groups as they end."""
+async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, Any]:
+    """One run; `max_lag` 0 is synchronous."""
     trainer = SlowTrainer()
     policy = SlowPolicy(trainer)
     devices, recorder, log = SlowDevices(policy), FakeRecorder(), Log()
@@ -111,8 +110,7 @@ async def measure(max_lag: int, num_steps: int, num_devices: int, begins_early: 
     chosen: LoopSettings = settings(
         max_steps=num_steps, groups_per_batch=GROUPS_PER_BATCH, group_size=GROUP_SIZE, save_every=0
     )
-    chosen = replace(chosen, train=replace(chosen.train, begins_early=begins_early))
-    parts = Parts(
+    parts = LoopParts(
         tasks=NumberedSeeds(),
         runner=devices if max_lag else LimitedRunner(devices, limit),
         trainer=trainer,
@@ -131,7 +129,6 @@ async def measure(max_lag: int, num_steps: int, num_devices: int, begins_early: 
     mean_s = fmean(devices.durations_s)
     return {
         "max_steps_off_policy": max_lag,
-        "train_early": begins_early,
         "rollouts_per_hour": round(len(devices.durations_s) / hours),
         "device_limit_rollouts_per_hour": round(3600 * num_devices / mean_s),
         "trainer_limit_rollouts_per_hour": round(3600 * GROUPS_PER_BATCH * GROUP_SIZE / TRAIN_S),
@@ -144,15 +141,15 @@ async def measure(max_lag: int, num_steps: int, num_devices: int, begins_early: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure the synchronous loop, the same with early training, then K = 1 to 4."""
+    """Measure the synchronous loop, then K = 1 to 4."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--devices", type=int, nargs="*", default=[128, 256])
     options = parser.parse_args(argv)
     for num_devices in options.devices:
         synchronous: dict[str, Any] | None = None
-        for max_lag, begins_early in ((0, False), (0, True), (1, False), (2, False), (3, False), (4, False)):
-            result = run_in_virtual_time(measure(max_lag, options.steps, num_devices, begins_early))
+        for max_lag in range(5):
+            result = run_in_virtual_time(measure(max_lag, options.steps, num_devices))
             synchronous = synchronous or result
             speed_up = result["rollouts_per_hour"] / synchronous["rollouts_per_hour"]
             figure = {"figure": "async_against_sync", "num_devices": num_devices, "speed_up": round(speed_up, 2)}

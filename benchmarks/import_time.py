@@ -2,7 +2,7 @@
 
     python -m benchmarks.import_time
 
-The limit is the reading and executing of about 400 modules, most of them SQLAlchemy's, from warm files.
+This is what `--help` and a refused command line wait for; the run itself is imported after the command line is parsed.
 """
 
 import json

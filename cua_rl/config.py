@@ -7,18 +7,19 @@ from typing import Literal
 
 import chz
 
+from cua_rl.settings import remembers_given, setting
+
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
-KlKind = Literal["k1", "k2", "k3"]
 
 
 @chz.chz
 class LoraConfig:
     """Low-rank adapters on the language model's linear layers."""
 
-    rank: int = chz.field(default=32, doc="rank of every adapter")
-    alpha: int = chz.field(default=32, doc="LoRA scale: the update is multiplied by alpha / rank")
-    seed: int = chz.field(default=0, doc="seed of the adapter's initial weights")
+    rank: int = setting(32, "rank of every adapter")
+    alpha: int = setting(32, "LoRA scale: the update is multiplied by alpha / rank")
+    seed: int = setting(0, "seed of the adapter's initial weights")
 
 
 @chz.chz
@@ -26,62 +27,73 @@ class TrainerConfig:
     """The trainer process: which model, in which precision, how much at once."""
 
     model_path: Path = chz.field(doc="folder of a Qwen3-VL checkpoint with its tokenizer and preprocessor settings")
-    lora: LoraConfig | None = chz.field(
-        default_factory=LoraConfig, doc="LoRA settings; None trains all parameters (supervised)"
+    lora: LoraConfig | None = setting(doc="LoRA settings; None trains all parameters (supervised)", factory=LoraConfig)
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "float32", "precision of weights and activations; auto is bfloat16 on a GPU, float32 on a CPU"
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = chz.field(
-        default="float32", doc="precision of weights and activations; auto is bfloat16 on a GPU, float32 on a CPU"
+    micro_batch_tokens: int = setting(16384, "maximum tokens of one forward pass")
+    gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
+    num_processes: int = setting(1, "data-parallel processes, one per GPU")
+    gpus: tuple[str, ...] = setting((), "their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
+    sharding: Literal["none", "full"] = setting(
+        "none", "frozen weights in each process: none: all of them; full: its shard of each layer (FSDP)"
     )
-    micro_batch_tokens: int = chz.field(default=16384, doc="maximum tokens of one forward pass")
-    gradient_checkpointing: bool = chz.field(default=False, doc="save memory by recomputing activations")
-    num_processes: int = chz.field(default=1, doc="data-parallel processes, one per GPU")
-    gpus: tuple[str, ...] = chz.field(default=(), doc="their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
-    sharding: Literal["none", "full"] = chz.field(
-        default="none",
-        doc="frozen weights in each process: none: all of them; full: its shard of each layer (FSDP)",
+    vision_cache_gib: float = setting(
+        2.0, "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step"
     )
-    vision_cache_gib: float = chz.field(
-        default=2.0,
-        doc="maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
-    )
-    seed: int = chz.field(default=0, doc="seed of everything random in the trainer")
+    seed: int = setting(0, "seed of everything random in the trainer")
 
 
+@remembers_given
 @chz.chz
 class LossConfig:
-    """The policy loss and its constants: formulas and sources are in `docs/losses.md`."""
+    """The policy loss and its constants (docs/losses.md: formulas, sources, when to use which)."""
 
-    name: LossName = chz.field(
-        default="importance_sampling",
-        doc="importance_sampling | ppo | cispo | gspo | decoupled_ppo | cross_entropy",
+    name: LossName = setting(
+        "importance_sampling", "policy loss; cross_entropy is for supervised training", for_group=True
     )
-    clip_low: float = chz.field(default=0.2, doc="lower clip of the ratio is 1 - clip_low")
-    clip_high: float = chz.field(default=0.2, doc="upper clip of the ratio is 1 + clip_high")
-    dual_clip: float | None = chz.field(
-        default=None, doc="ppo, decoupled_ppo: maximum weight of a token with negative advantage; None disables it"
+    clip_low: float = setting(
+        0.2, "all losses but importance_sampling: lower clip of the ratio is 1 - clip_low", within=(0.0, 1.0)
     )
-    tis_cap: float | None = chz.field(
-        default=None, doc="cap on the trainer/sampler ratio as a weight; None leaves the ratio inside the loss"
+    clip_high: float = setting(
+        0.2,
+        "all losses but importance_sampling: upper clip of the ratio is 1 + clip_high; about 0.0004 for gspo",
+        within=(0.0, 10.0),
     )
-    icepop_low: float | None = chz.field(
-        default=None, doc="mask tokens whose trainer/sampler ratio is lower; None disables it"
+    dual_clip: float | None = setting(
+        None, "ppo, decoupled_ppo: maximum weight of a token with negative advantage, such as 3; None disables it"
     )
-    icepop_high: float | None = chz.field(
-        default=None, doc="mask tokens whose trainer/sampler ratio is higher; None disables it"
+    tis_cap: float | None = setting(
+        None,
+        "truncated importance sampling: cap on the trainer/sampler ratio as a weight, such as 2; None leaves the "
+        "ratio inside the loss",
     )
-    kl_loss_coef: float = chz.field(
-        default=0.0, doc="coefficient of the KL divergence from the reference model, in the loss"
+    icepop_low: float | None = setting(
+        None, "mask tokens whose trainer/sampler ratio is lower, such as 0.5; None disables it"
     )
-    kl_loss_kind: KlKind = chz.field(default="k3", doc="estimator of that divergence: k1 | k2 | k3")
-    normalisation: Normalisation = chz.field(
-        default="constant", doc="divisor of a step's summed loss (cua_rl/rl/normalisation.py)"
+    icepop_high: float | None = setting(
+        None, "mask tokens whose trainer/sampler ratio is higher, such as 5; None disables it"
     )
-    normalisation_tokens: int = chz.field(
-        default=1000, doc="constant: trained tokens of a typical rollout, the same for every step"
+    kl_loss_coef: float = setting(
+        0.0, "coefficient of the KL divergence from the reference model, in the loss", at_least=0.0
     )
-    temperature: float = chz.field(
-        default=1.0, doc="the sampler's temperature, at which log-probabilities are computed"
+    normalisation: Normalisation = setting(
+        "constant",
+        "divisor of a step's summed loss: constant (rollouts x normalisation_tokens), token_mean, "
+        "sequence_mean, or token_sum (1)",
     )
+    normalisation_tokens: int = setting(
+        1000,
+        "constant: trained tokens of a typical rollout, the same for every step; only sets the scale, to which "
+        "AdamW is invariant",
+        at_least=1,
+    )
+    force_untruncated: bool = setting(
+        False,
+        "train on tokens of older policies (max_steps_off_policy, replay_successes) although the loss does not "
+        "bound their importance ratio",
+    )
+    temperature: float = setting(1.0, "the sampler's temperature, at which log-probabilities are computed", by_run=True)
 
     @property
     def has_behaviour_weight(self) -> bool:
@@ -101,12 +113,12 @@ class LossConfig:
 class OptimConfig:
     """AdamW with gradient clipping."""
 
-    learning_rate: float = chz.field(default=1e-5, doc="learning rate of this optimizer step")
-    beta1: float = chz.field(default=0.9, doc="decay rate of the first moment")
-    beta2: float = chz.field(default=0.95, doc="decay rate of the second moment")
-    eps: float = chz.field(default=1e-8, doc="added to the square root of the second moment")
-    weight_decay: float = chz.field(default=0.0, doc="decoupled weight decay")
-    grad_clip_norm: float = chz.field(default=1.0, doc="maximum gradient norm, 0 disables clipping")
+    learning_rate: float = setting(1e-5, "learning rate of this optimizer step", by_run=True)
+    beta1: float = setting(0.9, "decay rate of the first moment", within=(0.0, 0.9999))
+    beta2: float = setting(0.95, "decay rate of the second moment", within=(0.0, 0.99999))
+    eps: float = setting(1e-8, "added to the square root of the second moment", within=(0.0, 1.0))
+    weight_decay: float = setting(0.0, "decoupled weight decay", at_least=0.0)
+    grad_clip_norm: float = setting(1.0, "maximum gradient norm, 0 disables clipping", at_least=0.0)
 
 
 @chz.chz
@@ -114,18 +126,16 @@ class ServerConfig:
     """The vLLM server that the run starts and owns."""
 
     model_path: Path = chz.field(doc="folder of the base model")
-    max_lora_rank: int = chz.field(
-        default=32, doc="maximum adapter rank; vLLM supports 8, 16, 32, 64, 128, 256, 320, 512"
-    )
-    max_model_len: int = chz.field(default=4096, doc="maximum tokens of prompt and response together")
-    max_num_seqs: int = chz.field(default=128, doc="maximum batch size, requests")
-    max_images: int = chz.field(default=32, doc="maximum images per prompt")
-    max_adapters: int = chz.field(default=4, doc="maximum number of loaded adapters")
-    dtype: Literal["auto", "float32", "bfloat16"] = chz.field(default="auto", doc="precision; auto is the checkpoint's")
-    kv_cache_gib: float = chz.field(default=1.0, doc="memory for the KV cache on CPU, GiB")
-    gpu_memory_utilization: float = chz.field(default=0.85, doc="fraction of GPU memory for vLLM")
-    gpus: tuple[str, ...] = chz.field(default=(), doc="its GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
-    tensor_parallel: int = chz.field(default=1, doc="GPUs per copy of the model")
-    data_parallel: int = chz.field(default=1, doc="copies of the model, each on its own GPUs")
-    port: int | None = chz.field(default=None, doc="port on the loopback address; None uses a free one")
-    start_timeout_s: float = chz.field(default=300.0, doc="limit for the start of the server, seconds")
+    max_lora_rank: int = setting(32, "maximum adapter rank; vLLM supports 8, 16, 32, 64, 128, 256, 320, 512")
+    max_model_len: int = setting(4096, "maximum tokens of prompt and response together")
+    max_num_seqs: int = setting(128, "maximum batch size, requests")
+    max_images: int = setting(32, "maximum images per prompt")
+    max_adapters: int = setting(4, "maximum number of loaded adapters")
+    dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
+    kv_cache_gib: float = setting(1.0, "memory for the KV cache on CPU, GiB")
+    gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM")
+    gpus: tuple[str, ...] = setting((), "its GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
+    tensor_parallel: int = setting(1, "GPUs per copy of the model")
+    data_parallel: int = setting(1, "copies of the model, each on its own GPUs")
+    port: int | None = setting(None, "port on the loopback address; None uses a free one")
+    start_timeout_s: float = setting(300.0, "limit for the start of the server, seconds")

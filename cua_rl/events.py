@@ -11,7 +11,7 @@ Phase = Literal["baseline", "step", "eval"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RolloutSource:
     """What rollouts belong to: the baseline (step 0), a training step (from 1), or an evaluation after that step."""
 
     phase: Phase
@@ -43,7 +43,7 @@ class TrainingEnded:
 class SourceStarted:
     """A step or an evaluation begins, with the task instances it will run, one group each."""
 
-    source: Source
+    source: RolloutSource
     tasks: tuple[Task, ...]
     group_size: int
     policy_version: int
@@ -55,7 +55,7 @@ class SourceStarted:
 class RolloutStarted:
     """A rollout has its device and begins."""
 
-    source: Source
+    source: RolloutSource
     rollout_id: str
     group_id: str
     group_index: int
@@ -77,7 +77,7 @@ class TurnTaken:
 class GroupEnded:
     """All members of a group have ended. `advantages` align with `group.compared`; None in evaluations."""
 
-    source: Source
+    source: RolloutSource
     group: RolloutGroup
     advantages: tuple[float, ...] | None
     replaced_by: Task | None = None
@@ -114,7 +114,7 @@ class StepTrained:
 class EvaluationEnded:
     """An evaluation is done."""
 
-    source: Source
+    source: RolloutSource
     metrics: Mapping[str, float]
 
 

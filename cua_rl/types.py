@@ -3,12 +3,17 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import sha256
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from cua_rl.actions import Action
-from cua_rl.conversation import ImageFormat, ParseFailure
+from cua_rl.conversation import EncodedImage, ParseFailure
+
+Json = Mapping[str, object]
+"""A JSON object from outside, whose values are unknown."""
+JsonDict = dict[str, Any]
+"""A JSON object that is being built, or a column of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +27,12 @@ class EncodedTextChunk:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageChunk:
-    """One encoded image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
+    """An image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
 
-    data: bytes
-    format: ImageFormat
+    image: EncodedImage
     expected_tokens: int
-    sha256: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
 
     @property
     def length(self) -> int:
@@ -54,8 +54,12 @@ class ModelInput:
         return sum(chunk.length for chunk in self.chunks)
 
     @property
-    def images(self) -> tuple[ImageChunk, ...]:
+    def image_chunks(self) -> tuple[ImageChunk, ...]:
         return tuple(chunk for chunk in self.chunks if isinstance(chunk, ImageChunk))
+
+    @property
+    def images(self) -> tuple[EncodedImage, ...]:
+        return tuple(chunk.image for chunk in self.image_chunks)
 
     def token_ids(self, image_token_id: int) -> list[int]:
         """The flat ids, every image token as `image_token_id`."""
@@ -152,36 +156,36 @@ class ModelTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A screenshot: encoded PNG and its size in pixels."""
+class AgentTurn:
+    """The agent's side of a turn: what it saw, what it did on the device, what the device showed afterwards."""
 
-    png: bytes
-    width_px: int
-    height_px: int
-    sha256: str = field(init=False)
+    response_id: str
+    """The model's answer that it acted on."""
+    before: EncodedImage
+    action: Action | None = None
+    """None if the answer could not be parsed or ended the rollout."""
+    action_error: str | None = None
+    """What the model was told if its answer could not be parsed or its action could not be executed."""
+    after: EncodedImage | None = None
+    """None if nothing was executed."""
+    durations_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds per stage: respond, ground, execute, observe."""
+    more_actions: tuple[Action, ...] = ()
+    """Further actions on the same answer; only agents outside this process take them."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha256", sha256(self.png).hexdigest())
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return (*(() if self.action is None else (self.action,)), *self.more_actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of a rollout: what the model saw and said, what was done on the device, what it showed after."""
+    """One turn of a rollout: the model's side as the gateway recorded it, and the agent's side."""
 
     index: int
     """0-based."""
     model: ModelTurn
-    before: Observation
-    action: Action | None
-    """None if the answer could not be parsed or ended the rollout."""
-    action_error: str | None
-    """What the agent was told if the answer could not be parsed or the action could not be done."""
-    after: Observation | None
-    """None if nothing was done."""
-    durations_s: Mapping[str, float]
-    """Seconds per stage: respond, execute, observe."""
-    more_actions: tuple[Action, ...] = ()
-    """What was done after `action` on the same answer; only agents outside this process do that."""
+    agent: AgentTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

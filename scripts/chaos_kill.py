@@ -32,6 +32,7 @@ import chz
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import ServerConfig
 from cua_rl.database.models import Eval, Group, RolloutRow, Step, TurnRow
 from cua_rl.database.postgres import EmbeddedPostgres
@@ -39,10 +40,9 @@ from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import find_training, load_steps
 from cua_rl.database.session import open_sessions
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.log_directory import prepare_log_directory
 from cua_rl.recipes.rebuild_datums import rebuild_step
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import make_renderer
+from cua_rl.run.log_directory import prepare_log_directory
 from cua_rl.sampling.server import VllmServer
 
 NUM_EVAL_ROLLOUTS = 64

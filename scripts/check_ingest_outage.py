@@ -24,7 +24,7 @@ import psycopg
 
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import make_writer_engine
-from cua_rl.events import Source, TrainingEnded
+from cua_rl.events import RolloutSource, TrainingEnded
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from cua_rl.processes import OwnedProcess
@@ -83,7 +83,7 @@ async def _send(given: argparse.Namespace) -> int:
         recorder = await stack.enter_async_context(sender)
         await recorder.record(begin("outage", given.steps))
         for step in range(1, given.steps + 1):
-            groups = await run_source(recorder, policy, Source(phase="step", step=step), num_groups=4, turns=5)
+            groups = await run_source(recorder, policy, RolloutSource(phase="step", step=step), num_groups=4, turns=5)
             await train(recorder, policy, step, groups)
         await recorder.record(TrainingEnded(status="completed"))
         await own.flush()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,7 @@ from cua_rl.events import (
     EvaluationEnded,
     GroupEnded,
     Recorder,
-    Source,
+    RolloutSource,
     SourceStarted,
     StepTrained,
     TrainingEnded,
@@ -40,10 +41,11 @@ from cua_rl.events import (
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rl.advantages import group_advantages
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.task import Task
 from cua_rl.types import RolloutGroup, SamplingParams
 from scripts.random_taps import RandomTaps
 
@@ -88,7 +90,7 @@ def step_metrics(step: int, num_steps: int, rng: random.Random) -> dict[str, flo
 
 
 async def run_source(
-    recorder: Recorder, policy: RandomTaps, source: Source, *, num_groups: int, turns: int, pause_s: float = 0.0
+    recorder: Recorder, policy: RandomTaps, source: RolloutSource, *, num_groups: int, turns: int, pause_s: float = 0.0
 ) -> list[RolloutGroup]:
     """Run and record one step or evaluation."""
     split = "train" if source.phase == "step" else "eval"
@@ -110,13 +112,14 @@ async def run_source(
             max_turns=turns,
         )
 
-        async def on_group(group: RolloutGroup) -> None:
+        async def record_end(group: RolloutGroup, _: Task | None) -> RolloutGroup:
             advantages = group_advantages(group.rewards, "mean_std") if split == "train" else None
             await recorder.record(GroupEnded(source=source, group=group, advantages=advantages))
             await asyncio.sleep(pause_s)
+            return group
 
         plan = GroupPlan(source=source, group_size=size, params=PARAMS)
-        return await run_groups(runner, tasks, plan, on_group)
+        return await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
 
 
 async def train(recorder: Recorder, policy: RandomTaps, step: int, groups: Sequence[RolloutGroup]) -> None:
@@ -163,7 +166,7 @@ async def record_templates(recorder: Recorder, policy: RandomTaps, turns: int) -
         *(("step", step) for step in range(1, TEMPLATE_STEPS + 1)),
         ("eval", TEMPLATE_STEPS),
     ):
-        source = Source(phase=cast("Any", phase), step=step)
+        source = RolloutSource(phase=cast("Any", phase), step=step)
         groups = await run_source(recorder, policy, source, num_groups=GROUPS, turns=turns)
         if phase == "step":
             await train(recorder, policy, step, groups)
@@ -175,7 +178,7 @@ async def go_on(recorder: Recorder, policy: RandomTaps, *, first_step: int, turn
     """Steps of 32 rollouts until the time is over; returns how many."""
     ends, step = time.monotonic() + live_s, first_step
     while time.monotonic() < ends:
-        source = Source(phase="step", step=step)
+        source = RolloutSource(phase="step", step=step)
         groups = await run_source(recorder, policy, source, num_groups=4, turns=turns)
         await train(recorder, policy, step, groups)
         step += 1

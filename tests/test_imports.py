@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 HEAVY = ("openai", "torch", "vllm", "peft", "transformers", "tensorboard", "matplotlib", "wandb")
-PROGRAM = "import sys, cua_rl.recipes.train; print(*(name for name in sys.argv[1:] if name in sys.modules))"
+PROGRAM = "import sys, cua_rl.run.training; print(*(name for name in sys.argv[1:] if name in sys.modules))"
 
 
-def test_the_training_recipe_imports_without_heavy_libraries() -> None:
+def test_a_training_run_imports_without_heavy_libraries() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True, timeout=120
     ).stdout.split()

@@ -4,14 +4,12 @@ Training wants each prompt to extend the one before (turns then merge into one s
 hits), so nothing is edited unless it must be, and then many screenshots at once and seldom.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from cua_rl.errors import ConfigError
-
-Json = Mapping[str, object]
-"""One input item of a Responses request."""
+from cua_rl.types import Json
 
 DROPPED_IMAGE = "(old screenshot left out)"
 

@@ -9,21 +9,19 @@ import logging
 import time
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from cua_rl.actions import Wait
-from cua_rl.agent.external import OpenGateway
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
-from cua_rl.agent.mini_agent_actions import FINISH_NAMES, parse_mini_agent_action
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
 from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
-from cua_rl.agent.mini_agent_journal import Journal, ReportedAction
+from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, ReportedAction, parse_mini_agent_action
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.errors import AgentError
-from cua_rl.renderers.images import image_size
-from cua_rl.types import ImageChunk, ModelTurn, Observation, StopReason
+from cua_rl.types import AgentTurn, ModelTurn
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +54,11 @@ class MiniAgentSettings:
 class MiniAgent:
     """Lets gbox-mini-agent work on each rollout, over an address of the gateway."""
 
-    def __init__(self, settings: MiniAgentSettings, gateway: OpenGateway) -> None:
+    def __init__(self, settings: MiniAgentSettings) -> None:
         self._settings = settings
-        self._gateway = gateway
 
     async def run(
-        self,
-        instruction: str,
-        device: Device,
-        rollout_id: str,
-        *,
-        max_turns: int,
-        on_turn: OnTurn,
-        clock: RolloutClock,
+        self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
     ) -> AgentOutcome:
         """Start a run and follow it to its end.
 
@@ -85,36 +75,33 @@ class MiniAgent:
                 "tasks of a gym server, or another agent"
             )
         settings = self._settings
+        clock.charge_between_calls()
         turns = _Turns(on_turn, clock)
-        watch = RolloutWatch(max_turns=max_turns, on_answer=turns.answered, clock=clock)
+        watch = RolloutWatch(max_turns=task.max_turns, on_answer=turns.answered, clock=clock)
         client = MiniAgentClient(settings.base_url, timeout_s=settings.request_timeout_s, retry_s=settings.retry_s)
-        with self._gateway.watched(rollout_id, watch):
+        with access.expose(task.rollout_id, watch) as address:
             async with client:
-                run_id = await client.start(self._body(instruction, device, rollout_id, max_turns))
-                logger.info("rollout_id=%s mini_agent_run=%s", rollout_id, run_id)
+                run_id = await client.start(self._body(task, device, address))
+                logger.info("rollout_id=%s mini_agent_run=%s", task.rollout_id, run_id)
                 status = await self._follow(client, run_id, watch, turns)
         await turns.hand_on(is_over=True)
         if watch.fault is not None:
             raise watch.fault
-        return _outcome(status, watch, turns, max_turns)
+        return _outcome(status, watch, turns)
 
-    def _body(self, instruction: str, device: GymDevice, rollout_id: str, max_turns: int) -> dict[str, object]:
-        settings, task = self._settings, device.task
+    def _body(self, task: AgentTask, device: GymDevice, address: str) -> dict[str, object]:
+        settings = self._settings
         return {
-            "task": instruction,
+            "task": task.instruction,
             "agent": settings.agent,
-            "maxSteps": max_turns,
+            "maxSteps": task.max_turns,
             "maxRunTimeSec": round(settings.max_run_time_s),
             "maxStepTimeSec": round(settings.max_step_time_s),
-            "model": {
-                "baseUrl": f"{self._gateway.address(rollout_id)}/v1",
-                "name": "policy",
-                "provider": "openai",
-            },
+            "model": {"baseUrl": f"{address}/v1", "name": "policy", "provider": "openai"},
             "env": {
                 "type": "genv",
-                "gymBaseUrl": task.base_url,
-                "gymId": task.gym_id,
+                "gymBaseUrl": device.task.base_url,
+                "gymId": device.task.gym_id,
                 "executionId": device.execution.execution_id,
             },
             "standardActionSpace": settings.action_space,
@@ -162,12 +149,12 @@ class _Turns:
         self.is_finished = False
         self._on_turn = on_turn
         self._answers: list[ModelTurn] = []
-        self._screens: list[Observation] = []
+        self._screens: list[EncodedImage] = []
         self._num_handed_on = 0
 
     async def answered(self, turn: ModelTurn) -> None:
         """Keep an answer; what was done after it is reported later."""
-        self._screens.append(await asyncio.to_thread(_screen, turn, self._screens[-1] if self._screens else None))
+        self._screens.append(_screen(turn, self._screens[-1] if self._screens else None))
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
@@ -189,15 +176,14 @@ class _Turns:
         reported = step.actions if step is not None else []
         for done in reported:
             self._note_finish(done)
-        deeds = [done for done in reported if done.name.lower() not in FINISH_NAMES]
-        main = deeds[0] if deeds else None
-        action, *more = [parse_mini_agent_action(done.name, done.args, before) for done in deeds] or [None]
+        done_on_device = [done for done in reported if done.name.lower() not in FINISH_NAMES]
+        main = done_on_device[0] if done_on_device else None
+        action, *more = [parse_mini_agent_action(done, before) for done in done_on_device] or [None]
         waits_s = sum(done.duration_s for done in (action, *more) if isinstance(done, Wait))
         self._clock.credit(max(0.0, sum(done.duration_s for done in reported) - waits_s))  # it was the gym's device
         unread = model.failure.message if model.failure and not reported else None
         later = self._screens[index + 1] if index + 1 < len(self._screens) else None
         return AgentTurn(
-            index=index,
             response_id=model.response_id,
             before=before,
             action=action,
@@ -214,7 +200,7 @@ class _Turns:
             self.answer = content if isinstance(content, str) else self.answer
 
 
-def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns, max_turns: int) -> AgentOutcome:
+def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns) -> AgentOutcome:
     """How the rollout ended. A run that failed with an error of its own is a fault; one that gave up is not."""
     reason = (status.reason if status else "") or str((turns.journal.end or {}).get("reason") or "")
     if watch.num_turns == 0:
@@ -227,45 +213,21 @@ def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns, max_t
             raise AgentError(f"gbox-mini-agent failed: {reason} {turns.journal.errors[-1]}")
     claim = (turns.journal.end or {}).get("ok")
     return AgentOutcome(
-        stop_reason=_stop_reason(watch, turns, max_turns, is_limit=is_limit),
+        stop_reason=watch.stop_reason(is_finished=turns.is_finished, is_out_of_turns=is_limit),
         num_turns=watch.num_turns,
         answer=turns.answer,
         success_claimed=claim if isinstance(claim, bool) else None,
     )
 
 
-def _stop_reason(watch: RolloutWatch, turns: _Turns, max_turns: int, *, is_limit: bool) -> StopReason:
-    if turns.is_finished:
-        return StopReason.FINISHED
-    if watch.is_out_of_time:
-        return StopReason.MAX_TIME
-    if watch.is_out_of_turns or is_limit or watch.num_turns >= max_turns:
-        return StopReason.MAX_TURNS
-    return StopReason.CONTEXT_OVERFLOW if watch.is_out_of_context else StopReason.FINISHED
-
-
-def _screen(turn: ModelTurn, last: Observation | None) -> Observation:
+def _screen(turn: ModelTurn, last: EncodedImage | None) -> EncodedImage:
     """What the model saw: the last image of its prompt, else the one before."""
     images = turn.prompt.images
-    if images:
-        return _as_observation(images[-1])
-    return last or _blank()
+    return images[-1] if images else last or _blank()
 
 
-def _as_observation(chunk: ImageChunk) -> Observation:
-    if chunk.format == "png":
-        width_px, height_px = image_size(chunk.data)
-        return Observation(png=chunk.data, width_px=width_px, height_px=height_px)
-    with Image.open(io.BytesIO(chunk.data)) as image:
-        return _encoded(ImageOps.exif_transpose(image))
-
-
-def _blank() -> Observation:
+def _blank() -> EncodedImage:
     """One transparent pixel, for a model that was asked without any image."""
-    return _encoded(Image.new("RGBA", (1, 1)))
-
-
-def _encoded(image: Image.Image) -> Observation:
     png = io.BytesIO()
-    image.save(png, format="PNG")
-    return Observation(png=png.getvalue(), width_px=image.width, height_px=image.height)
+    Image.new("RGBA", (1, 1)).save(png, format="PNG")
+    return EncodedImage(data=png.getvalue(), format="png", width_px=1, height_px=1)

@@ -11,10 +11,9 @@ from typing import Self, cast
 import httpx
 
 from cua_rl.errors import AgentError
+from cua_rl.types import Json
 
 logger = logging.getLogger(__name__)
-
-Json = Mapping[str, object]
 
 _NOT_TAKEN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
 """Answers that say that no run was started."""

@@ -10,21 +10,22 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from cua_rl.actions import Action, Wait
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import Device, DeviceKind
-from cua_rl.types import Observation
 
 
 class RolloutClock:
     """Counts down the policy's seconds, and those that model server and device have for a turn, never both at a time.
 
-    With `acts_between_calls`, as an agent outside this process does, the policy's time runs whenever no call of model
-    or device is under way; else only while a wait that it asked for is carried out.
+    The policy's time runs while the device executes a wait that it asked for. For an agent outside this process, which
+    acts between its calls of model and device, it also runs whenever no call is under way (`charge_between_calls`).
     """
 
-    def __init__(self, *, policy_s: float, turn_s: float, acts_between_calls: bool) -> None:
-        self._acts_between_calls = acts_between_calls
+    def __init__(self, *, policy_s: float = inf, turn_s: float = inf) -> None:
+        self._acts_between_calls = False
         self._turn_s = self._turn_left_s = turn_s
         self._policy_left_s = policy_s
         self._num_calls = 0
@@ -51,6 +52,12 @@ class RolloutClock:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s if self._is_policys else None):
                     await self._changed.wait()
+
+    def charge_between_calls(self) -> None:
+        """From here on, time between calls is the policy's."""
+        self._count()
+        self._acts_between_calls = True
+        self._go_on()
 
     def next_turn(self) -> None:
         """Model server and device have their whole limit again."""
@@ -153,7 +160,7 @@ class TimedDevice:
     def kind(self) -> DeviceKind:
         return self.device.kind
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         with self.clock.call():
             return await self.device.observe()
 

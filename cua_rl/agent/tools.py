@@ -1,4 +1,5 @@
-"""The tools a model may call, in the form Qwen3-VL was trained on, and the way from a call to an action.
+"""The tools that the model may call, in the format that Qwen3-VL was trained on, the prompts that introduce them, and
+the parsing of calls into actions.
 
 `mobile_use` operates phones, `computer_use` desktops and browsers. Coordinates are relative: 0 to 1000 on both axes,
 whatever the size of the screenshot.
@@ -7,6 +8,7 @@ whatever the size of the screenshot.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from math import isfinite
 from typing import cast
 
@@ -114,6 +116,12 @@ class _Arguments:
 
 class _BadArguments(Exception):
     """Arguments that make no action; the message is for the model."""
+
+
+def load_system_prompt(kind: DeviceKind, *, of_elements: bool = False) -> str:
+    """The system prompt for a kind of device; `of_elements` for the tools that take descriptions, not coordinates."""
+    name = f"{kind}_elements.txt" if of_elements else f"{kind}.txt"
+    return files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8").strip()
 
 
 def tool_for(kind: DeviceKind) -> Tool:

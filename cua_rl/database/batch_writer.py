@@ -7,12 +7,12 @@ from sqlalchemy import Connection, select, update
 from cua_rl.database.models import Group, Step
 from cua_rl.database.rows import Scope, advance_status, require_source
 from cua_rl.errors import DatabaseError
-from cua_rl.events import BatchTaken, Source
+from cua_rl.events import BatchTaken, RolloutSource
 
 
 def write_batch(connection: Connection, scope: Scope, event: BatchTaken, at: datetime) -> None:
     """Give the groups of a batch to the step that trains them."""
-    step_id = require_source(connection, scope, Source(phase="step", step=event.step)).id
+    step_id = require_source(connection, scope, RolloutSource(phase="step", step=event.step)).id
     mine = [Group.training_id == scope.require_training(), Group.group_id.in_(event.group_ids)]
     rows = connection.execute(
         select(Group.id, Group.task_pk).where(*mine, Group.step_id.is_not(None)).order_by(Group.group_index)

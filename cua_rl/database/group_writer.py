@@ -19,7 +19,7 @@ from cua_rl.database.rows import (
     source_table,
 )
 from cua_rl.errors import DatabaseError
-from cua_rl.events import GroupEnded, RolloutStarted, Source
+from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
 from cua_rl.tasks.task import Task
 from cua_rl.types import Rollout, RolloutGroup
 
@@ -30,7 +30,7 @@ def write_rollout_starts(
     """Insert running rollouts with their devices, and the groups whose first members they are."""
     task_pks = add_tasks(connection, [event.task for event, _ in starts])
     sources = {source: require_source(connection, scope, source).id for source in {event.source for event, _ in starts}}
-    group_pks: dict[tuple[Source, str], int] = {}
+    group_pks: dict[tuple[RolloutSource, str], int] = {}
     parents: list[Parent] = []
     for (event, at), task_pk in zip(starts, task_pks, strict=True):
         group = (event.source, event.group_id)
@@ -86,7 +86,7 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
 def _ensure_group(
     connection: Connection,
     scope: Scope,
-    source: Source,
+    source: RolloutSource,
     source_id: int,
     group_id: str,
     group_index: int,
@@ -144,7 +144,7 @@ def _statistics(group: RolloutGroup) -> dict[str, object]:
     }
 
 
-def _add_group(connection: Connection, source: Source, source_id: int, task: Task) -> None:
+def _add_group(connection: Connection, source: RolloutSource, source_id: int, task: Task) -> None:
     """One more group than the source set out to run."""
     table = source_table(source)
     (task_pk,) = add_tasks(connection, [task])
@@ -155,7 +155,7 @@ def _add_group(connection: Connection, source: Source, source_id: int, task: Tas
     )
 
 
-def _count_ended_group(connection: Connection, source: Source, source_id: int, at: datetime) -> None:
+def _count_ended_group(connection: Connection, source: RolloutSource, source_id: int, at: datetime) -> None:
     """Count it; the last of a step that knows its tasks takes it from rollouts to training.
 
     The groups of an asynchronous step are not known before its batch is taken.

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 from cua_rl.database.columns import escape_text
 from cua_rl.database.models import Eval, Group, RolloutRow, StatusChange, Step, TaskRow, Training
 from cua_rl.errors import DatabaseError
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.tasks.task import Task
 
 Table = type[Training] | type[Step] | type[Eval] | type[Group] | type[RolloutRow]
@@ -106,12 +106,12 @@ def advance_statuses(
     return list(ahead)
 
 
-def source_table(source: Source) -> type[Step] | type[Eval]:
+def source_table(source: RolloutSource) -> type[Step] | type[Eval]:
     """Steps and evaluations live in tables of their own."""
     return Step if source.phase == "step" else Eval
 
 
-def find_source(connection: Connection, scope: Scope, source: Source) -> SourceRow | None:
+def find_source(connection: Connection, scope: Scope, source: RolloutSource) -> SourceRow | None:
     """The row of a step or evaluation; None if it has not started."""
     table = source_table(source)
     query = select(table.id, table.attempt_id, table.task_pks).where(
@@ -123,7 +123,7 @@ def find_source(connection: Connection, scope: Scope, source: Source) -> SourceR
     return None if row is None else SourceRow(id=row.id, attempt_id=row.attempt_id, task_pks=row.task_pks)
 
 
-def require_source(connection: Connection, scope: Scope, source: Source) -> SourceRow:
+def require_source(connection: Connection, scope: Scope, source: RolloutSource) -> SourceRow:
     """`find_source`, or `DatabaseError` if it has not started."""
     found = find_source(connection, scope, source)
     if found is None:

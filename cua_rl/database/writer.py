@@ -33,8 +33,8 @@ from cua_rl.events import (
     EvaluationEnded,
     Event,
     GroupEnded,
+    RolloutSource,
     RolloutStarted,
-    Source,
     SourceStarted,
     StepTrained,
     TrainingEnded,
@@ -199,7 +199,7 @@ def _write_source_start(connection: Connection, scope: Scope, event: SourceStart
 
 
 def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at: datetime) -> None:
-    step_id = require_source(connection, scope, Source(phase="step", step=event.step)).id
+    step_id = require_source(connection, scope, RolloutSource(phase="step", step=event.step)).id
     _write_training_logprobs(connection, scope, event)
     advance_status(
         connection,

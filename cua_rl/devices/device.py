@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from cua_rl.actions import Action
-from cua_rl.types import Observation
+from cua_rl.conversation import EncodedImage
 
 DeviceKind = Literal["android", "linux", "browser"]
 
@@ -26,7 +26,7 @@ class Device(Protocol):
     @property
     def kind(self) -> DeviceKind: ...
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot."""
         ...
 
@@ -68,6 +68,26 @@ class AppDevice(Device, Protocol):
 
     async def open_app(self, package: str, activity: str = "") -> None:
         """Open an app, at its main activity unless one is named; raises `DeviceError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """The agent's account of its work; `success_claimed` is only its claim."""
+
+    answer: str | None = None
+    success_claimed: bool | None = None
+    num_turns: int | None = None
+    max_turns: int | None = None
+    errors: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ReportedDevice(Device, Protocol):
+    """A device whose service evaluates the task itself, and takes the agent's report into account."""
+
+    def report(self, report: AgentReport) -> None:
+        """How the agent's work ended; called before validation."""
         ...
 
 

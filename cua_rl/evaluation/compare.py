@@ -1,7 +1,6 @@
-"""Several models on the same task instances: each one's figures, and paired tests against the first."""
+"""Compares models on the same task instances: figures of each, and paired tests against the first."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from cua_rl.evaluation.attempts import Attempt, outcomes_by_position
@@ -11,47 +10,42 @@ from cua_rl.reporting.comparison import Comparison, ModelRow, PairRow
 
 
 def compare_models(attempts: Sequence[Attempt], names: Sequence[str]) -> Comparison:
-    """The figures of the models called `names`, in this order, and each later one against the first."""
-    outcomes = [_Outcomes(name=name, tasks=outcomes_by_position(attempts, name)) for name in names]
-    return Comparison(
-        models=tuple(_model_row(model) for model in outcomes),
-        pairs=tuple(_pair_row(outcomes[0], other) for other in outcomes[1:]),
-    )
+    """The figures of the models in the order of `names`, and the comparison of each later one with the first."""
+    outcomes = {name: outcomes_by_position(attempts, name) for name in names}
+    rows: list[ModelRow] = []
+    for name, tasks in outcomes.items():
+        result = summarise(list(tasks.values()))
+        rows.append(
+            ModelRow(
+                name=name,
+                success_rate=result.success_rate,
+                low=result.low,
+                high=result.high,
+                pass_at=result.pass_at,
+                num_tasks=result.num_tasks,
+                num_rollouts=result.num_rollouts,
+                num_successes=result.num_successes,
+                num_faults=result.num_faults,
+                num_turns_mean=result.num_turns_mean,
+                reward_mean=result.reward_mean,
+                success_rate_by_category=result.success_rate_by_category,
+                success_rate_by_difficulty=result.success_rate_by_difficulty,
+                worst=result.worst,
+                best=result.best,
+            )
+        )
+    pairs = [compare_pair(names[0], outcomes[names[0]], other, outcomes[other]) for other in names[1:]]
+    return Comparison(models=tuple(rows), pairs=tuple(pairs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcomes:
-    name: str
-    tasks: dict[int, TaskOutcomes]
-
-
-def _model_row(model: _Outcomes) -> ModelRow:
-    result = summarise(list(model.tasks.values()))
-    return ModelRow(
-        name=model.name,
-        success_rate=result.success_rate,
-        low=result.low,
-        high=result.high,
-        pass_at=result.pass_at,
-        num_tasks=result.num_tasks,
-        num_rollouts=result.num_rollouts,
-        num_successes=result.num_successes,
-        num_faults=result.num_faults,
-        num_turns_mean=result.num_turns_mean,
-        reward_mean=result.reward_mean,
-        success_rate_by_category=result.success_rate_by_category,
-        success_rate_by_difficulty=result.success_rate_by_difficulty,
-        worst=result.worst,
-        best=result.best,
-    )
-
-
-def _pair_row(first: _Outcomes, second: _Outcomes) -> PairRow:
-    """A permutation test over tasks, which is McNemar's if every task was attempted once."""
+def compare_pair(
+    first: str, first_tasks: Mapping[int, TaskOutcomes], second: str, second_tasks: Mapping[int, TaskOutcomes]
+) -> PairRow:
+    """A permutation test of two models over tasks, which is McNemar's test if every task was attempted once."""
     pairs = [
-        (first.tasks[position].successes, outcomes.successes)
-        for position, outcomes in second.tasks.items()
-        if outcomes.successes and position in first.tasks and first.tasks[position].successes
+        (first_tasks[position].successes, outcomes.successes)
+        for position, outcomes in second_tasks.items()
+        if outcomes.successes and position in first_tasks and first_tasks[position].successes
     ]
     differences = [Fraction(sum(theirs), len(theirs)) - Fraction(sum(ours), len(ours)) for ours, theirs in pairs]
     num_worse, num_better = sum(value < 0 for value in differences), sum(value > 0 for value in differences)
@@ -59,8 +53,8 @@ def _pair_row(first: _Outcomes, second: _Outcomes) -> PairRow:
     low, high = paired_interval(differences, fewest)
     is_single = all(len(ours) == len(theirs) == 1 for ours, theirs in pairs)
     return PairRow(
-        first=first.name,
-        second=second.name,
+        first=first,
+        second=second,
         num_tasks=len(pairs),
         difference=float(sum(differences)) / max(1, len(differences)),
         low=low,

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from cua_rl.evaluation.statistics import pass_at_k, success_interval
-from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, Source, SourceStarted
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
@@ -96,7 +97,7 @@ class Evaluator:
         self._recorder = recorder
         self._num_attempts = num_attempts
 
-    async def run(self, source: Source, adapter: AdapterRef) -> EvalResult:
+    async def run(self, source: RolloutSource, adapter: AdapterRef) -> EvalResult:
         """Attempt every task under `adapter` and record the outcome."""
         await self._recorder.record(
             SourceStarted(
@@ -107,11 +108,12 @@ class Evaluator:
             )
         )
 
-        async def on_group(group: RolloutGroup) -> None:
+        async def record_end(group: RolloutGroup, _: Task | None) -> RolloutGroup:
             await self._recorder.record(GroupEnded(source=source, group=group, advantages=None))
+            return group
 
         plan = GroupPlan(source=source, group_size=self._num_attempts, params=self._params, adapter=adapter)
-        groups = await run_groups(self._runner, self._tasks, plan, on_group)
+        groups = await collect_groups(self._tasks, partial(run_group, self._runner, plan=plan), record_end)
         result = summarise([task_outcomes(group, task) for group, task in zip(groups, self._tasks, strict=True)])
         await self._recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))
         return result
@@ -172,11 +174,8 @@ def _rates(outcomes: Sequence[TaskOutcomes], name_of: Callable[[TaskOutcomes], s
 def _pass_at(outcomes: Sequence[TaskOutcomes]) -> dict[int, float]:
     most = max((len(task.successes) for task in outcomes), default=0)
     counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | ({most} if most else set()))
-    return {k: _mean([_task_pass_at(task, k) for task in outcomes if len(task.successes) >= k]) for k in counts}
-
-
-def _task_pass_at(task: TaskOutcomes, k: int) -> float:
-    return pass_at_k(len(task.successes), sum(task.successes), k)
+    trials = [(len(task.successes), sum(task.successes)) for task in outcomes]
+    return {k: _mean([pass_at_k(num, successes, k) for num, successes in trials if num >= k]) for k in counts}
 
 
 def _mean(values: Sequence[float]) -> float:

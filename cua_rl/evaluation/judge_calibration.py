@@ -1,6 +1,6 @@
-"""How often a judge is right where validators know the truth: the confusion matrix and its rates, with intervals.
+"""Accuracy of a judge on tasks with validators: the confusion matrix and its rates, with intervals.
 
-`calibration.json`, as `recipes.calibrate_judge` writes it, is the record that training looks for.
+Training reads the record in `calibration.json`, which `recipes.calibrate_judge` writes.
 """
 
 import json
@@ -13,12 +13,12 @@ from cua_rl.errors import ConfigError
 from cua_rl.evaluation.statistics import wilson_interval
 
 Rate = tuple[float | None, float, float]
-"""Value (None of nothing) and the ends of its 95 % Wilson interval."""
+"""Value (None without data) and the ends of its 95 % Wilson interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One recorded rollout: what its validator said, and what the judge says."""
+    """The validator's and the judge's verdict on a recorded rollout."""
 
     rollout_id: str
     task_id: str
@@ -41,17 +41,17 @@ class Confusion:
 
     @property
     def precision(self) -> Rate:
-        """Share of verdicts "success" that are right."""
+        """Share of "success" verdicts that are correct."""
         return _rate(self.true_positives, self.true_positives + self.false_positives)
 
     @property
     def recall(self) -> Rate:
-        """Share of successes that the judge sees."""
+        """Share of successes that the judge recognises."""
         return _rate(self.true_positives, self.true_positives + self.false_negatives)
 
     @property
     def false_positive_rate(self) -> Rate:
-        """Share of failures that the judge takes for successes."""
+        """Share of failures that the judge mistakes for successes."""
         return _rate(self.false_positives, self.false_positives + self.true_negatives)
 
     @property
@@ -67,7 +67,7 @@ class Confusion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeIdentity:
-    """The judge that was calibrated; `fingerprint` changes with all else."""
+    """The calibrated judge; `fingerprint` changes with any other field."""
 
     model: str
     prompt_sha256: str
@@ -79,7 +79,7 @@ class JudgeIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """What the gate needs of a calibration."""
+    """The part of a calibration that decides whether training may use the judge."""
 
     path: Path
     fingerprint: str
@@ -104,13 +104,13 @@ def confusion(judged: Iterable[Judged]) -> Confusion:
 
 
 def confusion_by(judged: Sequence[Judged], name_of: Callable[[Judged], str]) -> dict[str, Confusion]:
-    """A matrix per name, in the order of the names."""
+    """A matrix per name, sorted by name."""
     names = sorted({name_of(item) for item in judged})
     return {name: confusion(item for item in judged if name_of(item) == name) for name in names}
 
 
 def calibration_json(judge: JudgeIdentity, judged: Sequence[Judged], more: Mapping[str, object]) -> dict[str, object]:
-    """The whole record; `more` says where the rollouts came from and what it cost."""
+    """The whole record; `more` adds the origin of the rollouts and the cost."""
     mistakes = [item for item in judged if item.verdict is not item.truth]
     return {
         "judge": asdict(judge),
@@ -126,7 +126,7 @@ def load_calibration(path: Path) -> CalibrationRecord:
     """Read a record.
 
     Raises:
-        ConfigError: there is none, or it is something else.
+        ConfigError: there is no such file, or it is not a calibration record.
     """
     try:
         record: Any = json.loads(path.read_text(encoding="utf-8"))

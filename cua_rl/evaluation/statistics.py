@@ -1,4 +1,4 @@
-"""Figures with their uncertainty: intervals of rates, pass@k, and tests of two models on the same tasks."""
+"""Statistics: confidence intervals of success rates, pass@k, and paired tests of two models."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -7,7 +7,7 @@ from random import Random
 
 Z_95 = 1.96
 SIGN_DRAWS = 10_000
-MOST_COUNTED = 5_000_000  # additions that an exact test may cost, a second or two
+MOST_COUNTED = 5_000_000  # additions of an exact test, at most: a second or two
 _STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
@@ -25,33 +25,29 @@ def wilson_interval(num_successes: float, num_trials: float, z: float = Z_95) ->
 def success_interval(attempts: Sequence[Sequence[bool]]) -> tuple[float, float]:
     """95 % interval of the success rate over tasks with several attempts each.
 
-    Attempts at one task are alike, so they count for less than as many tasks: Wilson's interval is taken at the
-    number of independent trials with the same variance as the means of the tasks (L. Kish, 1965), with Student's
-    quantile, since that variance is estimated from as many tasks as there are. With one attempt a task it is Wilson's
-    own.
+    Attempts at the same task are correlated, so they count less than attempts at different tasks. This is Wilson's
+    interval at the number of independent trials that has the variance of the task means (L. Kish, 1965), with Student's
+    quantile, because that variance is estimated from the tasks. With one attempt per task it is Wilson's interval.
     """
     attempts = [task for task in attempts if task]
     num_successes, num_trials = sum(map(sum, attempts)), sum(map(len, attempts))
     if not num_trials:
         return 0.0, 1.0
-    rate, num_independent = num_successes / num_trials, _independent_trials(attempts)
-    z = Z_95 if len(attempts) in (1, num_trials) else student_quantile(len(attempts) - 1)
-    return wilson_interval(rate * num_independent, num_independent, z)
-
-
-def _independent_trials(attempts: Sequence[Sequence[bool]]) -> float:
-    """Between the number of tasks and the number of attempts; the number of tasks where it cannot be estimated."""
-    num_tasks, num_trials = len(attempts), sum(map(len, attempts))
-    rate = sum(map(sum, attempts)) / num_trials
-    if num_tasks in (1, num_trials) or rate in (0.0, 1.0):
-        return float(num_tasks)
-    deviations = [(sum(task) - rate * len(task)) / num_trials for task in attempts]
-    variance = num_tasks / (num_tasks - 1) * fsum(deviation**2 for deviation in deviations)
-    return min(float(num_trials), max(float(num_tasks), rate * (1 - rate) / variance)) if variance else num_trials
+    rate, num_tasks = num_successes / num_trials, len(attempts)
+    if num_tasks in (1, num_trials):
+        return wilson_interval(rate * num_tasks, num_tasks)
+    num_independent = float(num_tasks)  # at least; and where the variance cannot be estimated
+    if rate not in (0.0, 1.0):
+        deviations = [(sum(task) - rate * len(task)) / num_trials for task in attempts]
+        variance = num_tasks / (num_tasks - 1) * fsum(deviation**2 for deviation in deviations)
+        num_independent = float(num_trials)
+        if variance:
+            num_independent = min(num_independent, max(float(num_tasks), rate * (1 - rate) / variance))
+    return wilson_interval(rate * num_independent, num_independent, student_quantile(num_tasks - 1))
 
 
 def pass_at_k(num_attempts: int, num_successes: int, k: int) -> float:
-    """Chance that at least one of k attempts succeeds, without bias from n >= k attempts (Chen et al., 2021).
+    """Unbiased estimate from n >= k attempts that at least one of k attempts succeeds (Chen et al., 2021).
 
     One success in four attempts, k = 2: 1 - C(3, 2) / C(4, 2) = 0.5.
     """
@@ -61,14 +57,14 @@ def pass_at_k(num_attempts: int, num_successes: int, k: int) -> float:
 
 
 def sign_flip_test(differences: Sequence[Fraction], seed: int = 0) -> float:
-    """Two-sided p value that two models are equally good, from their difference in success rate at each task.
+    """Two-sided p value of the hypothesis that two models are equally good, from their differences per task.
 
-    If they are, each difference might as well have had the other sign: p is the share of all assignments of signs whose
-    sum is at least as far from 0 as the observed one (R. A. Fisher, 1935). With one attempt a task that is McNemar's
-    exact test: 5 against 0 -> 2 * 0.5^5 = 0.0625. The smallest p that n tasks can give is 2 / 2^n.
+    Under this hypothesis each difference in success rate could equally have the other sign: p is the share of all sign
+    assignments whose sum is at least as far from 0 as the observed one (R. A. Fisher, 1935). With one attempt per task
+    this is McNemar's exact test: 5 against 0 -> 2 * 0.5^5 = 0.0625. The smallest p that n tasks can give is 2 / 2^n.
 
-    All assignments are counted, unless the sums take too many values (attempts of many different numbers a task); then
-    10,000 are drawn, with a fixed seed.
+    All assignments are counted, unless the sums take too many values (many different numbers of attempts per task);
+    then 10,000 are drawn with a fixed seed.
     """
     scale = lcm(*(difference.denominator for difference in differences))
     signed = [int(difference * scale) for difference in differences if difference]
@@ -77,7 +73,7 @@ def sign_flip_test(differences: Sequence[Fraction], seed: int = 0) -> float:
         random = Random(seed)
         draws = (abs(sum(random.choice((-size, size)) for size in sizes)) for _ in range(SIGN_DRAWS))
         return (sum(drawn >= observed for drawn in draws) + 1) / (SIGN_DRAWS + 1)
-    # chances[i]: that the sizes with a plus add up to i; the signed sum is then 2 i - sum(sizes)
+    # chances[i]: probability that the sizes with a plus add up to i; the signed sum is then 2 i - sum(sizes)
     chances = [1.0]
     for size in sizes:
         without, having = [*chances, *[0.0] * size], [*[0.0] * size, *chances]
@@ -86,11 +82,12 @@ def sign_flip_test(differences: Sequence[Fraction], seed: int = 0) -> float:
 
 
 def paired_interval(differences: Sequence[Fraction], num_attempts: int) -> tuple[float, float]:
-    """95 % interval of the mean difference over tasks of which each model made `num_attempts` attempts.
+    """95 % interval of the mean difference over tasks with `num_attempts` attempts of each model.
 
-    Student's interval over tasks, after two were added in which one model and then the other is better by chance alone,
-    by 1 / sqrt(attempts). With one attempt a task it is the interval of D. G. Bonett and R. M. Price (2012) with
-    Student's quantile. So it has a width where all differences are equal, and it holds what it should for few tasks.
+    Student's interval over tasks plus two pseudo-tasks, in which one and then the other model is better by
+    1 / sqrt(attempts), as by chance. With one attempt per task it is the interval of D. G. Bonett and R. M. Price
+    (2012) with Student's quantile. The pseudo-tasks give it a width when all differences are equal, and the nominal
+    coverage for few tasks.
     """
     if len(differences) < 2:
         return -1.0, 1.0
@@ -105,7 +102,7 @@ def student_quantile(degrees: int) -> float:
     """The 97.5 % quantile of Student's distribution: 12.71 with 1 degree of freedom, 1.96 with many."""
     if degrees <= len(_STUDENT):
         return _STUDENT[degrees - 1]
-    z = Z_95  # Fisher's expansion, right to 1e-4 from here on
+    z = Z_95  # Fisher's expansion, accurate to 1e-4 from here on
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

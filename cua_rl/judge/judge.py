@@ -1,4 +1,4 @@
-"""A vision-language model that decides whether a task was done, behind any OpenAI-compatible endpoint."""
+"""A vision-language model behind an OpenAI-compatible endpoint that decides whether a task was done."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
 from cua_rl.judge.request import Case, Part, Screenshots, build_messages
-from cua_rl.judge.verdict import MalformedVerdict, parse_verdict
+from cua_rl.judge.verdict import MalformedVerdict, Verdict, parse_verdict
 from cua_rl.types import Judgement, JudgeVote
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ CHECK_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeConfig:
-    """Who judges, how it is asked, and what it costs."""
+    """The judge's model, its requests and its prices."""
 
     base_url: str
-    """With its `/v1`, or whatever the endpoint has there."""
+    """Including `/v1`, or whatever path the endpoint uses."""
     model: str
     prompt: str
     num_votes: int = 1
     screenshots: Screenshots = "final"
     timeout_s: float = 60.0
-    """Longest wait for one vote, tries after transport faults included."""
+    """Limit for one vote, including retries after transport errors."""
     max_retries: int = 3
-    """Tries of a vote after transport faults; an answer, whatever it says, is never asked for again."""
+    """Retries of a vote after transport errors; received answers are never requested again."""
     max_concurrent: int = 16
     input_usd_per_mtok: float | None = None
     output_usd_per_mtok: float | None = None
@@ -52,12 +52,12 @@ class JudgeConfig:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that change with everything a calibration depends on."""
+        """16 hex digits that change with every setting that a calibration depends on."""
         decisive = [self.model, self.prompt_sha256, self.num_votes, self.screenshots, dict(self.extra)]
         return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     def cost_usd(self, votes: Sequence[JudgeVote]) -> float | None:
-        """What the votes cost; None if no prices are set."""
+        """Cost of the votes; None if no prices are set."""
         if self.input_usd_per_mtok is None or self.output_usd_per_mtok is None:
             return None
         num_in, num_out = sum(vote.num_prompt_tokens for vote in votes), sum(vote.num_answer_tokens for vote in votes)
@@ -65,7 +65,7 @@ class JudgeConfig:
 
 
 class Judge:
-    """Asks the endpoint for votes; an async context manager. The key is held here and in the request's header only."""
+    """Requests votes from the endpoint; an async context manager. Only it and the request header hold the key."""
 
     def __init__(self, config: JudgeConfig, api_key: str | None) -> None:
         self.config = config
@@ -74,11 +74,11 @@ class Judge:
         self._slots = asyncio.Semaphore(config.max_concurrent)
 
     async def judge(self, case: Case, *, decides: bool) -> Judgement:
-        """All votes on an attempt; the judgement has no verdict if no majority of them agrees.
+        """Collect all votes on an attempt; without a majority, the judgement has no verdict.
 
         Raises:
-            ConfigError: the endpoint refuses such requests, so it would refuse all others too.
-            JudgeError: there is nothing to judge from.
+            ConfigError: the endpoint rejects the request, and would reject all others for the same reason.
+            JudgeError: the attempt has no screenshot.
         """
         config, clock = self.config, time.monotonic()
         messages = build_messages(config.prompt, case, config.screenshots)
@@ -116,8 +116,12 @@ class Judge:
         except JudgeError as failed:
             if isinstance(failed.__cause__, TimeoutError):
                 raise JudgeError(f"expected {where} to answer within {self.config.timeout_s:g} s, it did not") from None
-            if isinstance(failed.__cause__, APIStatusError) and _is_refusal(failed.__cause__.status_code):
-                status = failed.__cause__
+            status = failed.__cause__
+            if (
+                isinstance(status, APIStatusError)
+                and 400 <= status.status_code < 500
+                and status.status_code not in _TRANSPORT_STATUSES
+            ):
                 raise ConfigError(
                     f"judge_model: expected {where} to take the request, got {status.status_code} "
                     f"({self._hide_key(status)[:300]}); correct judge_model, judge_base_url, judge_extra or "
@@ -126,13 +130,13 @@ class Judge:
             raise
 
     def _hide_key(self, error: Exception) -> str:
-        """What an error says; endpoints may say the key again, and errors are stored."""
+        """The error's message without the key, because endpoints may repeat it and errors are stored."""
         return str(error).replace(self._api_key, "***") if self._api_key else str(error)
 
     async def check(self, *, timeout_s: float = CHECK_TIMEOUT_S) -> None:
-        """Raise `ConfigError` if the endpoint cannot be reached, or refuses the key; costs nothing.
+        """Raise `ConfigError` if the endpoint cannot be reached or rejects the key; costs nothing.
 
-        One that takes the connection and then is slow to answer is there, if busy.
+        An endpoint that accepts the connection but answers slowly counts as reachable.
         """
         import httpx
 
@@ -173,9 +177,11 @@ class Judge:
 
 
 def read_vote(answer: object, duration_s: float) -> JudgeVote:
-    """A Chat Completions answer as a vote; without a verdict if anything about it is not as it must be."""
+    """Parse a Chat Completions answer into a vote; it has no verdict if anything about the answer is invalid."""
     reply: Any = answer
     text, num_in, num_out = "", 0, 0
+    verdict: Verdict | None = None
+    why: str | None = None
     try:
         choice = reply["choices"][0]
         usage: Any = reply.get("usage") or {}
@@ -187,30 +193,21 @@ def read_vote(answer: object, duration_s: float) -> JudgeVote:
         if choice.get("finish_reason") == "length":
             raise MalformedVerdict(f"expected a whole answer, got one cut off at the token limit: {text[:200]!r}")
         verdict = parse_verdict(text)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        why = str(error) if isinstance(error, MalformedVerdict) else f"expected a chat completion, got {answer!r:.300}"
-        return JudgeVote(
-            success=None,
-            error=why,
-            is_malformed=True,
-            text=text,
-            duration_s=duration_s,
-            num_prompt_tokens=num_in,
-            num_answer_tokens=num_out,
-        )
+    except MalformedVerdict as error:
+        why = str(error)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError):
+        why = f"expected a chat completion, got {answer!r:.300}"
     return JudgeVote(
-        success=verdict.success,
-        reason=verdict.reason,
-        score=verdict.score,
+        success=verdict.success if verdict else None,
+        reason=verdict.reason if verdict else "",
+        score=verdict.score if verdict else None,
+        error=why,
+        is_malformed=verdict is None,
         text=text,
         duration_s=duration_s,
         num_prompt_tokens=num_in,
         num_answer_tokens=num_out,
     )
-
-
-def _is_refusal(status: int) -> bool:
-    return 400 <= status < 500 and status not in _TRANSPORT_STATUSES
 
 
 def is_loopback(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""A judge's answer -> a verdict. Strict: whatever is not exactly one verdict is malformed, and never a guess."""
+"""Parses a judge's answer. Strict: anything but exactly one verdict is malformed; nothing is guessed."""
 
 import json
 import re
@@ -11,12 +11,12 @@ _KEYS = {"success", "reason", "score"}
 
 
 class MalformedVerdict(ValueError):
-    """The answer is no verdict; the message says why."""
+    """The answer is not a verdict; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one answer of a judge says."""
+    """A judge's answer."""
 
     success: bool
     reason: str
@@ -24,12 +24,12 @@ class Verdict:
 
 
 def parse_verdict(text: str) -> Verdict:
-    """Read {"success": bool, "reason": text, "score": 0 to 1 (optional)}; a code fence around all of it is allowed.
+    """Parse {"success": bool, "reason": text, "score": 0 to 1 (optional)}; a code fence around it is allowed.
 
-    JSON somewhere inside other text is not looked for: it could be a quotation of what the agent wrote.
+    JSON inside other text is ignored: it could be a quotation of what the agent wrote.
 
     Raises:
-        MalformedVerdict: it is anything else.
+        MalformedVerdict: the answer is anything else.
     """
     fenced = _FENCE.fullmatch(text.strip())
     try:
@@ -42,20 +42,15 @@ def parse_verdict(text: str) -> Verdict:
         raise MalformedVerdict(
             f'expected "success" (true or false), "reason" (text), perhaps "score", nothing else, got {text[:200]!r}'
         )
-    return Verdict(success=success, reason=reason, score=_score(found.get("score"), text))
+    score = found.get("score")
+    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1):
+        raise MalformedVerdict(f'expected "score" as a number from 0 to 1, got {text[:200]!r}')
+    return Verdict(success=success, reason=reason, score=None if score is None else float(score))
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Two values for one key are no verdict: which one would count is the parser's whim."""
+    """Refuse duplicate keys: which of the values counts would depend on the parser."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise MalformedVerdict(f"expected every key once, got {[key for key, _ in pairs]!r}")
     return found
-
-
-def _score(value: object, text: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise MalformedVerdict(f'expected "score" as a number from 0 to 1, got {text[:200]!r}')
-    return float(value)

@@ -1,4 +1,4 @@
-"""The tiny model that ships with the package, and what it is made of."""
+"""The tiny model that ships with the package, its tokenizer and its vocabulary."""
 
 from pathlib import Path
 

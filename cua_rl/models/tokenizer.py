@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false
-"""The tiny model's tokenizer: bytes, and whole pieces of text that are matched before anything is split into bytes."""
+"""The tokenizer of the tiny models: whole pieces of text, and bytes for everything else."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ CONTROL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-"""Special tokens, never part of a text; their ids follow the bytes."""
+"""Special tokens, which texts cannot contain; their ids follow those of the bytes."""
 
 
 def build_tokenizer(pieces: Sequence[str]) -> Tokenizer:
-    """Byte-level BPE without merges; ids 0-255 are bytes, then come control tokens, then `pieces` as added tokens.
+    """Byte-level BPE without merges: ids 0-255 are bytes, then come control tokens, then `pieces` as added tokens.
 
-    Where several pieces match, the leftmost wins, and of those the longest.
+    If several pieces match, the leftmost is taken, and the longest of those.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))

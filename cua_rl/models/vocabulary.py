@@ -1,21 +1,23 @@
-"""What the tiny model has single tokens for: the fixed text of its protocol, the words of its world, its numbers.
+"""Texts that are single tokens of the tiny models: the fixed text of the protocol, words of their tasks, numbers.
 
 Everything else falls back to bytes, so any text can be read and written. Long pieces keep sequences short, which makes
-the tiny model trainable on a laptop; they match only if agent, tools and chat template write exactly these bytes.
+the tiny models trainable on a laptop; they match only if agent, tools and chat template write exactly these bytes. The
+model for web pages extends the one for phones (`cua_rl.supervised.extended_model`).
 """
 
 import json
 from collections.abc import Iterator, Mapping
 
-from cua_rl.agent.gbox_agent import load_system_prompt
-from cua_rl.agent.tools import MAX_COORDINATE, MOBILE_USE
-from cua_rl.conversation import Message, TextPart
+from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, MOBILE_USE, load_system_prompt
+from cua_rl.conversation import Message, TextPart, Tool
+from cua_rl.devices.device import DeviceKind
 from cua_rl.devices.simulator.catalog import APPS, SETTINGS
 from cua_rl.models.tokenizer import build_tokenizer
 from cua_rl.renderers.qwen3_vl import END_OF_TURN, Qwen3VLRenderer
+from cua_rl.tasks.miniwob.tiny_tasks import INSTRUCTION_PIECES, LABELS
 
 COORDINATE_STEP = 5
-"""The tiny model points in steps of this, 0-1000 on both axes."""
+"""The tiny model clicks at multiples of this, 0-1000 on both axes."""
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
@@ -29,51 +31,67 @@ brightness media volume maximum minimum timeout minutes minute seconds automatic
 
 
 def pieces() -> list[str]:
-    """All texts that are one token, in the order of their ids."""
-    seen = dict.fromkeys([*MARKS, *_ROLES, _system_block(), *_calls(), *_words(), *_coordinates()])
-    return list(seen)
+    """Single tokens of the model for phones, in the order of their ids."""
+    numbers = (str(number) for number in range(0, MAX_COORDINATE + 1, COORDINATE_STEP))
+    return list(dict.fromkeys([*MARKS, *_ROLES, system_block("android", MOBILE_USE), *_calls(), *_words(), *numbers]))
+
+
+def page_pieces() -> list[str]:
+    """Single tokens that the model for web pages has in addition, in the order of their ids."""
+    calls = [_call(COMPUTER_USE, {"action": "terminate", "status": status}) for status in ("success", "failure")]
+    for action, name in (("type", "text"), ("answer", "text")):
+        calls.append(_call(COMPUTER_USE, {"action": action, name: ""}).removesuffix('"}}\n</tool_call>'))
+    forms = (form for label in LABELS for form in label_forms(label))
+    click = click_prefix(COMPUTER_USE, "left_click")
+    return list(dict.fromkeys([system_block("browser", COMPUTER_USE), click, *calls, *forms, *INSTRUCTION_PIECES]))
+
+
+def label_forms(label: str) -> tuple[str, str, str]:
+    """A label in texts: after a space, at the start of a line, and quoted."""
+    return f" {label}", f"\n{label}", f' "{label}"'
 
 
 def names() -> list[str]:
-    """The names of everything the tiny model points at: a token after a space, and another at the start of a line."""
+    """Names of everything the model for phones clicks on: a token after a space, and another at the start of a line."""
     return [*(spec.label for spec in APPS.values()), *(spec.label for spec in SETTINGS.values())]
 
 
-def _system_block() -> str:
+def system_block(kind: DeviceKind, tool: Tool) -> str:
     """System prompt and tool description, from the role's name to the end of turn, as the renderer writes them."""
     renderer = Qwen3VLRenderer(name="qwen3_vl", tokenizer=build_tokenizer([]), image_settings=None)
-    system = Message(role="system", content=(TextPart(text=load_system_prompt("android")),))
-    prompt = renderer.decode(renderer.render([system], [MOBILE_USE]).token_ids(image_token_id=-1))
+    system = Message(role="system", content=(TextPart(text=load_system_prompt(kind)),))
+    prompt = renderer.decode(renderer.render([system], [tool]).token_ids(image_token_id=-1))
     return prompt.removeprefix("<|im_start|>").partition(END_OF_TURN)[0]
 
 
 def _calls() -> Iterator[str]:
-    """Tool calls up to their first variable part, and what closes them."""
+    """Tool calls up to their first variable part, and the texts that close them."""
     for action in ("click", "long_press", "swipe"):
-        yield _call({"action": action, "coordinate": ""}).removesuffix('""}}\n</tool_call>') + "["
+        yield click_prefix(MOBILE_USE, action)
     for action in ("type", "answer"):
-        yield _call({"action": action, "text": ""}).removesuffix('"}}\n</tool_call>')
+        yield _call(MOBILE_USE, {"action": action, "text": ""}).removesuffix('"}}\n</tool_call>')
     for button in ("Back", "Home", "Menu", "Enter"):
-        yield _call({"action": "system_button", "button": button})
+        yield _call(MOBILE_USE, {"action": "system_button", "button": button})
     for status in ("success", "failure"):
-        yield _call({"action": "terminate", "status": status})
-    yield _call({"action": "wait", "time": 1})
+        yield _call(MOBILE_USE, {"action": "terminate", "status": status})
+    yield _call(MOBILE_USE, {"action": "wait", "time": 1})
     yield from ("]}}\n</tool_call>", '"}}\n</tool_call>', '], "coordinate2": [')
 
 
-def _call(arguments: Mapping[str, object]) -> str:
-    return f'<tool_call>\n{{"name": "{MOBILE_USE.name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+def click_prefix(tool: Tool, action: str) -> str:
+    """The call of a click up to its coordinate."""
+    return _call(tool, {"action": action, "coordinate": ""}).removesuffix('""}}\n</tool_call>') + "["
+
+
+def _call(tool: Tool, arguments: Mapping[str, object]) -> str:
+    return f'<tool_call>\n{{"name": "{tool.name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
 def _words() -> Iterator[str]:
-    """Words as they follow a space; names also as they begin a thought; sentence beginnings as they are."""
+    """Words after a space; names also at the start of a line, as in reasoning; words that begin sentences."""
     words = _WORDS.split()
     titles = [word for spec in SETTINGS.values() for word in spec.title.split()]
     for name in names():
         yield from (f"\n{name}", f" {name}")
     yield from (f" {word}" for word in (*titles, *words))
     yield from (word for word in words if word[0].isupper())
-
-
-def _coordinates() -> Iterator[str]:
-    return (str(number) for number in range(0, MAX_COORDINATE + 1, COORDINATE_STEP))

@@ -12,11 +12,11 @@ from sqlalchemy.dialects.postgresql import insert
 from cua_rl.database.models import Environment, Eval, Group, Step, TaskRow, Training, ValidationRow
 from cua_rl.database.monitor_models import ProjectRun
 from cua_rl.database.rows import note_restart, note_status
+from cua_rl.masking import mask_secrets
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor.ingest_rollouts import as_object, environment_values, now, store_rollout
 from cua_rl.monitor.ingest_scope import IngestScope, ItemRefused
 from cua_rl.monitor.ingest_turns import store_action, store_observation, store_turn
-from cua_rl.monitor.masking import mask_secrets
 
 _RUN_STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
 _STEP_STATUS = {

@@ -1,4 +1,4 @@
-"""Programs that a person starts. Other systems are refused before anything is imported that they do not have."""
+"""The commands. Unsupported systems are refused before an import fails on them."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""How far can a judge be trusted? `python -m cua_rl.recipes.calibrate_judge run=runs/demo judge_model=... ...`
+"""Measure how reliable a judge is: `python -m cua_rl.recipes.calibrate_judge run=runs/demo judge.model=... ...`
 
 Asks the judge about recorded rollouts whose validators know the truth, prints how often it was right, and keeps the
 record that training with this judge looks for. Nothing in the database changes.
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import select
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.judge_models import JudgementRow
 from cua_rl.database.models import RolloutRow, TaskRow, ValidationRow
 from cua_rl.database.rebuild import load_rollouts
@@ -35,34 +36,36 @@ from cua_rl.evaluation.judge_calibration import (
 from cua_rl.judge.judge import Judge, JudgeConfig
 from cua_rl.judge.request import Case
 from cua_rl.monitor.databases import Database
-from cua_rl.recipes.export_rollout import find_training, open_run_database
-from cua_rl.recipes.judge_config import JudgeSettings, calibration_path, check_judge, make_judge_config, open_judge
-from cua_rl.recipes.number_checks import check_numbers
-from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, open_judge
+from cua_rl.run.recorded_run import find_training, open_run_database
+from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
+from cua_rl.settings import check_numbers, setting
 from cua_rl.types import Judgement, Rollout
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots
 
 
 @chz.chz
-class CalibrateConfig(JudgeSettings):
+class CalibrateConfig:
     """Measure a judge on recorded rollouts."""
 
     run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
-    num_rollouts: int = chz.field(
-        default=300, doc="maximum number of rollouts to judge, drawn at random from those with a validator"
+    num_rollouts: int = setting(
+        300, "maximum number of rollouts to judge, drawn at random from those with a validator", at_least=1
     )
-    seed: int = chz.field(default=0, doc="seed of that random choice")
-    log_dir: str | None = chz.field(
-        default=None, doc="folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
+    seed: int = setting(0, "seed of that random choice", at_least=0)
+    log_dir: str | None = setting(
+        None, "folder whose judge_calibrations receives the record, where training finds it; None is ./runs"
     )
-    out: str | None = chz.field(default=None, doc="file for the record, instead of that folder")
+    out: str | None = setting(None, "file for the record, instead of that folder")
+    judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
 
     @chz.validate
     def _calibration_makes_sense(self) -> None:
-        check_numbers(self, {"num_rollouts": 1, "seed": 0})
-        if self.judge_model is None:
-            raise ValueError("judge_model: expected the judge to be calibrated, got none; set it and judge_base_url")
+        check_numbers(self)
+        check_judge_settings(self.judge)
+        if self.judge.model is None:
+            raise ValueError("judge.model: expected the judge to be calibrated, got none; set it and judge.base_url")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +79,7 @@ class KnownRollout:
 
 async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.environ) -> None:
     """Draw, judge, print, write."""
-    judge_config = make_judge_config(config)
+    judge_config = make_judge_config(config.judge)
     assert judge_config is not None, "a validator of the class sees to that"
     await check_judge(judge_config, environ)
     path = calibration_path(judge_config, config.log_dir) if config.out is None else Path(config.out)
@@ -127,7 +130,7 @@ async def _draw(database: Database, training_id: int, config: CalibrateConfig) -
 async def _judge_all(
     database: Database, training_id: int, known: Sequence[KnownRollout], judge: Judge
 ) -> tuple[list[Judged], list[Judgement]]:
-    """Judge the rollouts, some at a time, so that their screenshots fit into memory."""
+    """Judge the rollouts in batches, so that their screenshots fit into memory."""
     judged: list[Judged] = []
     judgements: list[Judgement] = []
     for batch in _batches(known):
@@ -177,7 +180,7 @@ def _identity(config: JudgeConfig) -> JudgeIdentity:
 
 
 def _account(config: CalibrateConfig, judgements: Sequence[Judgement]) -> dict[str, object]:
-    """Where the figures come from, and what they cost."""
+    """Provenance and cost of the figures."""
     votes = [vote for judgement in judgements for vote in judgement.votes]
     return {
         "run": config.run,

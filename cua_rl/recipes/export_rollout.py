@@ -5,24 +5,20 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import chz
 from sqlalchemy import select
 
-from cua_rl.database.migrations import migrate
-from cua_rl.database.models import Group, RolloutRow, Screenshot, Step, Training
-from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
-from cua_rl.database.session import check_connection, database_url
-from cua_rl.errors import ConfigError
-from cua_rl.monitor.databases import Database, Databases, NotFoundError, RunAccess, open_database
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.database.models import Group, RolloutRow, Screenshot, Step
+from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
 from cua_rl.monitor.export import Images, image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
-from cua_rl.monitor.run_folders import has_database
 from cua_rl.monitor.token_texts import load_rollout_tokens
-from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.run.recorded_run import find_training, open_run_database
+from cua_rl.settings import setting
 
 
 @chz.chz
@@ -30,9 +26,9 @@ class ExportConfig:
     """Write rollouts as one HTML file."""
 
     run: str = chz.field(doc="folder of a run with its own database, or name or number of a run in DATABASE_URL")
-    rollout_id: str | None = chz.field(default=None, doc="rollout to export; a prefix of its id is enough")
-    step: int | None = chz.field(default=None, doc="export all rollouts of this training step")
-    out: str = chz.field(default="rollouts.html", doc="file to write")
+    rollout_id: str | None = setting(None, "rollout to export; a prefix of its id is enough")
+    step: int | None = setting(None, "export all rollouts of this training step")
+    out: str = setting("rollouts.html", "file to write")
 
     @chz.validate
     def _says_what(self) -> None:
@@ -60,54 +56,6 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
     out = Path(config.out)
     await asyncio.to_thread(out.write_text, page, encoding="utf-8")
     print(f"{len(rollouts)} rollouts, {len(images)} screenshots, {len(page) / 1e6:.1f} MB in {out}")
-
-
-@asynccontextmanager
-async def open_run_database(run: str, environ: Mapping[str, str]) -> AsyncGenerator[tuple[Database, str | None]]:
-    """The run's database, and its name if the database may hold others."""
-    folder = Path(run)
-    if has_database(folder):
-        url = running_postgres_url(folder / "postgres")
-        if url is not None:
-            async with _opened(url) as database:
-                yield database, None
-            return
-        async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as postgres:
-            await migrate(postgres.url)
-            async with _opened(postgres.url) as database:
-                yield database, None
-        return
-    url = database_url(environ)
-    if url is None:
-        raise ConfigError(
-            f"run: expected the folder of a run with its own database, or DATABASE_URL to be set, got {run!r}; "
-            "name such a folder"
-        )
-    await check_connection(url)
-    async with _opened(url) as database:
-        yield database, run
-
-
-@asynccontextmanager
-async def _opened(url: str) -> AsyncGenerator[Database]:
-    database = open_database(url)
-    try:
-        yield database
-    finally:
-        await database.engine.dispose()
-
-
-async def find_training(database: Database, name: str | None) -> int:
-    """The key of the run of this name or number, the latest one without a name; raises `ConfigError`."""
-    query = select(Training.id).order_by(Training.started_at.desc()).limit(1)
-    if name is not None:
-        is_number = name.isascii() and name.isdecimal() and len(name) < 18
-        query = query.where(Training.id == int(name) if is_number else Training.run_name == name)
-    async with database.sessions() as session:
-        found = await session.scalar(query)
-    if found is None:
-        raise ConfigError(f"run: expected the name of a run in the database, got {name!r}; the monitor lists them")
-    return found
 
 
 async def _find_rollouts(run: RunAccess, config: ExportConfig) -> list[str]:

@@ -4,18 +4,17 @@ Each flag is also an environment variable in upper case (MODEL_BASE_URL); flags 
 line goes to `recipes.train` as it stands.
 """
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import httpx
-
+from cua_rl.command_line.parsing import CONFIG_FILE, HELP_WORDS
+from cua_rl.command_line.recipe import load_environment_file, report_error
 from cua_rl.errors import ConfigError
 from cua_rl.recipes import train
-from cua_rl.recipes.command_line import CONFIG_FILE
-from cua_rl.recipes.run_recipe import load_environment_file, report_error
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "gym_base_url": ("gym",),
@@ -40,18 +39,17 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "tasks.limit": ("gym_limit",),
     "tasks.tags": ("gym_tags",),
 }
-"""Which flags say a setting of `recipes.train`."""
+"""Flags for each setting of `recipes.train`."""
 
 GYM_RUN = {"tasks.source_type": "gym", "agent": "mini_agent"}
-"""What a run on a gym server is, unless the command line or a file says otherwise."""
+"""Defaults of a run on a gym server; the command line or a file overrides them."""
 
 _SETTING_OF = {flag: setting for setting, flags in FLAGS.items() for flag in flags}
 _READ_BY_RECIPE = ("monitor_base_url", "project_id", "project_token")  # which looks into the environment itself
-_QUESTION_TIMEOUT_S = 2.0
 
 
 def translate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The command line for `recipes.train`: flags by the names of settings, those of the environment first."""
+    """The arguments for `recipes.train`: flags under the names of settings, those from the environment first."""
     found = {flag: environ.get(flag.upper(), "") for flag in _SETTING_OF if flag not in _READ_BY_RECIPE}
     arguments = [_as_setting(flag, value) for flag, value in found.items() if value]
     rest = list(argv)
@@ -72,38 +70,31 @@ def translate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> l
     return [f"{name}={value}" for name, value in GYM_RUN.items() if name not in names] + arguments
 
 
-def served_model(base_url: str) -> str:
-    """The folder or hub id of the model that a vLLM server serves, as it was told; raises `ConfigError`."""
-    root = base_url.rstrip("/").removesuffix("/v1")
-    try:
-        answer = httpx.get(f"{root}/v1/models", timeout=_QUESTION_TIMEOUT_S, trust_env=False)
-        answer.raise_for_status()
-        cards = answer.json()["data"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"base_url: expected a vLLM server at {root!r}, got {type(error).__name__}: {error}; start one there, or "
-            "leave it out"
-        ) from None
-    roots = [card["root"] for card in cards if card.get("parent") is None and card.get("root")]
-    if not roots:
-        raise ConfigError(
-            f"model_name: expected the server at {root!r} to say which model it serves, got none; add --model-name"
-        )
-    return str(roots[0])
+async def served_model(base_url: str) -> str:
+    """Folder or hub id of the model served by a vLLM server; raises `ConfigError`."""
+    from cua_rl.run.preflight import ask_model_server  # only a run on a server that is there asks one
+
+    async with ask_model_server(base_url) as (_, model):
+        if model.root is None:
+            raise ConfigError(
+                f"model_name: expected the server at {base_url!r} to say which model it serves, got none; add "
+                "--model-name"
+            )
+        return model.root
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line; a server that is named says which model it serves, unless the flags do."""
+    """Run from the command line; without --model-name, the model server is asked which model it serves."""
     load_environment_file(Path(".env"))
     given = sys.argv[1:] if argv is None else argv
-    if any(argument in ("--help", "-h", "help") for argument in given):
+    if any(argument in HELP_WORDS for argument in given):
         print(format_flags())
         return train.main(["--help"])
     try:
         arguments = translate(given)
         named = {name: value for name, _, value in map(_split, arguments)}
         if "base_url" in named and not {"model_name", CONFIG_FILE} & set(named):
-            arguments.append(f"model_name={served_model(named['base_url'])}")
+            arguments.append(f"model_name={asyncio.run(served_model(named['base_url']))}")
     except ConfigError as error:
         return report_error(error)
     return train.main(arguments)

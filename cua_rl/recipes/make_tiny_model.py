@@ -15,10 +15,11 @@ from random import Random
 
 import chz
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
-from cua_rl.recipes.imitation import imitate, run_stage
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.run.imitation import imitate, run_stage
+from cua_rl.settings import setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.lessons import NUM_SEEDS, Mix, demonstrate_task, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.templates import EMBEDDED_EVAL
@@ -30,23 +31,21 @@ from cua_rl.types import Datum
 class TinyModelConfig:
     """How the model is made. The shipped one took several runs with other shares of lessons, each from the last."""
 
-    output_path: Path = chz.field(default=Path("tiny_qwen3_vl"), doc="folder for the trained model")
-    model_path: Path | None = chz.field(default=None, doc="model folder to start from; None starts from random weights")
-    seed: int = chz.field(default=0, doc="seed of weights and lessons")
-    grounding_steps: int = chz.field(default=300, doc="steps of training the vision tower alone, without model_path")
-    perfect_steps: int = chz.field(default=700, doc="steps on demonstrations of a perfect expert")
-    imperfect_steps: int = chz.field(default=80, doc="steps on demonstrations of an expert that errs")
-    error_rate: float = chz.field(default=0.5, doc="probability per turn that this expert acts on a random element")
-    batch_size: int = chz.field(default=16, doc="lessons per step")
-    text_lessons: int = chz.field(default=32, doc="additional lessons per step, with the screen given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="peak learning rate; warm-up and decay are linear")
-    listing_share: float = chz.field(default=0.35, doc="share of lessons that only list the elements of the screen")
-    whole_share: float = chz.field(
-        default=0.3, doc="share of tasks demonstrated to their end, not only to the last click"
-    )
-    eval_every: int = chz.field(default=100, doc="steps between evaluations")
-    eval_lessons: int = chz.field(default=48, doc="held-out tasks per evaluation")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None is one per core")
+    output_path: Path = setting(Path("tiny_qwen3_vl"), "folder for the trained model")
+    model_path: Path | None = setting(None, "model folder to start from; None starts from random weights")
+    seed: int = setting(0, "seed of weights and lessons")
+    grounding_steps: int = setting(300, "steps of training the vision tower alone, without model_path")
+    perfect_steps: int = setting(700, "steps on demonstrations of a perfect expert")
+    imperfect_steps: int = setting(80, "steps on demonstrations of an expert that errs")
+    error_rate: float = setting(0.5, "probability per turn that this expert acts on a random element")
+    batch_size: int = setting(16, "lessons per step")
+    text_lessons: int = setting(32, "additional lessons per step, with the screen given as text")
+    learning_rate: float = setting(1e-3, "peak learning rate; warm-up and decay are linear")
+    listing_share: float = setting(0.35, "share of lessons that only list the elements of the screen")
+    whole_share: float = setting(0.3, "share of tasks demonstrated to their end, not only to the last click")
+    eval_every: int = setting(100, "steps between evaluations")
+    eval_lessons: int = setting(48, "held-out tasks per evaluation")
+    num_threads: int | None = setting(None, "threads of the trainer; None is one per core")
 
 
 async def main(config: TinyModelConfig) -> None:

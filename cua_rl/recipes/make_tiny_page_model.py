@@ -17,13 +17,13 @@ from random import Random
 
 import chz
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.imitation import imitate, run_stage
-from cua_rl.recipes.number_checks import check_numbers
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.run.imitation import imitate, run_stage
+from cua_rl.settings import check_numbers, setting
 from cua_rl.supervised.demonstrations import build_supervised_datum
 from cua_rl.supervised.page_lessons import draw_page_lesson, draw_page_text_lesson
 from cua_rl.supervised.page_screens import POINT_STEP, PageScreen, collect_screens, read_screens, write_screens
@@ -42,28 +42,26 @@ _NUM_CLICK_TOKENS = 6
 class TinyPageModelConfig:
     """How the model is made."""
 
-    output_path: Path = chz.field(default=Path("tiny_page_model"), doc="folder for the trained model")
-    model_path: Path = chz.field(default=TINY_QWEN3_VL, doc="the tiny model to start from")
-    screens_path: Path | None = chz.field(
-        default=None, doc="file of screens; made if it is not there; None makes them anew"
-    )
-    browser_scale: float = chz.field(default=1.2, doc="scale factor of screenshots")
-    num_screens: int = chz.field(default=3000, doc="number of pages to learn from")
-    seed: int = chz.field(default=0, doc="seed of pages and lessons")
-    grounding_steps: int = chz.field(default=300, doc="steps of training the vision tower alone")
-    perfect_steps: int = chz.field(default=300, doc="steps of the whole model on demonstrations of a perfect expert")
-    imperfect_steps: int = chz.field(default=60, doc="steps on demonstrations of an expert that errs")
-    error_rate: float = chz.field(default=0.7, doc="probability that this expert clicks a random element")
-    batch_size: int = chz.field(default=16, doc="screens per step")
-    text_lessons: int = chz.field(default=16, doc="additional lessons per step, with the page given as text")
-    learning_rate: float = chz.field(default=1e-3, doc="learning rate after warm-up")
-    listing_share: float = chz.field(default=0.3, doc="share of lessons that only list the elements of the page")
-    eval_every: int = chz.field(default=100, doc="steps between evaluations")
-    num_threads: int | None = chz.field(default=None, doc="threads of the trainer; None is one per core")
+    output_path: Path = setting(Path("tiny_page_model"), "folder for the trained model")
+    model_path: Path = setting(TINY_QWEN3_VL, "the tiny model to start from")
+    screens_path: Path | None = setting(None, "file of screens; made if it is not there; None makes them anew")
+    browser_scale: float = setting(1.2, "scale factor of screenshots")
+    num_screens: int = setting(3000, "number of pages to learn from", at_least=64)
+    seed: int = setting(0, "seed of pages and lessons", at_least=0)
+    grounding_steps: int = setting(300, "steps of training the vision tower alone", at_least=0)
+    perfect_steps: int = setting(300, "steps of the whole model on demonstrations of a perfect expert", at_least=1)
+    imperfect_steps: int = setting(60, "steps on demonstrations of an expert that errs", at_least=0)
+    error_rate: float = setting(0.7, "probability that this expert clicks a random element", at_least=0.0)
+    batch_size: int = setting(16, "screens per step", at_least=1)
+    text_lessons: int = setting(16, "additional lessons per step, with the page given as text", at_least=0)
+    learning_rate: float = setting(1e-3, "learning rate after warm-up", at_least=0.0)
+    listing_share: float = setting(0.3, "share of lessons that only list the elements of the page", at_least=0.0)
+    eval_every: int = setting(100, "steps between evaluations", at_least=1)
+    num_threads: int | None = setting(None, "threads of the trainer; None is one per core", at_least=1)
 
     @chz.validate
     def _numbers_make_sense(self) -> None:
-        check_numbers(self, _SMALLEST)
+        check_numbers(self)
         for name, share in (("listing_share", self.listing_share), ("error_rate", self.error_rate)):
             if share > 1:
                 raise ValueError(f"{name}: expected a share, 0 to 1, got {share!r}; lower it")
@@ -71,22 +69,6 @@ class TinyPageModelConfig:
             raise ValueError(
                 f"browser_scale: expected a number above 0 and at most 4, got {self.browser_scale!r}; change it"
             )
-
-
-_SMALLEST = {
-    "num_screens": 64,
-    "seed": 0,
-    "grounding_steps": 0,
-    "perfect_steps": 1,
-    "imperfect_steps": 0,
-    "error_rate": 0.0,
-    "batch_size": 1,
-    "text_lessons": 0,
-    "learning_rate": 0.0,
-    "listing_share": 0.0,
-    "eval_every": 1,
-    "num_threads": 1,
-}
 
 
 async def main(config: TinyPageModelConfig) -> None:

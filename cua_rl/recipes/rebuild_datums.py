@@ -16,16 +16,17 @@ from typing import Any
 import chz
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from cua_rl.command_line.plain_config import stored_setting
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.session import database_url, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.renderers.renderer import make_renderer
-from cua_rl.rl.batch import build_datums_of_groups
-from cua_rl.rl.datums import datums_sha256
+from cua_rl.rl.advantages import ScoredGroup
+from cua_rl.rl.datums import build_batch, datums_sha256
 
 
 @chz.chz
@@ -38,7 +39,7 @@ class RebuildConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One step's identity as trained and as rebuilt."""
+    """Fingerprints of one step: as trained and as rebuilt."""
 
     step: int
     trained: str | None
@@ -60,7 +61,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What decides, beside the advantages, which groups give datums."""
+    """Which groups produce datums, besides their advantages."""
 
     keeps_constant: bool = False
     """A KL term was on."""
@@ -73,15 +74,20 @@ async def rebuild_step(
     """Rebuild the datums of one step and compare their fingerprint with the one recorded when they were trained."""
     rules = rules or Rules()
     recorded = await load_groups(session, training.training_id, step.step)
-    groups = [replace(group, is_incomplete=len(group.rollouts) < rules.min_group_size) for group in recorded]
     advantages = await load_advantages(session, training.training_id, step.step)
-    datums, _ = build_datums_of_groups(groups, advantages, image_token_id, keeps_constant=rules.keeps_constant)
+    groups = [
+        ScoredGroup(
+            group=replace(group, is_incomplete=len(group.rollouts) < rules.min_group_size), advantages=tuple(values)
+        )
+        for group, values in zip(recorded, advantages, strict=True)
+    ]
+    datums = build_batch(groups, image_token_id, keeps_constant=rules.keeps_constant).datums
     return Comparison(
         step=step.step,
         trained=step.datums_sha256,
         rebuilt=datums_sha256(datums),
         num_datums=len(datums),
-        num_replayed=sum(len(group.replayed) for group in groups),
+        num_replayed=sum(len(group.replayed) for group in recorded),
     )
 
 
@@ -90,8 +96,8 @@ async def cli_main(config: RebuildConfig) -> None:
     settings = _settings(config.log_path)
     image_token_id = make_renderer(Path(settings["model_path"])).image_token_id
     rules = Rules(
-        keeps_constant=bool(settings.get("kl_penalty_coef") or settings.get("kl_loss_coef")),
-        min_group_size=settings.get("min_group_size", 1),
+        keeps_constant=bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef")),
+        min_group_size=stored_setting(settings, "sampling.min_group_size") or 1,
     )
     async with AsyncExitStack() as stack:
         url = database_url(os.environ)
@@ -119,7 +125,7 @@ async def cli_main(config: RebuildConfig) -> None:
 
 
 async def _find_training(session: AsyncSession, log_path: Path, *, is_own: bool) -> TrainingSummary | None:
-    """The run under the names that it had when it was recorded: its folder may have been moved since.
+    """Find the run by its recorded name and folder: the folder may have been moved since.
 
     A database of its own holds no other run.
     """

@@ -21,7 +21,7 @@ from cua_rl.agent.history import FullHistory
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
 from cua_rl.devices.pool import open_pool
 from cua_rl.evaluation.attempts import NoRecorder
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.reward import binary_reward
@@ -90,7 +90,7 @@ async def sample_groups(
     """`group_size` rollouts of every task, all side by side, without those that a fault ended."""
     plans = [
         RolloutPlan(
-            source=Source(phase="step", step=1),
+            source=RolloutSource(phase="step", step=1),
             group_id=f"group-{index}",
             group_index=index,
             member_index=member,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import chz
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.session import check_connection, database_url, make_writer_engine
 from cua_rl.errors import ConfigError
@@ -24,7 +25,7 @@ from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
 from cua_rl.monitor.server import serving
-from cua_rl.recipes.run_recipe import run_recipe
+from cua_rl.settings import setting
 
 DEFAULT_PORT = 8720
 
@@ -33,20 +34,16 @@ DEFAULT_PORT = 8720
 class MonitorConfig:
     """Show training runs in the browser."""
 
-    source: str | None = chz.field(
-        default=None,
-        doc="database URL, folder of a run, or folder of runs; None is the database of the environment, else ./runs",
+    source: str | None = setting(
+        None, "database URL, folder of a run, or folder of runs; None is the database of the environment, else ./runs"
     )
-    host: str = chz.field(
-        default="127.0.0.1", doc="address to listen on; on other addresses than loopback, reading needs a token"
+    host: str = setting("127.0.0.1", "address to listen on; on other addresses than loopback, reading needs a token")
+    port: int = setting(DEFAULT_PORT, "port to listen on, 0 for a free one")
+    create_project: str | None = setting(
+        None, "create a project with this name, or a new token for it, print the token and exit"
     )
-    port: int = chz.field(default=DEFAULT_PORT, doc="port to listen on, 0 for a free one")
-    create_project: str | None = chz.field(
-        default=None, doc="create a project with this name, or a new token for it, print the token and exit"
-    )
-    results_dir: str | None = chz.field(
-        default=None,
-        doc="folder below which recipes.evaluate has written results.json files; None is the source or ./runs",
+    results_dir: str | None = setting(
+        None, "folder below which recipes.evaluate has written results.json files; None is the source or ./runs"
     )
 
     @chz.validate
@@ -103,7 +100,7 @@ def _absolute(folder: str) -> Path:
 
 
 def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:
-    """Everyone may read on loopback; elsewhere a token is needed, and made if the environment has none."""
+    """Reading is open on loopback; other addresses need a token, generated if the environment has none."""
     read_token = environ.get("MONITOR_READ_TOKEN") or None
     if read_token is None and not _is_loopback(host):
         if not sys.stdout.isatty():
@@ -129,7 +126,7 @@ def _is_loopback(host: str) -> bool:
 def _print_address(
     address: str, rules: AccessRules, url: str | None, folder: Path | None, environ: Mapping[str, str]
 ) -> None:
-    """Where to look; tokens that we made ourselves are shown this once, to a person, never to a file."""
+    """Print the address; generated tokens are shown once, on a terminal only, never written to a file."""
     print(f"monitor: {address}", flush=True)
     if sys.stdout.isatty():
         if not environ.get("MONITOR_WRITE_TOKEN"):

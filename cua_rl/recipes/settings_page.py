@@ -1,28 +1,26 @@
 """Every setting of every recipe with its default, as docs/settings.md: `python -m cua_rl.recipes.settings_page`."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import chz
 
-from cua_rl.recipes import evaluate, sft, train
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.command_line.settings import NO_PRESETS, REQUIRED, Setting, ShownPresets, list_settings
+from cua_rl.command_line.values import as_argument, type_name
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
-from cua_rl.recipes.command_line import REQUIRED, ShownPresets, list_settings
-from cua_rl.recipes.config_file import as_argument
-from cua_rl.recipes.evaluate_config import EvaluateConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
 from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
-from cua_rl.recipes.rollout_config import RolloutConfig
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.serve_monitor import MonitorConfig
-from cua_rl.recipes.setting_values import type_name
-from cua_rl.recipes.sft_config import SftConfig
-from cua_rl.recipes.train_config import CLIConfig
+from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
+from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
+from cua_rl.run.training_config import TRAIN_PRESETS, CLIConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -33,13 +31,13 @@ class Recipe:
 
     module: str
     config_class: type[Any]
-    presets: ShownPresets = field(default_factory=dict[str, Mapping[str, object]])
+    presets: ShownPresets = field(default_factory=lambda: NO_PRESETS)
 
 
 RECIPES = (
-    Recipe(module="train", config_class=CLIConfig, presets=train.SHOWN_PRESETS),
-    Recipe(module="evaluate", config_class=EvaluateConfig, presets=evaluate.SHOWN_PRESETS),
-    Recipe(module="sft", config_class=SftConfig, presets=sft.SHOWN_PRESETS),
+    Recipe(module="train", config_class=CLIConfig, presets=TRAIN_PRESETS),
+    Recipe(module="evaluate", config_class=EvaluateConfig, presets=EVALUATE_PRESETS),
+    Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),
@@ -54,7 +52,12 @@ _INTRODUCTION = """\
 This page lists every setting of every recipe with its default (`python -m cua_rl.recipes.settings_page` generates it).
 `key=value`, `--key value` and `--key=value` are equivalent; `--config file.yaml` reads settings from a file, and the
 command line overrides it. Lists can be written as `a,b`; dictionaries are JSON, or are set entry by entry
-(`tasks.limit=3`). Set API keys and tokens in the environment or in `.env` (`env.example`).
+(`tasks.limit=3`).
+
+A setting in a group has three names: `loss.clip_low`, the same with an underscore (`loss_clip_low`), and its last part
+alone where no other group has it (`clip_low`). In Python, groups are objects:
+`CLIConfig(loss=LossConfig(clip_low=0.5))`. `--help` shows the settings that most people need, `--help loss` a
+group, `--help all` everything. Set API keys and tokens in the environment or in `.env` (`env.example`).
 """
 
 
@@ -67,24 +70,25 @@ class SettingsPageConfig:
 
 def format_page() -> str:
     """The whole page as Markdown."""
-    shared = {setting.name for setting in list_settings(RolloutConfig)}
+    shared = list_settings(RolloutConfig)
     sections = [_INTRODUCTION]
     for recipe in RECIPES:
-        own = [*_rows(recipe.config_class, shared if issubclass(recipe.config_class, RolloutConfig) else set())]
-        sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *own, *_preset_rows(recipe.presets)]
-        if issubclass(recipe.config_class, RolloutConfig):
+        is_shared = issubclass(recipe.config_class, RolloutConfig)
+        own = [setting for setting in list_settings(recipe.config_class) if not (is_shared and setting in shared)]
+        sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *_rows(own), *_preset_rows(recipe.presets)]
+        if is_shared:
             sections.append(
                 "\nAlso those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
             )
-    sections += ["\n## Agents, devices and the model server\n", "Shared by training and evaluation.\n"]
-    sections += _rows(RolloutConfig, set())
+    sections += ["\n## Agents, devices and the model server\n", "Shared by training and evaluation.\n", *_rows(shared)]
     return "\n".join(sections).replace("\n\n\n", "\n\n").rstrip() + "\n"
 
 
-def _rows(config_class: type[Any], left_out: set[str]) -> list[str]:
+def _rows(settings: Sequence[Setting]) -> list[str]:
+    """A table, those in groups after all others."""
     rows = ["| setting | default | kind | meaning |", "|---|---|---|---|"]
-    for setting in list_settings(config_class):
-        if setting.parts is None and setting.name not in left_out:
+    for setting in sorted(settings, key=lambda setting: "." in setting.name):
+        if setting.group is None:
             default = "required" if setting.default is REQUIRED else _code(shown_default(setting.default))
             cells = (_code(setting.name), default, _cell(type_name(setting.kind)), _cell(setting.doc))
             rows.append("| " + " | ".join(cells) + " |")

@@ -1,4 +1,4 @@
-"""Answers of the model as text: Qwen's think and tool-call blocks, written and parsed."""
+"""Writes and parses the model's answers as text with Qwen's think and tool-call blocks."""
 
 import json
 import re
@@ -18,7 +18,7 @@ FailureKind = Literal["json", "tool_call_form", "unclosed", "tool_name", "tool_a
 def write_answer(*, reasoning: str | None, text: str | None, tool_calls: Sequence[ToolCall]) -> str:
     """The text of an answer as the model would have written it.
 
-    Arguments are written anew from their JSON; what is no JSON object becomes `{}`, as vLLM does.
+    Arguments are parsed and serialised again; anything but a JSON object becomes `{}`, as in vLLM.
     """
     thought = "" if reasoning is None else f"{_THINK_OPEN}\n{reasoning}\n{_THINK_CLOSE}\n\n"
     blocks = [
@@ -29,19 +29,29 @@ def write_answer(*, reasoning: str | None, text: str | None, tool_calls: Sequenc
 
 
 def parse_answer(text: str) -> ParsedAnswer:
-    """Take an answer apart; never raises.
+    """Split an answer into reasoning, text and tool calls; never raises.
 
-    Call ids are `call_0`, `call_1`, ... in the order of the calls that were read.
-    A `</think>` without a `<think>` before it closes a block that the prompt opened. Of several things wrong, the first
-    is the failure; calls that could be read are there all the same.
+    Call ids are `call_0`, `call_1`, ... in the order of the parsed calls. A `</think>` without a `<think>` before it
+    closes a block that the prompt opened. If several things are wrong, the first one is the failure; calls that could
+    be parsed are included all the same.
     """
-    reasoning, rest, failure = _split_reasoning(text)
+    before, closed, after = text.partition(_THINK_CLOSE)
+    is_open = before.lstrip().startswith(_THINK_OPEN)
+    inside = before.lstrip().removeprefix(_THINK_OPEN).strip()
+    failure: ParseFailure | None = None
+    if closed and (is_open or _CALL_OPEN not in before):
+        reasoning, rest = inside, after
+    elif is_open:
+        reasoning, rest = inside, ""
+        failure = _failure("unclosed", f"the {_THINK_OPEN} block has no {_THINK_CLOSE}")
+    else:
+        reasoning, rest = None, text
     calls: list[ToolCall] = []
     for block in _CALL_BLOCK.finditer(rest):
         try:
             calls.append(_parse_call(block, call_id=f"call_{len(calls)}"))
         except _Malformed as malformed:
-            failure = failure or malformed.failure
+            failure = failure or _failure(malformed.kind, str(malformed))
     outside = _CALL_BLOCK.sub("", rest)
     if _CALL_CLOSE in outside:
         failure = failure or _failure("tool_call_form", f"there is a {_CALL_CLOSE} without a {_CALL_OPEN} before it")
@@ -49,56 +59,31 @@ def parse_answer(text: str) -> ParsedAnswer:
 
 
 class _Malformed(Exception):
-    def __init__(self, failure: ParseFailure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-
-
-def _split_reasoning(text: str) -> tuple[str | None, str, ParseFailure | None]:
-    before, closed, after = text.partition(_THINK_CLOSE)
-    is_open = before.lstrip().startswith(_THINK_OPEN)
-    inside = before.lstrip().removeprefix(_THINK_OPEN).strip()
-    if closed and (is_open or _CALL_OPEN not in before):
-        return inside, after, None
-    if is_open:
-        return inside, "", _failure("unclosed", f"the {_THINK_OPEN} block has no {_THINK_CLOSE}")
-    return None, text, None
+    def __init__(self, kind: FailureKind, what: str) -> None:
+        super().__init__(what)
+        self.kind: FailureKind = kind
 
 
 def _parse_call(block: re.Match[str], *, call_id: str) -> ToolCall:
     body, end = block.group(1).strip(), block.group(2)
+    shown = _shortened(body)
     if not end:
-        raise _Malformed(_failure("unclosed", f"a {_CALL_OPEN} block has no {_CALL_CLOSE}"))
-    call = _parse_json(body)
+        raise _Malformed("unclosed", f"a {_CALL_OPEN} block has no {_CALL_CLOSE}")
+    try:
+        call = json.loads(body, parse_constant=_refuse_constant)
+        json.dumps(call, ensure_ascii=False).encode()  # a lone surrogate is valid JSON, but cannot be sent on as text
+    except (ValueError, RecursionError) as error:
+        raise _Malformed("json", f"a tool call is not valid JSON ({error}): {shown!r}") from error
     if not isinstance(call, Mapping) or "name" not in call or "arguments" not in call:
-        raise _Malformed(
-            _failure(
-                "tool_call_form", f"a tool call must be an object with name and arguments, not {_shortened(body)!r}"
-            )
-        )
+        raise _Malformed("tool_call_form", f"a tool call must be an object with name and arguments, not {shown!r}")
     fields = cast("Mapping[str, object]", call)
     name, arguments = fields["name"], fields["arguments"]
     if not isinstance(name, str) or not name:
-        raise _Malformed(
-            _failure("tool_name", f"the name of a tool must be a non-empty string, unlike in {_shortened(body)!r}")
-        )
+        raise _Malformed("tool_name", f"the name of a tool must be a non-empty string, unlike in {shown!r}")
     if not isinstance(arguments, Mapping):
-        raise _Malformed(
-            _failure(
-                "tool_arguments",
-                f"the arguments of {_shortened(name)!r} must be a JSON object, unlike in {_shortened(body)!r}",
-            )
-        )
+        what = f"the arguments of {_shortened(name)!r} must be a JSON object, unlike in {shown!r}"
+        raise _Malformed("tool_arguments", what)
     return ToolCall(call_id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False))
-
-
-def _parse_json(body: str) -> object:
-    try:
-        parsed = json.loads(body, parse_constant=_refuse_constant)
-        json.dumps(parsed, ensure_ascii=False).encode()  # a lone surrogate is JSON, but no text that can be sent on
-    except (ValueError, RecursionError) as error:
-        raise _Malformed(_failure("json", f"a tool call is not valid JSON ({error}): {_shortened(body)!r}")) from error
-    return parsed
 
 
 def _refuse_constant(constant: str) -> Never:

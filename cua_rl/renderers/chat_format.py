@@ -1,11 +1,11 @@
-"""Where the chat formats of Qwen3-VL Instruct and Thinking differ, and which of the two a model folder wants.
+"""Differences between the chat formats of Qwen3-VL Instruct and Thinking, and which of the two a model folder needs.
 
 The published template of Thinking models
 
 - opens the think block in the prompt, so that an answer begins inside it;
-- writes the thinking of answers behind the last message of the user, and drops that of earlier ones. Results of tools
-  are no messages of the user;
-- writes neither definitions nor calls of tools: both have to be text of a message;
+- keeps the reasoning of answers after the last user message, and drops that of earlier answers. Tool results are not
+  user messages;
+- writes neither tool definitions nor tool calls: both have to be text of a message;
 - indents every image by sixteen spaces.
 """
 
@@ -22,12 +22,12 @@ _ANSWER = "<|im_start|>assistant\n"
 _OPEN, _CLOSE = "<think>", "</think>"
 _THINKING_ANSWER = f"{_ANSWER}{_OPEN}\n"
 _OPENS_THINKING = _THINKING_ANSWER.replace("\n", r"\n")
-"""How a template says that answers begin inside a think block."""
+"""The text in a template that opens a think block in the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenAnswer:
-    """An answer as later prompts show it: what the prompt had opened it with, and what the model wrote then."""
+    """An answer as it appears in later prompts: its header, which was part of its prompt, and the model's text."""
 
     header: str
     text: str
@@ -35,105 +35,89 @@ class WrittenAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """What Instruct and Thinking models write differently."""
+    """The parts that differ between Instruct and Thinking models."""
 
     answer_header: str
     """The end of a prompt."""
     before_image: str
     tools_are_text: bool
-    """The server's template writes no tools: they have to be sent inside the system message."""
+    """The server's template ignores tools: they have to be sent inside the system message."""
     write_answers: Callable[[Sequence[ReplayedItem]], Mapping[int, WrittenAnswer]]
-    """The answers of a conversation by their place in it."""
+    """The answers of a conversation by their index in it."""
     complete: Callable[[str], str]
-    """A sampled text together with what the prompt had opened it with."""
+    """A sampled text including a think block that the prompt opened."""
 
 
-def _as_sampled(items: Sequence[ReplayedItem]) -> Mapping[int, WrittenAnswer]:
+def answers_as_sampled(items: Sequence[ReplayedItem]) -> Mapping[int, WrittenAnswer]:
+    """Every answer unchanged, as Instruct models write it."""
     answers = ((place, item) for place, item in enumerate(items) if isinstance(item, SampledAnswer))
     return {place: WrittenAnswer(header=_ANSWER, text=answer.text) for place, answer in answers}
 
 
-def _with_recent_thinking(items: Sequence[ReplayedItem]) -> Mapping[int, WrittenAnswer]:
-    last_query = max((place for place, item in enumerate(items) if _is_query(item)), default=len(items) - 1)
-    return {
-        place: _recent(item.text, is_last=place == len(items) - 1) if place > last_query else _earlier(item.text)
-        for place, item in enumerate(items)
-        if isinstance(item, SampledAnswer)
-    }
+def answers_with_recent_thinking(items: Sequence[ReplayedItem]) -> Mapping[int, WrittenAnswer]:
+    """Answers after the last user message with their reasoning, earlier ones without, as Thinking models write them."""
+    last = len(items) - 1
+    last_query = max((place for place, item in enumerate(items) if _is_query(item)), default=last)
+    answers: dict[int, WrittenAnswer] = {}
+    for place, item in enumerate(items):
+        if not isinstance(item, SampledAnswer):
+            continue
+        thought, said = _split(item.text)
+        if place > last_query and (thought or place == last):
+            text = "\n".join((thought.strip("\n"), _CLOSE, "", said.lstrip("\n")))
+            answers[place] = WrittenAnswer(header=_THINKING_ANSWER, text=text)
+        else:
+            answers[place] = WrittenAnswer(header=_ANSWER, text=said)
+    return answers
 
 
 def _is_query(item: ReplayedItem) -> bool:
-    """A message of the user that is not a tool's result in disguise."""
-    if not isinstance(item, Message) or item.role != "user" or not item.content:
-        return isinstance(item, Message) and item.role == "user"
+    """A user message that is not a tool result in the form of one."""
+    if not isinstance(item, Message) or item.role != "user":
+        return False
+    if not item.content:
+        return True
     first, last = item.content[0], item.content[-1]
     is_result = isinstance(first, TextPart) and first.text.startswith("<tool_response>")
     return not (is_result and isinstance(last, TextPart) and last.text.endswith("</tool_response>"))
 
 
-def _earlier(text: str) -> WrittenAnswer:
-    return WrittenAnswer(header=_ANSWER, text=_split(text)[1])
-
-
-def _recent(text: str, *, is_last: bool) -> WrittenAnswer:
-    thought, said = _split(text)
-    if not thought and not is_last:
-        return WrittenAnswer(header=_ANSWER, text=said)
-    thought, said = thought.strip("\n"), said.lstrip("\n")
-    return WrittenAnswer(header=_THINKING_ANSWER, text=f"{thought}\n{_CLOSE}\n\n{said}")
-
-
 def _split(text: str) -> tuple[str, str]:
-    """Thinking, and what follows it; of several blocks the first is the thinking, and what follows the last is said."""
+    """Reasoning and the text after it; of several blocks, the first is the reasoning, and the text follows the last."""
     if _CLOSE not in text:
         return "", text
     thought = text.partition(_CLOSE)[0].rstrip("\n").rpartition(_OPEN)[2].lstrip("\n")
     return thought, text.rpartition(_CLOSE)[2].lstrip("\n")
 
 
-def _unchanged(text: str) -> str:
-    return text
-
-
-def _inside_thinking(text: str) -> str:
-    return text if text.lstrip().startswith(_OPEN) else f"{_OPEN}\n{text}"
-
-
 INSTRUCT = ChatFormat(
     answer_header=_ANSWER,
     before_image="",
     tools_are_text=False,
-    write_answers=_as_sampled,
-    complete=_unchanged,
+    write_answers=answers_as_sampled,
+    complete=lambda text: text,
 )
 THINKING = ChatFormat(
     answer_header=_THINKING_ANSWER,
     before_image=" " * 16,
     tools_are_text=True,
-    write_answers=_with_recent_thinking,
-    complete=_inside_thinking,
+    write_answers=answers_with_recent_thinking,
+    complete=lambda text: text if text.lstrip().startswith(_OPEN) else f"{_OPEN}\n{text}",
 )
 
 
 def is_thinking_model(model_path: Path) -> bool:
-    """Whether the folder's chat template opens a think block; where it has none, whether the model is called so."""
-    templates = _templates(model_path)
-    if templates:
-        return any(_OPENS_THINKING in template or _THINKING_ANSWER in template for template in templates)
-    return any("thinking" in name.lower() for name in (model_path.name, _config_name(model_path)))
-
-
-def _templates(model_path: Path) -> list[str]:
-    """What the folder has as chat templates, in any of the places where Transformers looks."""
+    """Whether the folder's chat template opens a think block; without a template, whether the model's name says so."""
+    # all places where Transformers looks for a template
     plain = model_path / "chat_template.jinja"
     found: list[object] = [plain.read_text(encoding="utf-8")] if plain.is_file() else []
     names = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
     found += [_read_json(model_path / name).get("chat_template") for name in names]
-    return [template for template in found if isinstance(template, str)]
-
-
-def _config_name(model_path: Path) -> str:
-    return str(_read_json(model_path / "config.json").get("_name_or_path", ""))
+    templates = [template for template in found if isinstance(template, str)]
+    if templates:
+        return any(_OPENS_THINKING in template or _THINKING_ANSWER in template for template in templates)
+    original_name = str(_read_json(model_path / "config.json").get("_name_or_path", ""))
+    return any("thinking" in name.lower() for name in (model_path.name, original_name))
 
 
 def _read_json(path: Path) -> Mapping[str, object]:

@@ -1,8 +1,8 @@
-"""How many tokens an image takes: smart resize as the model's own image processor does it, without decoding pixels.
+"""The number of tokens of an image: smart resize as in the model's own image processor, without decoding pixels.
 
 The arithmetic is that of the Qwen2-VL image processor, which Qwen3-VL uses: round to a multiple of patch size times
-merge size (half to even), then scale into the range of pixels. An image is measured as it is shown, with its EXIF
-orientation applied, as vLLM does.
+merge size (half to even), then scale into the range of pixels. The size of an image is that after applying its EXIF
+orientation, as in vLLM.
 """
 
 import json
@@ -25,7 +25,7 @@ _ROTATED_BY_90 = (5, 6, 7, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSettings:
-    """The part of a model's image processor that decides token counts; `min_pixels` and `max_pixels` are areas."""
+    """The settings of a model's image processor that determine token counts; `min_pixels`, `max_pixels` are areas."""
 
     patch_size_px: int
     merge_size: int
@@ -34,7 +34,7 @@ class ImageSettings:
 
     @property
     def factor_px(self) -> int:
-        """Both sides of a resized image are multiples of this; one square of it is one token."""
+        """Both sides of a resized image are multiples of this; a square of this size is one token."""
         return self.patch_size_px * self.merge_size
 
 
@@ -42,10 +42,10 @@ def load_image_settings(model_path: Path) -> ImageSettings:
     """Read the settings of a model folder, from `processor_config.json` first (as Transformers does).
 
     The range of pixels may be given as `size.shortest_edge` and `size.longest_edge` (areas, in spite of their names),
-    as `size.min_pixels` and `size.max_pixels`, or as top-level `min_pixels` and `max_pixels`, which win.
+    as `size.min_pixels` and `size.max_pixels`, or as top-level `min_pixels` and `max_pixels`, which take precedence.
 
     Raises:
-        ConfigError: no settings, or a range or patch size missing.
+        ConfigError: there are no settings, or a range or patch size is missing.
     """
     source, settings = _read_settings(model_path)
     size = settings.get("size")
@@ -63,7 +63,7 @@ def load_image_settings(model_path: Path) -> ImageSettings:
 
 
 def smart_resize(width_px: int, height_px: int, settings: ImageSettings) -> tuple[int, int]:
-    """Width and height in pixels at which the model sees an image of the given size.
+    """Width and height in pixels of an image of the given size after resizing.
 
     Raises:
         RequestError: one side is over 200 times the other, or zero.
@@ -89,21 +89,23 @@ def smart_resize(width_px: int, height_px: int, settings: ImageSettings) -> tupl
 
 
 def num_image_tokens(width_px: int, height_px: int, settings: ImageSettings) -> int:
-    """Number of tokens of an image, without the vision start and end marks around it."""
+    """Number of tokens of an image, without the vision start and end tokens around it."""
     width, height = smart_resize(width_px, height_px, settings)
     return (width // settings.factor_px) * (height // settings.factor_px)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Width and height in pixels of an encoded image as it is shown.
+    """Width and height in pixels of an encoded image after applying its orientation.
 
     Raises:
-        RequestError: the bytes are no image, or one so large that decoding it is refused.
+        RequestError: the bytes are not an image, or it is too large to be decoded safely.
     """
     try:
         with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             width, height = image.size
-            is_rotated = _may_have_orientation(image, data) and image.getexif().get(_ORIENTATION_TAG) in _ROTATED_BY_90
+            # Pillow decodes a PNG to find its orientation, so ask only if the bytes contain one
+            may_be_rotated = image.format != "PNG" or b"eXIf" in data or b"tiff:Orientation" in data
+            is_rotated = may_be_rotated and image.getexif().get(_ORIENTATION_TAG) in _ROTATED_BY_90
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise RequestError(
             expected="a readable PNG or JPEG image",
@@ -111,11 +113,6 @@ def image_size(data: bytes) -> tuple[int, int]:
             do="send the encoded screenshot whole",
         ) from error
     return (height, width) if is_rotated else (width, height)
-
-
-def _may_have_orientation(image: Image.Image, data: bytes) -> bool:
-    # Pillow decodes a PNG to look for orientation, so ask only where the bytes hold one at all.
-    return image.format != "PNG" or b"eXIf" in data or b"tiff:Orientation" in data
 
 
 def _read_settings(model_path: Path) -> tuple[Path, Mapping[str, object]]:

@@ -1,4 +1,4 @@
-"""What turns conversations into tokens and answers into actions' raw material, for one family of models."""
+"""Renderers: conversations to tokens, and sampled text to reasoning, text and tool calls, per family of models."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +14,11 @@ from cua_rl.types import ModelInput
 
 
 class Renderer(Protocol):
-    """A chat format: conversation items to model input, answer text to parts. Needs no torch and no server."""
+    """Converts conversation items to model input and parses answers; needs neither torch nor a server."""
 
     @property
     def name(self) -> str:
-        """The name under which `make_renderer` knows it."""
+        """Its name for `make_renderer`."""
         ...
 
     @property
@@ -28,18 +28,18 @@ class Renderer(Protocol):
 
     @property
     def image_token_id(self) -> int:
-        """The placeholder of which every image takes `expected_tokens`; -1 without images."""
+        """The placeholder token of images, repeated `expected_tokens` times; -1 without images."""
         ...
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer, the usual one first."""
+        """Tokens that end an answer, the normal one first."""
         ...
 
     def to_send(
         self, items: Sequence[Item], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:
-        """Conversation and tools as the model server has to get them, so that it reads what `render` writes."""
+        """Conversation and tools to send to the model server, so that its prompt equals that of `render`."""
         ...
 
     def render(self, items: Sequence[Item], tools: Sequence[Tool] = ()) -> ModelInput:
@@ -53,7 +53,7 @@ class Renderer(Protocol):
         ...
 
     def parse(self, text: str) -> ParsedAnswer:
-        """Take an answer apart; never raises."""
+        """Split an answer into reasoning, text and tool calls; never raises."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -79,8 +79,7 @@ _NAME_OF_MODEL_TYPE = {
 
 
 def make_renderer(model_path: Path, renderer_name: str | None = None) -> Renderer:
-    """The renderer for a model folder: the one named, or the one for the `model_type` in its `config.json` and for what
-    its chat template begins answers with.
+    """The renderer for a model folder: by name, or else by the `model_type` in its `config.json` and its chat template.
 
     Raises:
         ConfigError: no such renderer, none for this type of model, or files missing in the folder.

@@ -1,4 +1,4 @@
-"""From `reward=...` to a function: one of ours by name, or a user's own by "module:function", tried out at once."""
+"""The reward function of `reward=...`: a built-in one by name, or a user's own as "module:function"."""
 
 import difflib
 import inspect
@@ -23,7 +23,7 @@ from cua_rl.types import Reward, StopReason, Validation
 
 REWARDS: Mapping[str, RewardFunction] = {
     "binary": binary_reward,
-    "judge": binary_reward,  # of success as a judge says it, where tasks have no validator
+    "judge": binary_reward,  # a judge decides on success where tasks have no validator
     "score": score_reward,
     "completion": completion_reward,
     "efficiency": efficiency_reward,
@@ -33,13 +33,13 @@ REWARDS: Mapping[str, RewardFunction] = {
 
 
 def load_reward(name: str) -> RewardFunction:
-    """The reward function called `name`.
+    """The reward function with this name.
 
-    A user's function takes `Evidence` and returns a `Reward` or a number; it is tried on a solved and an unsolved
-    rollout.
+    A user's function takes `Evidence` and returns a `Reward` or a number; it is called with a solved and an unsolved
+    example, so that mistakes show before training.
 
     Raises:
-        ConfigError: no such function, or it does not do that.
+        ConfigError: there is no such function, or it does not work like this.
     """
     if name in REWARDS:
         return REWARDS[name]
@@ -82,7 +82,7 @@ def _import_function(name: str) -> Callable[..., object]:
 
 
 def _checked(name: str, function: Callable[..., object]) -> RewardFunction:
-    """The user's function with its answer checked at every call: a wrong reward would be learned silently."""
+    """Check the result of a user's function at every call: the policy would learn a wrong reward silently."""
 
     def reward(evidence: Evidence) -> Reward:
         given = function(evidence)

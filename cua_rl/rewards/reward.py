@@ -1,7 +1,7 @@
-"""What a finished rollout is worth. Faults of the infrastructure never get here.
+"""Reward functions for finished rollouts; infrastructure faults never reach them.
 
-All rewards read success from the device's state, and none gives a solved task less than an unsolved one (`score` is
-what a gym server says it is).
+All of them read success from the device's state, and none rewards a solved task less than an unsolved one (`score` is
+whatever a gym server reports).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,45 +12,45 @@ from cua_rl.rewards.evidence import Evidence
 from cua_rl.types import Reward
 
 RewardFunction = Callable[[Evidence], Reward]
-"""The facts of a finished rollout -> its reward."""
+"""Evidence of a finished rollout -> its reward."""
 
-ATTEMPTED = 0.1  # for an unsolved task on which at least something was done
+ATTEMPTED = 0.1  # for an unsolved task with at least one executed action
 
 
 def as_reward(value: float) -> float:
-    """The value to ten digits, at most nine of them after the point.
+    """Round to ten digits, at most nine of them decimals.
 
-    A group teaches if its rewards differ, and dividing by their deviation makes the smallest difference count in full.
-    So what is equal on paper must be equal here: 0.1 + 0.2 + 0.08 is not quite 0.38 in floats.
+    A group trains if its rewards differ, and dividing by their standard deviation magnifies the smallest difference.
+    Therefore rewards that are equal on paper must be equal here: 0.1 + 0.2 + 0.08 is not quite 0.38 in floats.
     """
-    return round(float(f"{value:.10g}"), 9) + 0.0  # no -0.0 in what people read
+    return round(float(f"{value:.10g}"), 9) + 0.0  # + 0.0 turns -0.0 into 0.0
 
 
 def sum_parts(parts: Mapping[str, float]) -> Reward:
-    """The reward whose total is the sum of its parts, to the digits of `as_reward`."""
+    """The reward whose total is the sum of its parts, rounded by `as_reward`."""
     return Reward(total=as_reward(fsum(parts.values())), parts={name: value + 0.0 for name, value in parts.items()})
 
 
 def bound_parts(parts: Mapping[str, float], *, low: float, high: float) -> Reward:
-    """The sum of the parts inside [low, high]; what had to be added or taken away for that is the part "bound"."""
+    """The sum of the parts, clamped to [low, high]; the correction becomes the part "bound"."""
     total = fsum(parts.values())
     bounded = min(max(as_reward(total), low), high)
     return replace(sum_parts({**parts, "bound": min(max(total, low), high) - total}), total=bounded)
 
 
 def binary_reward(evidence: Evidence) -> Reward:
-    """1 if the device's state shows the goal, else 0; what the agent claims does not count."""
+    """1 if the device's state shows the goal, else 0; the agent's claim does not count."""
     return sum_parts({"success": 1.0 if evidence.success else 0.0})
 
 
 def score_reward(evidence: Evidence) -> Reward:
-    """How much of the goal was reached, 0 to 1, where the validator says so, as gym servers do; else as `binary`."""
+    """The validator's score from 0 to 1 if it has one, as gym servers do; else as `binary`."""
     score = evidence.validation.score
     return sum_parts({"score": score}) if score is not None else binary_reward(evidence)
 
 
 def completion_reward(evidence: Evidence) -> Reward:
-    """1 for success; 0.1 for at least one action done without success; else 0."""
+    """1 for success; without it 0.1 if at least one action was executed, else 0."""
     is_attempt = not evidence.success and evidence.num_actions > 0
     return sum_parts({"success": 1.0 if evidence.success else 0.0, "attempted": ATTEMPTED if is_attempt else 0.0})
 
@@ -60,9 +60,10 @@ def efficiency_reward(evidence: Evidence) -> Reward:
 
     A solved task gets at least 0.2, an unsolved one from -1 to 0.1.
     """
+    gave_up_after_trying = not evidence.success and not evidence.is_out_of_budget and evidence.num_actions > 0
     parts = {
         "success": 1.0 if evidence.success else 0.0,
-        "attempted": ATTEMPTED if _gave_up_after_trying(evidence) else 0.0,
+        "attempted": ATTEMPTED if gave_up_after_trying else 0.0,
         "timeout": -0.5 if not evidence.success and evidence.is_out_of_budget else 0.0,
         "turns": -0.02 * evidence.num_turns,
         "errors": -0.1 * evidence.num_errors,
@@ -71,7 +72,7 @@ def efficiency_reward(evidence: Evidence) -> Reward:
 
 
 def shaped_reward(evidence: Evidence) -> Reward:
-    """0.1 for at least one action, 0.5 for the goal, and 0.4 more if the agent also knew that it was done."""
+    """0.1 for at least one action, 0.5 for the goal, and 0.4 more if the agent also ended the rollout itself."""
     return sum_parts(
         {
             "attempted": ATTEMPTED if evidence.num_actions > 0 else 0.0,
@@ -79,7 +80,3 @@ def shaped_reward(evidence: Evidence) -> Reward:
             "finished": 0.4 if evidence.success and evidence.is_finished else 0.0,
         }
     )
-
-
-def _gave_up_after_trying(evidence: Evidence) -> bool:
-    return not evidence.success and not evidence.is_out_of_budget and evidence.num_actions > 0

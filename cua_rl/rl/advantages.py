@@ -1,7 +1,7 @@
 """Group-relative advantages: a rollout is good or bad compared with the others of its group."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import fsum, sqrt
 from typing import Literal
 
@@ -10,10 +10,19 @@ from cua_rl.types import Datum, RolloutGroup
 AdvantageKind = Literal["mean", "mean_std", "leave_one_out", "batch_std"]
 
 
-def advantages_of(group: RolloutGroup, kind: AdvantageKind) -> tuple[float, ...]:
-    """The advantages of what a group compares; zeros if it teaches nothing."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """A group and its advantages, aligned with `group.compared`; all 0 if the group teaches nothing."""
+
+    group: RolloutGroup
+    advantages: tuple[float, ...]
+
+
+def score_group(group: RolloutGroup, kind: AdvantageKind) -> ScoredGroup:
+    """Compare the rollouts of a group with each other."""
     rewards = group.compared_rewards
-    return (0.0,) * len(rewards) if group.is_constant else group_advantages(rewards, kind)
+    advantages = (0.0,) * len(rewards) if group.is_constant else group_advantages(rewards, kind)
+    return ScoredGroup(group=group, advantages=advantages)
 
 
 def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[float, ...]:
@@ -24,9 +33,9 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[flo
     n / (n - 1) times the centred reward: [1, 0, 0, 0] -> [1, -1/3, ...]. "batch_std" is "mean" here: the division
     belongs to the whole step, see `divide_by_batch_std`.
 
-    A constant group gets exact zeros: the mean of eight times 0.1 is not quite 0.1, and what is left of the subtraction
-    must not be trained on, least of all divided by its own size. Constant means equal, without a tolerance: rewards are
-    rounded where they are made (`rewards/reward.py`), so that those which are equal on paper are equal here.
+    A constant group gets exact zeros. The mean of eight times 0.1 is not quite 0.1, and the rounding error must not be
+    trained on, least of all after division by its own size. Constant means equal, without a tolerance: rewards are
+    rounded where they are made (`rewards/reward.py`), so rewards that should be equal are.
     """
     if len(set(rewards)) <= 1:
         return (0.0,) * len(rewards)
@@ -43,11 +52,11 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> tuple[flo
 
 
 def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
-    """Divide advantages by their population standard deviation over the step's rollouts; also that deviation.
+    """Divide advantages by their population standard deviation over the step's rollouts; also returns the deviation.
 
-    Every rollout counts once, however many tokens and datums it has (as REINFORCE++ with a group baseline does, arXiv
-    2501.03262). Groups that teach nothing do not count, whether or not a KL term keeps their datums. It is done when a
-    step trains, not when a group ends: recorded advantages are those of the group.
+    Every rollout counts once, however many tokens and datums it has (as in REINFORCE++ with a group baseline, arXiv
+    2501.03262). Groups that teach nothing do not count, even if a KL term keeps their datums. The division happens when
+    a step trains, not when a group ends: recorded advantages are those of the group.
     """
     by_member = {datum.member: _advantage(datum) for datum in datums}
     teaching = {group_id for (group_id, _), value in by_member.items() if value}
@@ -62,5 +71,40 @@ def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
 
 
 def _advantage(datum: Datum) -> float:
-    """All tokens of a rollout share one advantage."""
+    """The advantage that all trained tokens of a rollout share."""
     return next((value for value, is_trained in zip(datum.advantages, datum.loss_mask, strict=True) if is_trained), 0.0)
+
+
+def penalise_divergence(
+    datums: Sequence[Datum], reference_logprobs: Sequence[Sequence[float]], coef: float
+) -> tuple[list[Datum], float]:
+    """KL penalty in the reward: lower the advantage of tokens that the policy prefers more than the reference model.
+
+    Per trained token the KL estimate is d = sampling_logprob - reference_logprob; the advantage changes by coef *
+    (mean(d) - d). Subtracting the mean makes the penalty move probability between tokens instead of lowering all of
+    them. Also returns that mean.
+
+    A token is penalised only for its own divergence. Penalties that are summed (and discounted) over later tokens need
+    the mask applied again after the sum: otherwise prompt tokens and screenshots before an answer get an advantage,
+    with a sampling log-probability of 0 that nobody sampled. Here no sum crosses tokens, and masked tokens keep exact
+    zeros.
+    """
+    gaps = [
+        logprob - reference
+        for datum, row in zip(datums, reference_logprobs, strict=True)
+        for logprob, reference, is_trained in zip(datum.sampling_logprobs, row, datum.loss_mask, strict=True)
+        if is_trained
+    ]
+    mean = sum(gaps) / len(gaps)
+    penalised = [_penalise(datum, row, coef, mean) for datum, row in zip(datums, reference_logprobs, strict=True)]
+    return penalised, mean
+
+
+def _penalise(datum: Datum, references: Sequence[float], coef: float, mean: float) -> Datum:
+    advantages = tuple(
+        advantage + coef * (mean - (logprob - reference)) if is_trained else 0.0
+        for advantage, logprob, reference, is_trained in zip(
+            datum.advantages, datum.sampling_logprobs, references, datum.loss_mask, strict=True
+        )
+    )
+    return replace(datum, advantages=advantages)

@@ -10,18 +10,18 @@
 Who waits for whom: the starter for a free slot (`RolloutLimit`: devices, memory, the server's KV cache) and until the
 buffer's admission allows one more group; groups for devices and the model; the trainer for a batch; the publisher for
 saved weights; the evaluator for an adapter. The trainer waits for the publisher only if that is a whole step behind,
-the publisher for the evaluator only if two evaluations wait: nothing is skipped. Nobody waits in a circle: slots are
-freed by groups, which wait for no coroutine of the loop; batches need groups only, as `GroupBuffer` proves.
+the publisher for the evaluator only if two evaluations wait: nothing is skipped. There is no deadlock: slots are freed
+by groups, which wait for no coroutine of the loop; batches need only groups, as `GroupBuffer` proves.
 
-Rollouts follow the policy: their next request goes to the adapter announced last, every turn keeps the version that
-sampled it, and no turn is trained more than `max_lag` steps after that policy was the newest (`GroupBuffer` has the
-proof, every step measures it). No group is discarded. The trainer is finite, and every other coroutine ends after it;
-one that fails cancels all.
+Rollouts switch policy in mid-flight: the next request goes to the adapter announced last, every turn keeps the version
+that sampled it, and no turn is trained more than `max_lag` steps after that policy was the newest (`GroupBuffer` has
+the proof, every step measures it). No group is discarded. Only the trainer is finite; the other coroutines end after
+it, and one that fails cancels all.
 
-The parity gate compares what sampler and trainer say of the same weights, so only turns of the version that the trainer
-holds before the step count. A batch may have none; then finished groups that wait for a later batch are asked. If the
-gate saw nothing for `PARITY_EVERY` steps, because training is the slower side, the next batch waits until a group with
-such a turn has finished: one rollout's time in ten steps. In between, the canary proves every adapter.
+The parity gate compares sampler and trainer at the same weights, so only turns of the version that the trainer holds
+before the step count. A batch may have none; then finished groups that wait for a later batch are probed. If the gate
+saw no turn for `PARITY_EVERY` steps, because training is the bottleneck, the next batch waits until a group with such a
+turn has finished: one rollout's time in ten steps. In between, the canary proves every adapter.
 """
 
 import asyncio
@@ -31,64 +31,73 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 
-from cua_rl.events import BatchTaken, Source, SourceStarted
+from cua_rl.events import BatchTaken, RolloutSource, SourceStarted
+from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_datums
-from cua_rl.rl.group_buffer import GroupBuffer, Place, WaitingGroup
-from cua_rl.rl.parity import measure_parity, of_version, require_parity
-from cua_rl.rl.policy_lag import PolicyAges, lag_metrics, require_lag
+from cua_rl.rl.group_buffer import GroupBuffer, Place, PolicyAges, WaitingGroup, lag_metrics, require_lag
+from cua_rl.rl.parity import ParityGate, of_version
 from cua_rl.rl.served_policy import SavedPolicy
-from cua_rl.rl.sync_loop import (
+from cua_rl.rl.stages import (
     Clock,
+    LoopParts,
     LoopSettings,
-    Parts,
     TrainedStep,
     WantedEvaluation,
+    build_step_batch,
     evaluate,
-    finish_step,
     first_evaluations,
     is_checkpoint_due,
     is_evaluation_due,
-    record_group_end,
+    record_step,
     save_checkpoint,
-    train_groups,
+    score_and_record,
 )
+from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupPlan, run_group
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, Datum, Rollout, RolloutGroup
+from cua_rl.types import AdapterRef, Datum, Rollout
 
 logger = logging.getLogger(__name__)
 
 PARITY_EVERY = 10
-NUM_PROBES = 4  # sequences that the parity gate asks about where the batch itself has no turn of the newest policy
+NUM_PROBES = 4  # sequences that the parity gate compares if the batch has no turn of the newest policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncStart:
-    """Where an earlier attempt of the run was when it ended; by default, nowhere."""
+    """What an earlier attempt of the run left; by default, nothing."""
 
     done_ordinals: frozenset[int] = frozenset()
-    """Groups that the steps before `first_step` have trained or replaced."""
+    """Ordinals of groups that the steps before `first_step` have trained or replaced."""
     kept_groups: tuple[WaitingGroup, ...] = ()
-    """Ended groups that no step before `first_step` has trained, of policies that `first_step` knows."""
+    """Finished groups that no step before `first_step` has trained, of policies that the checkpoint knows."""
     newest_steps: Mapping[int, int] = field(default_factory=dict[int, int])
     """Per policy version the largest number of steps after which it was the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """After `num_steps` steps, weights to publish; None if the last step moved nothing."""
+    """Weights to publish after `num_steps` steps; None if the last step trained nothing."""
 
     num_steps: int
     policy: SavedPolicy | None
 
 
 async def train(
-    settings: LoopSettings, parts: Parts, *, max_lag: int, limit: RolloutLimit, start: AsyncStart | None = None
+    settings: LoopSettings, parts: LoopParts, *, max_lag: int, limit: RolloutLimit, start: AsyncStart | None = None
 ) -> None:
     """Train from `first_step` to `max_steps` with rollouts at most `max_lag` steps old."""
     adapter = await parts.policy.publish(settings.first_step - 1)
-    run = _AsyncRun(settings, parts, limit, _make_buffer(settings, max_lag), adapter)
+    buffer = GroupBuffer(
+        groups_per_batch=settings.groups_per_batch,
+        max_lag=max_lag,
+        max_steps=settings.max_steps,
+        next_step=settings.first_step,
+        announced_step=settings.first_step - 1,
+        max_drops_per_batch=(settings.max_refill_factor - 1) * settings.groups_per_batch,
+    )
+    run = _AsyncRun(settings, parts, limit, buffer, adapter)
     run.restore(start or AsyncStart())
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(run.start_groups(tasks), name="starter")
@@ -97,29 +106,20 @@ async def train(
         tasks.create_task(run.evaluate(), name="evaluator")
 
 
-def _make_buffer(settings: LoopSettings, max_lag: int) -> GroupBuffer:
-    return GroupBuffer(
-        groups_per_batch=settings.groups_per_batch,
-        max_lag=max_lag,
-        max_steps=settings.max_steps,
-        next_step=settings.first_step,
-        announced_step=settings.first_step - 1,
-        max_drops_per_batch=(settings.max_refill_factor - 1) * settings.groups_per_batch,
-    )
-
-
 class _AsyncRun:
-    """What the coroutines share. `_changed` is notified when a group may start, has finished, or the run is over."""
+    """The state that the coroutines share. `_changed` is notified when a group may start or has finished, and when the
+    run is complete.
+    """
 
     def __init__(
-        self, settings: LoopSettings, parts: Parts, limit: RolloutLimit, buffer: GroupBuffer, adapter: AdapterRef
+        self, settings: LoopSettings, parts: LoopParts, limit: RolloutLimit, buffer: GroupBuffer, adapter: AdapterRef
     ) -> None:
         self._settings = settings
         self._parts = parts
         self._limit = limit
         self._buffer = buffer
         self._adapter = adapter
-        """The announced one."""
+        """The adapter announced last."""
         self._trainer_version = adapter.policy_version
         self._ages = PolicyAges()
         self._changed = asyncio.Condition()
@@ -129,10 +129,10 @@ class _AsyncRun:
         self._task_batches: dict[int, list[Task]] = {}
         self._publish_s: float | None = None
         self._parity_due = settings.first_step
-        """From this step on, a batch waits for something that the parity gate can look at."""
+        """From this step on, a batch waits for a turn that the parity gate can compare."""
 
     def restore(self, start: AsyncStart) -> None:
-        """Go on where an earlier attempt was."""
+        """Continue where an earlier attempt ended."""
         first_step = self._settings.first_step
         for version, num_steps in start.newest_steps.items():
             self._ages.announce(version, num_steps)
@@ -142,7 +142,7 @@ class _AsyncRun:
             logger.info("resume first_step=%d kept_groups=%d", first_step, len(start.kept_groups))
 
     async def start_groups(self, tasks: asyncio.TaskGroup) -> None:
-        """Start groups as long as there is a slot and admission allows it."""
+        """Start groups whenever there is a slot and admission allows it."""
         while True:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._buffer.may_start or self._buffer.is_complete)
@@ -154,13 +154,13 @@ class _AsyncRun:
             tasks.create_task(self._run_group(place), name=f"group-{place.ordinal}")
 
     async def _begin_step(self, step: int) -> None:
-        """Let the record know a step before the first of its groups."""
+        """Record a step before the first of its groups."""
         if step in self._begun_steps:
             return
         self._begun_steps.add(step)
         await self._parts.recorder.record(
             SourceStarted(
-                source=Source(phase="step", step=step),
+                source=RolloutSource(phase="step", step=step),
                 tasks=(),
                 num_groups=self._settings.groups_per_batch,
                 group_size=self._settings.group_size,
@@ -169,8 +169,8 @@ class _AsyncRun:
         )
 
     async def _run_group(self, place: Place) -> None:
-        """Run a group, one slot being granted already, and leave it in the buffer."""
-        source = Source(phase="step", step=place.last_step)
+        """Run a group, for which one slot is already granted, and put it into the buffer."""
+        source = RolloutSource(phase="step", step=place.last_step)
         plan = GroupPlan(
             source=source,
             group_size=self._settings.group_size,
@@ -180,14 +180,14 @@ class _AsyncRun:
         runner = LimitedRunner(self._parts.runner, self._limit, num_granted=1)
         group = await run_group(runner, self._task(place.ordinal), place.ordinal, plan)
         group = self._parts.memory.replay.join(group)
-        await record_group_end(self._settings, self._parts, source, group)
+        scored = await score_and_record(self._settings, self._parts, source, group)
         async with self._changed:
-            if self._buffer.finish(place, group):
+            if self._buffer.finish(place, scored):
                 logger.info("group=%d task=%s teaches nothing, another one starts", group.index, group.task_id)
             self._changed.notify_all()
 
     def _task(self, ordinal: int) -> Task:
-        """The task instance of a place: the same as in a synchronous run, which trains batch by batch."""
+        """The task instance of an ordinal: the same as in a synchronous run, which trains batch by batch."""
         number, place = divmod(ordinal, self._settings.groups_per_batch)
         if number not in self._task_batches:
             while len(self._task_batches) > 2 * (self._buffer.max_lag + 1):
@@ -196,59 +196,77 @@ class _AsyncRun:
         return self._task_batches[number][place]
 
     async def train_steps(self) -> None:
-        """Train batch after batch, save what comes out of it, hand it to the publisher."""
+        """Train batch after batch, save the new weights, hand them to the publisher."""
         for step in range(self._settings.first_step, self._settings.max_steps + 1):
             clock = Clock()
+            old_version, saved = self._trainer_version, None
             with clock.time("step"):
                 with clock.time("wait"):
                     taken, dropped = await self._take_batch(step)
-                trained = await self._train_batch(step, taken, dropped, clock)
-                saved = None
-                if trained.has_moved:
+                groups = sorted([*taken, *dropped], key=lambda scored: scored.group.index)
+                checked = await self._check_batch(step, taken, groups)
+                with clock.time("datums"):
+                    batch = await build_step_batch(self._settings, groups)
+                result = TrainStepResult()
+                if batch.datums:
+                    with clock.time("train"):
+                        result = await train_step(
+                            self._parts.trainer,
+                            batch,
+                            self._settings.train,
+                            step=step,
+                            max_steps=self._settings.max_steps,
+                            policy_version=old_version,
+                        )
                     with clock.time("save"):
                         saved = await self._parts.policy.save(step)
                     self._trainer_version = saved.adapter.policy_version
             self._ages.announce(self._trainer_version, step)
-            trained.metrics.update(self._metrics())
-            await finish_step(self._settings, self._parts, trained, self._trainer_version, clock)
+            if "policy/parity_mean_abs" in {**result.metrics, **checked}:
+                self._parity_due = step + PARITY_EVERY
+            trained = TrainedStep(
+                step=step,
+                groups=groups,
+                batch=batch,
+                result=result,
+                old_version=old_version,
+                new_version=self._trainer_version,
+                metrics={**checked, **self._pipeline_metrics()},
+            )
+            await record_step(self._settings, self._parts, trained, clock)
             if is_checkpoint_due(self._settings, step):  # before anything is sampled that builds on it
                 await save_checkpoint(self._parts, step)
             await self._saved.put(_Saved(num_steps=step, policy=saved))
 
-    async def _take_batch(self, step: int) -> tuple[list[RolloutGroup], list[RolloutGroup]]:
+    async def _take_batch(self, step: int) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
         """The groups of the next step, and constant ones that were replaced since the last."""
         async with self._changed:
             if step >= self._parity_due:
-                await self._changed.wait_for(self._can_look)
+                await self._changed.wait_for(self._can_compare)
             while (batch := self._buffer.take_batch()) is None:
                 await self._changed.wait()
             self._changed.notify_all()
-        return [finished.group for finished in batch], self._buffer.take_dropped()
+        return [finished.scored for finished in batch], self._buffer.take_dropped()
 
-    def _can_look(self) -> bool:
+    def _can_compare(self) -> bool:
         """Whether the parity gate finds a turn of the trainer's version, or will find none however long it waits."""
         is_announced = self._buffer.announced_step == self._buffer.next_step - 1
         is_over = is_announced and not self._buffer.num_running and not self._buffer.may_start
         return is_over or any(map(self._is_fresh, self._trained_rollouts(self._buffer.waiting)))
 
-    async def _train_batch(
-        self, step: int, taken: list[RolloutGroup], dropped: list[RolloutGroup], clock: Clock
-    ) -> TrainedStep:
-        groups = sorted([*taken, *dropped], key=lambda group: group.index)
+    async def _check_batch(self, step: int, taken: list[ScoredGroup], groups: list[ScoredGroup]) -> dict[str, float]:
+        """Record which groups a step takes, check their policy lag, and probe parity; the metrics of both."""
         await self._begin_step(step)
-        await self._parts.recorder.record(BatchTaken(step=step, group_ids=tuple(group.group_id for group in groups)))
-        lags = self._ages.lags(groups if self._settings.train.has_kl_term else taken, step)
+        await self._parts.recorder.record(
+            BatchTaken(step=step, group_ids=tuple(scored.group.group_id for scored in groups))
+        )
+        trained = groups if self._settings.train.has_kl_term else taken
+        lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
-        probed = await self._probe_parity(step, taken)
-        version = self._trainer_version
-        trained = await train_groups(self._settings, self._parts, step, groups, version, clock, parity_version=version)
-        trained.metrics.update(lag_metrics(lags) | probed)
-        if "policy/parity_mean_abs" in trained.metrics:
-            self._parity_due = step + PARITY_EVERY
-        return trained
+        return lag_metrics(lags) | await self._probe_parity(step, taken)
 
-    async def _probe_parity(self, step: int, taken: list[RolloutGroup]) -> dict[str, float]:
-        """Let the gate look at waiting groups if the batch has no turn of the version that the trainer holds."""
+    async def _probe_parity(self, step: int, taken: list[ScoredGroup]) -> dict[str, float]:
+        """Let the gate compare waiting groups if the batch has no turn of the version that the trainer holds."""
         if self._fresh_datums(taken):
             return {}
         datums = self._fresh_datums(self._buffer.waiting)[:NUM_PROBES]
@@ -256,11 +274,9 @@ class _AsyncRun:
             return {}
         train = self._settings.train
         rows = await self._parts.trainer.forward(datums, temperature=train.loss.temperature)
-        parity = measure_parity(datums, rows)
-        require_parity(parity, train.parity_limit, step=step)
-        return parity.metrics()
+        return ParityGate(limit=train.parity_limit, step=step).check(datums, rows)
 
-    def _fresh_datums(self, groups: Iterable[RolloutGroup]) -> list[Datum]:
+    def _fresh_datums(self, groups: Iterable[ScoredGroup]) -> list[Datum]:
         """Sequences with turns of the trainer's version, with only these on their masks; a few are enough."""
         datums: list[Datum] = []
         for rollout in islice(filter(self._is_fresh, self._trained_rollouts(groups)), NUM_PROBES):
@@ -268,14 +284,14 @@ class _AsyncRun:
             datums += [datum for datum in built if self._trainer_version in datum.policy_versions]
         return [of_version(datum, self._trainer_version) for datum in datums]
 
-    def _trained_rollouts(self, groups: Iterable[RolloutGroup]) -> Iterator[Rollout]:
-        return (rollout for group in groups if not group.is_constant for rollout in group.rollouts)
+    def _trained_rollouts(self, groups: Iterable[ScoredGroup]) -> Iterator[Rollout]:
+        return (rollout for scored in groups if not scored.group.is_constant for rollout in scored.group.rollouts)
 
     def _is_fresh(self, rollout: Rollout) -> bool:
         return any(turn.model.policy_version == self._trainer_version for turn in rollout.turns)
 
-    def _metrics(self) -> dict[str, float]:
-        """How full the pipeline is."""
+    def _pipeline_metrics(self) -> dict[str, float]:
+        """How many groups and rollouts are in flight, and how long the last publication took."""
         metrics = {
             "async/num_running_groups": float(self._buffer.num_running),
             "async/num_waiting_groups": float(self._buffer.num_waiting),
@@ -285,7 +301,7 @@ class _AsyncRun:
         return metrics | ({} if self._publish_s is None else {"time/publish_s": self._publish_s})
 
     async def publish(self) -> None:
-        """Serve what the trainer saved, announce it, have it evaluated where that is due."""
+        """Serve saved weights, announce them, and hand them to the evaluator where an evaluation is due."""
         for wanted in first_evaluations(self._settings, self._adapter):
             await self._want_evaluation(wanted)
         for _ in range(self._settings.first_step, self._settings.max_steps + 1):
@@ -308,7 +324,7 @@ class _AsyncRun:
         await self._evaluations.put((wanted, held))
 
     async def evaluate(self) -> None:
-        """Evaluate adapters one after the other, each pinned to its version, its folder held until then."""
+        """Evaluate adapters one after the other, each pinned to its version; its folder is held until then."""
         while (item := await self._evaluations.get()) is not None:
             wanted, held = item
             with held:

@@ -1,52 +1,29 @@
-"""Curriculum: which tasks a step runs, and what happens to groups that teach nothing.
+"""Curriculum: which tasks a step runs, which successes are replayed, and what a resumed run must remember of both.
 
 Everything here is a function of recorded outcomes, group by group in the order of the step, never of which rollout
-happened to end first: a resumed run goes on with the tasks that the first one would have seen.
+happened to end first: a resumed run continues with the tasks that the uninterrupted run would have seen.
+
+Replay. Where a whole group fails, a stored success of an earlier step joins it, which is biased in two ways. An older
+policy sampled it: its tokens enter the loss with the per-token ratio of training over recorded sampling probability,
+which leaves the distribution of screens uncorrected, and "ppo" rather than "importance_sampling" limits large ratios.
+And it was selected because it succeeded, on another instance of the task, so the group's mean reward no longer
+estimates what the policy earns.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol, cast
 
+from cua_rl.reporting.json_lines import append_record, read_records, write_records
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup
+from cua_rl.types import Rollout, RolloutGroup
 
 FADE = 0.8  # a running success rate looks back about 1 / (1 - FADE) = 5 groups
-FLOOR = 0.1  # a task that is always solved, or never, still has this share of the largest weight
-
-RunGroup = Callable[[Task, int], Awaitable[RolloutGroup]]
-OnGroupEnd = Callable[[RolloutGroup, Task | None], Awaitable[None]]
-
-
-async def collect_groups(
-    tasks: Sequence[Task], num_groups: int, run: RunGroup, on_end: OnGroupEnd
-) -> list[RolloutGroup]:
-    """Run groups until `num_groups` of them teach, or `tasks` are used up; all that were run, in the order of `tasks`.
-
-    There are `num_groups` places. A place runs the next task, and one more each time its group turns out constant
-    (DAPO's dynamic sampling, arXiv:2503.14476). Every group that was begun is waited for and belongs to the step, so
-    that quick rollouts are not favoured. `on_end` gets each group, and the task that runs next because this one
-    teaches nothing.
-    """
-    waiting = enumerate(tasks)
-    ended: list[RolloutGroup] = []
-
-    async def fill_place(index: int, task: Task) -> None:
-        following: tuple[int, Task] | None = (index, task)
-        while following is not None:
-            index, task = following
-            group = await run(task, index)
-            ended.append(group)
-            following = next(waiting, None) if group.is_constant else None
-            await on_end(group, following[1] if following else None)
-
-    async with asyncio.TaskGroup() as running:
-        for index, task in list(islice(waiting, num_groups)):
-            running.create_task(fill_place(index, task), name=f"group-{index}")
-    return sorted(ended, key=lambda group: group.index)
+FLOOR = 0.1  # a task that is always or never solved keeps this share of the largest weight
 
 
 def curriculum_metrics(groups: Sequence[RolloutGroup], num_wanted: int) -> dict[str, float]:
@@ -63,7 +40,7 @@ def curriculum_metrics(groups: Sequence[RolloutGroup], num_wanted: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """What one group says about its task."""
+    """How one group went, without what it replayed."""
 
     task_id: str
     num_successes: int
@@ -73,16 +50,32 @@ class GroupOutcome:
     """The rollout that the group leaves for replay; None if no member succeeded."""
 
 
+def build_outcome(group: RolloutGroup) -> GroupOutcome:
+    """The outcome of a group that has ended."""
+    success = first_success(group)
+    return GroupOutcome(
+        task_id=group.task_id,
+        num_successes=sum(rollout.success for rollout in group.rollouts),
+        num_rollouts=len(group.rollouts),
+        success_id=None if success is None else success.rollout_id,
+    )
+
+
+def first_success(group: RolloutGroup) -> Rollout | None:
+    """The success that a group leaves for replay."""
+    return next((rollout for rollout in group.rollouts if rollout.success), None)
+
+
 @dataclass
 class SuccessRates:
-    """Running success rate per task: counts that fade by `FADE` per group of the task, with one success and one
-    failure to begin with. 8 of 8 once: (8 + 1) / (8 + 2) = 0.9.
+    """Running success rate per task: counts that fade by `FADE` with each group of the task, plus one success and one
+    failure as a prior. 8 of 8 once: (8 + 1) / (8 + 2) = 0.9.
     """
 
     _counts: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
 
     def observe(self, outcomes: Iterable[GroupOutcome]) -> None:
-        """Take the outcomes of groups, in their order."""
+        """Update the rates with the outcomes of groups, in their order."""
         for outcome in outcomes:
             successes, failures = self._counts.get(outcome.task_id, (0.0, 0.0))
             self._counts[outcome.task_id] = (
@@ -100,13 +93,8 @@ class SuccessRates:
         return {f"curriculum/success_rate/{task_id}": self.rate(task_id) for task_id in sorted(self._counts)}
 
 
-def draw_weight(success_rate: float) -> float:
-    """How often a task is drawn: the variance of its success, 1 at rate 0.5, and `FLOOR` at rates 0 and 1."""
-    return FLOOR + (1 - FLOOR) * 4 * success_rate * (1 - success_rate)
-
-
 class Template(Protocol):
-    """A task that can be made for every seed."""
+    """A task that can be instantiated with any seed."""
 
     @property
     def task_id(self) -> str: ...
@@ -116,9 +104,9 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRateStream:
-    """Draws tasks that are solved about half of the time more often than those that always or never are.
+    """Draws tasks that are solved about half of the time more often than those that are always or never solved.
 
-    A `TaskStream` whose batches are a function of their number, seed and `rates`.
+    A `TaskStream` whose batches are a function of their number, `seed` and `rates`.
     """
 
     templates: Sequence[Template]
@@ -127,7 +115,7 @@ class SuccessRateStream:
     rates: SuccessRates
 
     def batch(self, number: int, num_tasks: int) -> list[Task]:
-        """The tasks of a batch. Every template comes as often as its share of the weights says, rounded up or down."""
+        """The tasks of a batch: each template as often as its share of the weights, rounded up or down."""
         random = Random(f"success-rate-{self.seed}-{number}")
         weights = [draw_weight(self.rates.rate(template.task_id)) for template in self.templates]
         drawn = systematic_draw(weights, num_tasks, random.random())
@@ -135,16 +123,106 @@ class SuccessRateStream:
         return [self.templates[index].make_task(random.choice(self.instance_seeds)) for index in drawn]
 
 
+def draw_weight(success_rate: float) -> float:
+    """How often a task is drawn: the variance of its success, scaled to 1 at rate 0.5 and to `FLOOR` at 0 and 1."""
+    return FLOOR + (1 - FLOOR) * 4 * success_rate * (1 - success_rate)
+
+
 def systematic_draw(weights: Sequence[float], num: int, offset: float) -> list[int]:
-    """`num` indices, each about in proportion to its weight: a comb of `num` teeth, moved by `offset` in [0, 1), over
-    the weights laid end to end. Weights 3 and 1, 4 teeth: [0, 0, 0, 1].
+    """Systematic sampling: `num` indices, each about in proportion to its weight.
+
+    The weights are laid end to end, and `num` equally spaced points, shifted by `offset` in [0, 1) of their distance,
+    select the indices. Weights 3 and 1, 4 points: [0, 0, 0, 1].
     """
     ends = list(accumulate(weights))
     drawn: list[int] = []
     index = 0
-    for tooth in range(num):
-        position = (tooth + offset) / num * ends[-1]
+    for point in range(num):
+        position = (point + offset) / num * ends[-1]
         while index < len(weights) - 1 and position >= ends[index]:
             index += 1
         drawn.append(index)
     return drawn
+
+
+@dataclass
+class ReplayBuffer:
+    """The newest successes of every task, at most `capacity_per_task`; with 0, nothing is stored or replayed.
+
+    A group leaves at most one success, so that one easy instance does not crowd out the others. Screenshots stay in
+    memory with their rollouts.
+    """
+
+    capacity_per_task: int = 0
+    _stored: dict[str, tuple[Rollout, ...]] = field(default_factory=dict[str, tuple[Rollout, ...]])
+
+    @property
+    def num_stored(self) -> int:
+        return sum(map(len, self._stored.values()))
+
+    def join(self, group: RolloutGroup) -> RolloutGroup:
+        """The group with a stored success of its task, if no member succeeded; the group's index decides which one."""
+        stored = self._stored.get(group.task_id, ())
+        if not stored or not group.rollouts or any(rollout.success for rollout in group.rollouts):
+            return group
+        return replace(group, replayed=(stored[-1 - group.index % len(stored)],))
+
+    def add(self, rollouts: Iterable[Rollout]) -> None:
+        """Store successes, oldest first."""
+        if self.capacity_per_task:
+            for rollout in rollouts:
+                kept = (*self._stored.get(rollout.task_id, ()), rollout)
+                self._stored[rollout.task_id] = kept[-self.capacity_per_task :]
+
+
+def replay_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> dict[str, float]:
+    """How many rollouts were replayed, and how many optimizer steps before `policy_version` they were sampled."""
+    replayed = [rollout for group in groups for rollout in group.replayed]
+    ages = [policy_version - turn.model.policy_version for rollout in replayed for turn in rollout.turns]
+    metrics = {"replay/num_rollouts": float(len(replayed))}
+    return metrics | ({"replay/age/mean": sum(ages) / len(ages), "replay/age/max": float(max(ages))} if ages else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What earlier steps leave for later ones: success rates and successes. By default nothing is kept.
+
+    `outcomes_path` is a file of JSON lines, one per completed step, from which a resumed run restores both.
+    """
+
+    rates: SuccessRates | None = None
+    """None if tasks are not drawn by success rate."""
+    replay: ReplayBuffer = field(default_factory=ReplayBuffer)
+    outcomes_path: Path | None = None
+
+    async def remember(self, num_steps: int, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """Take in the groups of a step, after which `num_steps` are complete; durable when this returns."""
+        outcomes = [build_outcome(group) for group in groups]
+        if self.rates is not None:
+            self.rates.observe(outcomes)
+        self.replay.add(success for group in groups if (success := first_success(group)) is not None)
+        if self.outcomes_path is not None:
+            record = {"step": num_steps, "groups": [asdict(outcome) for outcome in outcomes]}
+            await asyncio.to_thread(append_record, self.outcomes_path, record)
+        rates = self.rates.metrics() if self.rates is not None else {}
+        stored = {"replay/num_stored": float(self.replay.num_stored)} if self.replay.capacity_per_task else {}
+        return rates | stored
+
+
+def load_outcomes(path: Path, num_steps: int) -> list[GroupOutcome]:
+    """The outcomes of the first `num_steps` steps, in order; deletes those of later steps, which will run again."""
+    records = read_records(path)
+    kept = [record for record in records if cast("int", record["step"]) <= num_steps]
+    if len(kept) < len(records):
+        write_records(path, kept)
+    groups = [group for record in kept for group in cast("list[Mapping[str, Any]]", record["groups"])]
+    return [GroupOutcome(**group) for group in groups]
+
+
+def newest_success_ids(outcomes: Iterable[GroupOutcome], capacity_per_task: int) -> list[str]:
+    """Ids of the rollouts that a `ReplayBuffer` holds after these outcomes, in the order in which it stored them."""
+    by_task: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome.success_id is not None:
+            by_task.setdefault(outcome.task_id, []).append(outcome.success_id)
+    return [rollout_id for ids in by_task.values() for rollout_id in ids[max(0, len(ids) - capacity_per_task) :]]

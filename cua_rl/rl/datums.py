@@ -1,28 +1,32 @@
-"""Rollouts to training sequences: turns merge while the next prompt extends the last prompt and answer exactly.
+"""Rollouts to training sequences: turns are merged while each prompt exactly extends the previous prompt and answer.
 
-Every trained token stands in the very context in which it was sampled. Where a prompt does not extend what came
-before, a new datum begins, and the reason is counted.
+Every trained token stands in the context in which it was sampled. Where a prompt does not extend what came before, a
+new datum begins, and the reason is counted.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
+from itertools import groupby
 
+from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.types import Datum, EncodedTextChunk, ModelInput, ModelTurn, Rollout
+
+TurnLogprobs = tuple[tuple[int, tuple[float, ...]], ...]
 
 
 class ForkReason(StrEnum):
     """Why a turn could not be merged into the sequence of the turns before it."""
 
     HISTORY_CHANGED = "history_changed"
-    """The agent showed the model another past (dropped or edited items)."""
+    """The agent dropped or edited items of the history."""
     ANSWER_RETOKENISED = "answer_retokenised"
-    """The server split the replayed answer into other tokens than were sampled."""
+    """The next prompt contains the answer in other tokens than were sampled."""
     IMAGE_CHANGED = "image_changed"
-    """Same tokens, but another image at some place."""
+    """The tokens are the same, but an image differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,46 @@ class RolloutDatums:
 
     datums: tuple[Datum, ...]
     forks: Counter[ForkReason]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A step's datums in the order of groups, members and turns."""
+
+    datums: tuple[Datum, ...]
+    num_rollouts: int
+    """Judged rollouts of all complete groups, including those without datums: the N of a mean over rollouts."""
+    replayed_ids: frozenset[str] = frozenset()
+    """Rollouts that an earlier policy sampled (off-policy)."""
+    metrics: Mapping[str, float]
+
+
+def build_batch(groups: Sequence[ScoredGroup], image_token_id: int, *, keeps_constant: bool = False) -> Batch:
+    """The datums of a step; groups whose advantages are all 0 give none.
+
+    With `keeps_constant` only incomplete groups give none: a KL term has a gradient where the advantage is 0.
+    """
+    datums: list[Datum] = []
+    forks: Counter[ForkReason] = Counter()
+    num_retokenised = 0
+    for scored in groups:
+        group = scored.group
+        if group.is_incomplete or not (keeps_constant or any(scored.advantages)):
+            continue
+        built = [
+            build_datums(rollout, advantage, image_token_id, group_id=group.group_id)
+            for rollout, advantage in zip(group.compared, scored.advantages, strict=True)
+        ]
+        of_group = [datum for one in built for datum in one.datums]
+        forks += sum((one.forks for one in built), Counter[ForkReason]())
+        num_retokenised += count_retokenised(of_group, group.compared, image_token_id)
+        datums += of_group
+    return Batch(
+        datums=tuple(datums),
+        num_rollouts=sum(len(scored.group.compared) for scored in groups if not scored.group.is_incomplete),
+        replayed_ids=frozenset(rollout.rollout_id for scored in groups for rollout in scored.group.replayed),
+        metrics=datum_metrics(datums, forks, num_retokenised),
+    )
 
 
 def build_datums(rollout: Rollout, advantage: float, image_token_id: int, *, group_id: str = "") -> RolloutDatums:
@@ -86,7 +130,7 @@ def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: flo
 
 
 def count_retokenised(datums: Iterable[Datum], rollouts: Iterable[Rollout], image_token_id: int) -> int:
-    """Trained tokens whose ids are not, in order, the ids that were sampled; anything but 0 is a defect."""
+    """Trained tokens whose ids are not, in order, the sampled ids; anything but 0 is a bug."""
     trained: dict[str, list[int]] = {}
     for datum in datums:
         ids = datum.model_input.token_ids(image_token_id)
@@ -103,8 +147,41 @@ def _num_differences(left: Sequence[int], right: Sequence[int]) -> int:
     return sum(a != b for a, b in zip(left, right, strict=False)) + abs(len(left) - len(right))
 
 
+def datum_metrics(datums: Sequence[Datum], forks: Counter[ForkReason], num_retokenised: int) -> dict[str, float]:
+    """How rollouts became training sequences."""
+    num_turns = sum(len(datum.turn_indices) for datum in datums)
+    return {
+        "rollout/num_datums": float(len(datums)),
+        "rollout/trained_tokens": float(sum(datum.num_trained_tokens for datum in datums)),
+        "rollout/datum_tokens": float(sum(datum.model_input.length for datum in datums)),
+        "rollout/merged_turn_frac": 1 - len(datums) / num_turns if num_turns else 0.0,
+        "rollout/retokenised_tokens": float(num_retokenised),
+    } | {f"rollout/forks/{reason}": float(count) for reason, count in forks.items()}
+
+
+def logprobs_by_turn(
+    datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]], leave_out: Collection[str] = ()
+) -> Mapping[str, TurnLogprobs]:
+    """The trainer's log-probabilities per rollout and turn; each run of trained tokens in a datum is one turn.
+
+    `leave_out` are rollouts whose log-probabilities were recorded with the step that sampled them.
+    """
+    by_rollout: dict[str, TurnLogprobs] = {}
+    for datum, row in zip(datums, training_logprobs, strict=True):
+        if datum.rollout_id in leave_out:
+            continue
+        runs = [
+            tuple(row[position] for position, _ in run)
+            for is_trained, run in groupby(enumerate(datum.loss_mask), key=lambda entry: entry[1])
+            if is_trained
+        ]
+        turns = tuple(zip(datum.turn_indices, runs, strict=True))
+        by_rollout[datum.rollout_id] = (*by_rollout.get(datum.rollout_id, ()), *turns)
+    return by_rollout
+
+
 def datums_sha256(datums: Sequence[Datum]) -> str:
-    """One identity for a step's training data: tokens, images, masks, advantages and log-probabilities, bit for bit."""
+    """Fingerprint of a step's training data: tokens, images, masks, advantages and log-probabilities, bit for bit."""
     digest = sha256()
     for datum in datums:
         digest.update(json.dumps(_fingerprint(datum), separators=(",", ":")).encode())
@@ -113,7 +190,7 @@ def datums_sha256(datums: Sequence[Datum]) -> str:
 
 def _fingerprint(datum: Datum) -> list[object]:
     chunks = [
-        list(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else [chunk.sha256, chunk.expected_tokens]
+        list(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else [chunk.image.sha256, chunk.expected_tokens]
         for chunk in datum.model_input.chunks
     ]
     return [

@@ -1,30 +1,32 @@
-"""Which groups may start, and which make the next batch: staleness by arithmetic, without discarding anything.
+"""Which groups may start, and which form the next batch: policy lag is bounded by arithmetic, without discarding.
 
-Words. B is `groups_per_batch`, K is `max_lag`. Steps count from 1; "policy s" is the policy after s steps, and step s
-makes it of policy s - 1. A group that starts while policy v is announced samples every turn with policy v or a later
+Terms. B is `groups_per_batch`, K is `max_lag`. Steps count from 1; "policy s" is the policy after s steps, and step s
+turns policy s - 1 into it. A group that starts while policy v is announced samples every turn with policy v or a later
 one, so if step s trains it, its turns are at most s - 1 - v steps old. Its last step is therefore v + K + 1.
 
-Admission. A group may start while policy v is announced only if, with it, at most (v + K + 1) * B groups were
-started. Every batch takes exactly B groups. So before step s, with (s - 1) * B groups taken, at most
+Admission. A group may start while policy v is announced only if at most (v + K + 1) * B groups, itself included, have
+been started. Every batch takes exactly B groups. So before step s, with (s - 1) * B groups taken, at most
 (v + K + 2 - s) * B are waiting or running: as many as the steps s ... v + K + 1 can take.
 
-Choice. The batch of step s is the first B groups that finished, except that it must leave the others room: for every
-t >= s, the groups left whose last step is t or earlier must fit into the steps s + 1 ... t, (t - s) * B of them. Where
-a finished group would take the place of an older one that still runs, it waits for a later batch; if need be the batch
-waits for the older one.
+Selection. The batch of step s is the first B groups that finished, except that it must leave room for the others: for
+every t >= s, the remaining groups whose last step is t or earlier must fit into the steps s + 1 ... t, (t - s) * B of
+them. Where a finished group would take the place of an older one that still runs, it waits for a later batch; if need
+be the batch waits for the older one.
 
 Proof that no turn is older than K. Call the state before step s good if for every t >= s at most (t - s + 1) * B groups
 have their last step at t or earlier, and none has it before s. It is good at first: nothing has started. A start under
 policy v adds a group with last step v + K + 1; by admission all groups together are at most (v + K + 2 - s) * B, so t =
-v + K + 1 stays good, later t allow more, earlier t do not count it. The rule of choice says that the state after a
-batch is good before step s + 1. And once everything has finished a batch by that rule exists: the B groups with the
-earliest last steps. So the loop never waits for ever, and no group outlives its last step.
+v + K + 1 stays good, later t allow more, earlier t do not count it. By the selection rule, the state after a batch is
+good before step s + 1. And once everything has finished, a batch that obeys the rule exists: the B groups with the
+earliest last steps. So the loop never waits forever, and no group outlives its last step.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterable
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from cua_rl.errors import TrainingError
+from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.types import RolloutGroup
 
 
@@ -33,9 +35,9 @@ class Place:
     """A group's place in the run."""
 
     ordinal: int
-    """Which task instance of the run it is, 0-based: groups start in this order."""
+    """Index of its task instance in the run, 0-based: groups start in this order."""
     policy_step: int
-    """Steps behind the policy that was announced when it began: its oldest turn is no older."""
+    """Steps completed by the policy that was announced when the group started: no turn is of an older one."""
     last_step: int
     """The last step that may train it."""
 
@@ -45,14 +47,14 @@ class FinishedGroup:
     """A group that waits to be trained."""
 
     place: Place
-    group: RolloutGroup
+    scored: ScoredGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingGroup:
     """A group that finished in an earlier attempt of the run, and the last step that may train it."""
 
-    group: RolloutGroup
+    scored: ScoredGroup
     last_step: int
 
 
@@ -67,31 +69,32 @@ def fitting(groups: Iterable[WaitingGroup], next_step: int, groups_per_batch: in
 
 @dataclass
 class GroupBuffer:
-    """The groups between their start and their batch; `next_step` is the step whose batch is chosen next."""
+    """The groups between their start and their batch; `next_step` is the step whose batch is selected next."""
 
     groups_per_batch: int
     max_lag: int
     max_steps: int
     next_step: int = 1
     announced_step: int = 0
-    """Steps behind the newest policy that new turns are sampled with."""
+    """Steps completed by the newest policy that new turns are sampled with."""
     max_drops_per_batch: int = 0
     """Constant groups that may be replaced, per batch."""
     _ordinals: deque[int] = field(default_factory=deque[int])
-    """To be started again: they ran when an earlier attempt of the run died."""
+    """To be restarted: these groups were running when an earlier attempt of the run died."""
     _next_ordinal: int = 0
     _running: dict[int, Place] = field(default_factory=dict[int, Place])
     _finished: dict[int, FinishedGroup] = field(default_factory=dict[int, FinishedGroup])
-    _dropped: list[RolloutGroup] = field(default_factory=list[RolloutGroup])
+    _dropped: list[ScoredGroup] = field(default_factory=list[ScoredGroup])
 
     def restore(self, done: Collection[int], kept: Iterable[WaitingGroup]) -> None:
-        """Go on where an earlier attempt was: ordinals that are trained, and groups that still have to be.
+        """Continue an earlier attempt: `done` ordinals are trained, `kept` groups are still to be trained.
 
         Every other ordinal below the largest of these is started again.
         """
         for waiting in kept:
-            place = Place(ordinal=waiting.group.index, policy_step=self.announced_step, last_step=waiting.last_step)
-            self._finished[place.ordinal] = FinishedGroup(place=place, group=waiting.group)
+            ordinal = waiting.scored.group.index
+            place = Place(ordinal=ordinal, policy_step=self.announced_step, last_step=waiting.last_step)
+            self._finished[ordinal] = FinishedGroup(place=place, scored=waiting.scored)
         known = {*done, *self._finished}
         self._next_ordinal = max(known, default=-1) + 1
         self._ordinals.extend(ordinal for ordinal in range(self._next_ordinal) if ordinal not in known)
@@ -106,9 +109,9 @@ class GroupBuffer:
         return len(self._finished)
 
     @property
-    def waiting(self) -> tuple[RolloutGroup, ...]:
+    def waiting(self) -> tuple[ScoredGroup, ...]:
         """Finished groups that no batch has taken, the first to finish first."""
-        return tuple(finished.group for finished in self._finished.values())
+        return tuple(finished.scored for finished in self._finished.values())
 
     @property
     def may_start(self) -> bool:
@@ -122,27 +125,28 @@ class GroupBuffer:
         return self.next_step > self.max_steps
 
     def start(self) -> Place:
-        """Begin the next group."""
+        """Start the next group."""
         if not self.may_start:
             raise ValueError("expected a start that admission allows, got one too many")
         if self._ordinals:
             ordinal = self._ordinals.popleft()
         else:
             ordinal, self._next_ordinal = self._next_ordinal, self._next_ordinal + 1
-        place = self._running[ordinal] = self._place(ordinal, self.announced_step)
+        last_step = min(self.announced_step + self.max_lag + 1, self.max_steps)
+        place = self._running[ordinal] = Place(ordinal=ordinal, policy_step=self.announced_step, last_step=last_step)
         return place
 
-    def finish(self, place: Place, group: RolloutGroup) -> bool:
+    def finish(self, place: Place, scored: ScoredGroup) -> bool:
         """Take a group that has ended; True if it teaches nothing and another one starts in its place."""
         del self._running[place.ordinal]
-        if group.is_constant and len(self._dropped) < self.max_drops_per_batch:
-            self._dropped.append(group)
+        if scored.group.is_constant and len(self._dropped) < self.max_drops_per_batch:
+            self._dropped.append(scored)
             return True
-        self._finished[place.ordinal] = FinishedGroup(place=place, group=group)
+        self._finished[place.ordinal] = FinishedGroup(place=place, scored=scored)
         return False
 
     def announce(self, num_steps: int) -> None:
-        """New turns are sampled with policy `num_steps` from now on."""
+        """From now on, new turns are sampled with policy `num_steps`."""
         self.announced_step = num_steps
 
     def take_batch(self) -> list[FinishedGroup] | None:
@@ -155,7 +159,7 @@ class GroupBuffer:
         self.next_step += 1
         return sorted(chosen, key=lambda finished: finished.place.ordinal)
 
-    def take_dropped(self) -> list[RolloutGroup]:
+    def take_dropped(self) -> list[ScoredGroup]:
         """The constant groups that were replaced since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
@@ -176,7 +180,7 @@ class GroupBuffer:
         return None
 
     def _needed(self) -> list[tuple[int, int]]:
-        """How many groups with their last step at t or earlier the next batch must take, for every t that counts."""
+        """For each relevant t, how many groups with last step at t or earlier the next batch must take."""
         last_steps = [place.last_step for place in self._running.values()]
         last_steps += [finished.place.last_step for finished in self._finished.values()]
         return [
@@ -184,6 +188,52 @@ class GroupBuffer:
             for t in sorted(set(last_steps))
         ]
 
-    def _place(self, ordinal: int, policy_step: int) -> Place:
-        last_step = min(policy_step + self.max_lag + 1, self.max_steps)
-        return Place(ordinal=ordinal, policy_step=policy_step, last_step=last_step)
+
+@dataclass
+class PolicyAges:
+    """Which policy version was the newest after how many steps.
+
+    Versions are not steps: a step whose groups are all constant makes no new version, and one with several sub-steps
+    makes several.
+    """
+
+    newest_steps: dict[int, int] = field(default_factory=dict[int, int])
+    """Per version the largest number of steps after which it was the newest policy."""
+
+    def announce(self, policy_version: int, num_steps: int) -> None:
+        """After `num_steps` steps, this is the newest version."""
+        self.newest_steps[policy_version] = num_steps
+
+    def lags(self, groups: Iterable[RolloutGroup], step: int) -> list[int]:
+        """Policy lag in steps of every turn of the groups' own rollouts, if `step` trains them.
+
+        Raises:
+            TrainingError: a turn has a version that this run never announced.
+        """
+        versions = [
+            turn.model.policy_version for group in groups for rollout in group.rollouts for turn in rollout.turns
+        ]
+        unknown = sorted({version for version in versions if version not in self.newest_steps})
+        if unknown:
+            raise TrainingError(
+                f"step {step}: expected turns of announced policies {sorted(self.newest_steps)[-5:]!r}, got versions "
+                f"{unknown[:5]!r}; the sampler serves another run's adapters, or the database is of another run"
+            )
+        return [max(0, step - 1 - self.newest_steps[version]) for version in versions]
+
+
+def lag_metrics(lags: Sequence[int]) -> dict[str, float]:
+    """Mean and largest policy lag, and the number of turns of each lag; nothing if there are no turns."""
+    if not lags:
+        return {}
+    turns = {f"rollout/policy_lag/turns/{lag}": float(count) for lag, count in sorted(Counter(lags).items())}
+    return {"rollout/policy_lag/mean": sum(lags) / len(lags), "rollout/policy_lag/max": float(max(lags))} | turns
+
+
+def require_lag(lags: Sequence[int], max_lag: int, *, step: int) -> None:
+    """Raise `TrainingError` if a turn is older than admission allows: the measurement must confirm the proof."""
+    if max(lags, default=0) > max_lag:
+        raise TrainingError(
+            f"step {step}: expected turns at most {max_lag} steps old (max_steps_off_policy), got {max(lags)}; this "
+            "is a bug in admission control: please report it with logs/run.log"
+        )

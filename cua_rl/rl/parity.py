@@ -1,8 +1,6 @@
-"""Do sampler and trainer agree? Their log-probabilities of the same tokens, compared every step before anything is
-learned.
-"""
+"""The parity gate: log-probabilities of sampler and trainer for the same tokens, compared before each update."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -18,20 +16,20 @@ LIKELY_CAUSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """Mean absolute differences of log-probabilities, nats: over all trained tokens, and by what the token answers.
+    """Mean absolute differences of log-probabilities, nats: over all trained tokens, and by kind of token.
 
-    Images: a turn whose prompt adds a new image to what the model has seen depends on image preprocessing and vision
-    tower most of all; a turn that answers text alone (an error message, say) leans on the same images only through
-    attention. First tokens: an answer's first token follows the prompt directly, and differences of the two sides'
-    kernels show there first; later tokens follow what was sampled. None: there are no such tokens.
+    Images: a turn whose prompt adds a new image depends most on image preprocessing and the vision tower; a turn after
+    text alone (an error message, say) depends on earlier images only through attention. First tokens: an answer's first
+    token directly follows the prompt, where kernel differences between the two sides show first; later tokens follow
+    sampled ones. None: there are no such tokens.
     """
 
     mean_abs: float
     max_abs: float
     text_mean_abs: float | None
-    """Turns that answer text alone."""
+    """Turns after text alone."""
     image_mean_abs: float | None
-    """Turns that answer a new image."""
+    """Turns after a new image."""
     first_token_mean_abs: float | None
     later_token_mean_abs: float | None
 
@@ -77,7 +75,7 @@ def _mean_size(gaps: Iterable[_Gap]) -> float | None:
 
 
 def _gaps(datum: Datum, row: Sequence[float]) -> Iterator[_Gap]:
-    """Every run of trained tokens is one turn, and answers what came since the run before."""
+    """Each run of trained tokens is one turn, which answers what came since the previous run."""
     image_positions = _image_positions(datum)
     after_image, last_end = False, 0
     for position, is_trained in enumerate(datum.loss_mask):
@@ -92,7 +90,7 @@ def _gaps(datum: Datum, row: Sequence[float]) -> Iterator[_Gap]:
 
 
 def _image_positions(datum: Datum) -> list[int]:
-    """Where images begin."""
+    """Positions at which images begin."""
     positions, position = list[int](), 0
     for chunk in datum.model_input.chunks:
         if isinstance(chunk, ImageChunk):
@@ -101,11 +99,38 @@ def _image_positions(datum: Datum) -> list[int]:
     return positions
 
 
-def of_version(datum: Datum, policy_version: int | None) -> Datum:
-    """The datum with only the turns that this version sampled on its mask; None leaves it as it is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityGate:
+    """Compares the turns of a step that the trainer's current weights sampled."""
 
-    Every run of trained tokens is one turn.
-    """
+    limit: float
+    step: int
+    replayed_ids: Collection[str] = ()
+    """Rollouts to leave out: an earlier policy sampled them."""
+    policy_version: int | None = None
+    """Only turns of this version are compared; None compares all."""
+
+    def check(self, datums: Sequence[Datum], rows: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Metrics of the comparison, nothing if there is no turn to compare; raises `ParityError`."""
+        compared = [of_version(datum, self.policy_version) for datum in datums]
+        fresh, fresh_rows = choose_datums(compared, rows, lambda datum: datum.rollout_id not in self.replayed_ids)
+        if not any(datum.num_trained_tokens for datum in fresh):
+            return {}
+        parity = measure_parity(fresh, fresh_rows)
+        require_parity(parity, self.limit, step=self.step)
+        return parity.metrics()
+
+
+def choose_datums(
+    datums: Sequence[Datum], rows: Sequence[Sequence[float]], is_wanted: Callable[[Datum], bool]
+) -> tuple[list[Datum], list[Sequence[float]]]:
+    """The datums that are wanted, and their rows."""
+    chosen = [(datum, row) for datum, row in zip(datums, rows, strict=True) if is_wanted(datum)]
+    return [datum for datum, _ in chosen], [row for _, row in chosen]
+
+
+def of_version(datum: Datum, policy_version: int | None) -> Datum:
+    """The datum with only turns of this version on its mask (a run of trained tokens is a turn); None keeps all."""
     if policy_version is None or set(datum.policy_versions) <= {policy_version}:
         return datum
     mask: list[bool] = []

@@ -1,4 +1,4 @@
-"""The policy on its way from the trainer to the sampler: saved, proven, announced; and kept as checkpoints."""
+"""The policy on its way from the trainer to the sampler: saved, verified, announced; and kept as checkpoints."""
 
 import asyncio
 import shutil
@@ -12,12 +12,12 @@ from typing import Protocol
 from cua_rl.sampling.canary import Canary, canary_datum
 from cua_rl.types import AdapterRef, Datum
 
-CANARY_CHANGE = 1e-4  # nats; below it rounding in the server's precision may hide what the adapter does
-NUM_KEPT_ADAPTERS = 3  # the served one, the one before it (rollouts may still use it), and one for a look back
+CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
+NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still use it), and one more for inspection
 
 
 class WeightSource(Protocol):
-    """What the policy needs of the trainer."""
+    """What publication needs of the trainer."""
 
     async def save_state(self, path: Path) -> None: ...
 
@@ -26,7 +26,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPolicy:
-    """An adapter on disk, and what the server must say about the canary once it has loaded it."""
+    """An adapter on disk, and the canary that the server must reproduce once it has loaded the adapter."""
 
     step: int
     adapter: AdapterRef
@@ -37,8 +37,8 @@ class SavedPolicy:
 class ServedPolicy:
     """Publishes the trainer's weights under `folder`/sampler_weights and checkpoints under `folder`/weights.
 
-    `make_canary` asks the trainer about the weights that it holds; `load_and_prove` loads an adapter into the model
-    server and returns when it is announced. `record_checkpoint` notes a checkpoint and says which are kept.
+    `make_canary` measures the trainer's current weights; `load_and_prove` loads an adapter into the model server and
+    returns when it is announced; `record_checkpoint` records a checkpoint and returns the steps of those that are kept.
     """
 
     trainer: WeightSource
@@ -48,7 +48,7 @@ class ServedPolicy:
     sampler_path: Callable[[int], Path]
     record_checkpoint: Callable[[int, Path, Path], Collection[int]]
     _steps: dict[Path, int] = field(default_factory=dict[Path, int])
-    """Adapter folders with their steps, the one served last at the end."""
+    """Adapter folders with their steps, in the order in which they were served."""
     _checkpointed: set[int] = field(default_factory=set[int])
     _held: Counter[Path] = field(default_factory=Counter[Path])
 
@@ -57,12 +57,12 @@ class ServedPolicy:
         return await self.serve(await self.save(step))
 
     async def save(self, step: int) -> SavedPolicy:
-        """Save the weights after `step` steps; the trainer may go on when this returns."""
+        """Save the weights after `step` steps; the trainer may continue when this returns."""
         adapter = await self.trainer.save_weights_for_sampler(self.sampler_path(step))
         return SavedPolicy(step=step, adapter=adapter, canary=await self.make_canary())
 
     async def serve(self, saved: SavedPolicy) -> AdapterRef:
-        """Load saved weights into the model server, prove and announce them."""
+        """Load saved weights into the model server, verify and announce them."""
         await self.load_and_prove(saved.adapter, saved.canary)
         self._steps.pop(saved.adapter.path, None)
         self._steps[saved.adapter.path] = saved.step
@@ -71,7 +71,7 @@ class ServedPolicy:
 
     @contextmanager
     def hold(self, adapter: AdapterRef) -> Generator[None]:
-        """Keep an adapter's folder: the server may have to load it again."""
+        """Keep an adapter's folder while the block runs: the server may have to load it again."""
         self._held[adapter.path] += 1
         try:
             yield
@@ -98,7 +98,7 @@ class ServedPolicy:
 
 
 class CanaryTrainer(Protocol):
-    """Whoever can say what policy and base model make of a text."""
+    """What the canary needs of the trainer."""
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
 
@@ -106,7 +106,7 @@ class CanaryTrainer(Protocol):
 
 
 async def make_canary(trainer: CanaryTrainer, tokens: tuple[int, ...]) -> Canary:
-    """What the server must say about the canary, by the trainer's word."""
+    """The canary with the trainer's log-probabilities, which the server must reproduce."""
     datum = canary_datum(tokens)
     (policy,), (base,) = await trainer.forward([datum]), await trainer.base_logprobs([datum])
     change = sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(tokens)

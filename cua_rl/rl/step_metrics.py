@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from math import ceil
 from statistics import pstdev
 
-from cua_rl.rl.datums import ForkReason
-from cua_rl.types import Datum, Rollout, RolloutGroup, Turn
+from cua_rl.types import Rollout, RolloutGroup, Turn
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
@@ -34,7 +33,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What the judge said and cost, faults included; nothing if it was not asked."""
+    """Verdicts and cost of the judge, faults included; empty if no judge was asked."""
     judged = [(rollout.judgement, rollout) for rollout in rollouts if rollout.judgement is not None]
     if not judged:
         return {}
@@ -63,13 +62,13 @@ def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _num_retries(group: RolloutGroup) -> int:
-    """Attempts beyond the first at each place of the group."""
+    """Attempts beyond the first for each member of the group."""
     attempts = [rollout.member_index for rollout in (*group.rollouts, *group.faulty)]
     return len(attempts) - len(set(attempts))
 
 
 def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """How good the rollouts were, and how much groups and categories differ in that."""
+    """Rewards and success rates, and how they vary over groups and categories."""
     rewards = [reward for group in groups for reward in group.rewards]
     successes: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
@@ -87,7 +86,7 @@ def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Means over all rollouts, those without the part counted as 0: they add up to the mean reward."""
+    """Mean of each reward part over all rollouts, 0 where it is missing: the means add up to the mean reward."""
     parts: Counter[str] = Counter()
     for rollout in rollouts:
         if rollout.reward is not None:
@@ -99,7 +98,7 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
     models = [turn.model for turn in turns]
     sampled = [logprob for model in models for logprob in model.sampling_logprobs]
     prompt_tokens = sum(model.prompt.length for model in models)
-    refused = [turn.action_error is not None and turn.model.failure is None for turn in turns]
+    refused = [turn.agent.action_error is not None and turn.model.failure is None for turn in turns]
     return {
         "rollout/sampled_tokens": float(len(sampled)),
         "rollout/sampled_tokens_per_turn/mean": len(sampled) / max(1, len(turns)),
@@ -119,7 +118,7 @@ def _duration_metrics(rollouts: Sequence[Rollout], turns: Sequence[Turn]) -> dic
         "rollout/duration_s/mean": _mean(durations),
         "time/rollout_s/p90": durations[ceil(0.9 * len(durations)) - 1] if durations else 0.0,
         "time/rollout_s/max": durations[-1] if durations else 0.0,
-        "time/turn_s/mean": _mean([sum(turn.durations_s.values()) for turn in turns]),
+        "time/turn_s/mean": _mean([sum(turn.agent.durations_s.values()) for turn in turns]),
         "time/sampling_s/mean": _mean([turn.model.duration_s for turn in turns]),
     }
 
@@ -127,18 +126,6 @@ def _duration_metrics(rollouts: Sequence[Rollout], turns: Sequence[Turn]) -> dic
 def _stop_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     stops = Counter(rollout.stop_reason for rollout in rollouts)
     return {f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()}
-
-
-def datum_metrics(datums: Sequence[Datum], forks: Counter[ForkReason], num_retokenised: int) -> dict[str, float]:
-    """How rollouts became training sequences."""
-    num_turns = sum(len(datum.turn_indices) for datum in datums)
-    return {
-        "rollout/num_datums": float(len(datums)),
-        "rollout/trained_tokens": float(sum(datum.num_trained_tokens for datum in datums)),
-        "rollout/datum_tokens": float(sum(datum.model_input.length for datum in datums)),
-        "rollout/merged_turn_frac": 1 - len(datums) / num_turns if num_turns else 0.0,
-        "rollout/retokenised_tokens": float(num_retokenised),
-    } | {f"rollout/forks/{reason}": float(count) for reason, count in forks.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,19 +1,18 @@
-"""One training step on a batch of datums: forward_backward, parity gate, optim_step."""
+"""One training step on a batch of datums: forward_backward, parity gate, optim_step; once per sub-step."""
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
 import chz
 
 from cua_rl.config import LossConfig, OptimConfig
-from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std
-from cua_rl.rl.kl_penalty import penalise_divergence
-from cua_rl.rl.normalisation import step_divisor, token_weights
-from cua_rl.rl.parity import measure_parity, of_version, require_parity
-from cua_rl.rl.replay import ratio_metrics
-from cua_rl.rl.substeps import combine_metrics, deal_datums
+from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, penalise_divergence
+from cua_rl.rl.datums import Batch
+from cua_rl.rl.parity import ParityGate, choose_datums
 from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
 from cua_rl.types import Datum
@@ -43,17 +42,11 @@ class Trainer(Protocol):
         reference_logprobs: Rows | None = None,
     ) -> ForwardBackwardOutput: ...
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> OptimStepOutput: ...
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
 
-    async def take_account(self) -> dict[str, float]:
-        """What was computed since the last time, how fast and in how much memory, under metric names."""
+    async def trainer_metrics(self) -> dict[str, float]:
+        """Work, speed and memory since the last call, under metric names."""
         ...
-
-
-class BegunStep(Protocol):
-    """A step of which some gradients are there already (`cua_rl/rl/early_passes.py`)."""
-
-    async def complete(self, datums: Sequence[Datum]) -> ForwardBackwardOutput: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,50 +62,81 @@ class TrainStepSettings:
     schedule: Schedule = "constant"
     warmup_steps: int = 0
     advantages: AdvantageKind = "mean"
-    """Groups have theirs already; "batch_std" is completed here."""
+    """Groups are scored when they end; the training step completes "batch_std"."""
     seed: int = 0
-    """Of the draw which rollout is trained in which sub-step."""
-    begins_early: bool = False
-    """Groups are passed forward and backward as they end. Wants one sub-step, and datums as groups leave them."""
+    """Seed of the assignment of rollouts to sub-steps."""
 
     @property
     def has_kl_term(self) -> bool:
-        """True if groups whose advantages are all 0 teach all the same: not to leave the reference model."""
+        """True if groups whose advantages are all 0 still have a gradient, towards the reference model."""
         return bool(self.kl_penalty_coef or self.loss.kl_loss_coef)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepResult:
-    """What the trainer said: its log-probabilities before the update, per datum and token, and metrics."""
+    """The trainer's log-probabilities before the update, per datum and token, and metrics."""
 
-    training_logprobs: tuple[tuple[float, ...], ...]
-    metrics: dict[str, float]
+    training_logprobs: tuple[tuple[float, ...], ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
-    """What the parity gate compares: turns that the trainer's own weights sampled."""
+async def train_step(
+    trainer: Trainer,
+    batch: Batch,
+    settings: TrainStepSettings,
+    *,
+    step: int,
+    max_steps: int,
+    policy_version: int | None = None,
+) -> TrainStepResult:
+    """Train on `batch` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
 
-    limit: float
-    step: int
-    replayed_ids: Collection[str]
-    policy_version: int | None
-
-    def check(self, datums: Sequence[Datum], rows: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Metrics of what the current policy sampled, nothing if there is none; raises `ParityError`."""
-        compared = [of_version(datum, self.policy_version) for datum in datums]
-        fresh, fresh_rows = _choose(compared, rows, lambda datum: datum.rollout_id not in self.replayed_ids)
-        if not any(datum.num_trained_tokens for datum in fresh):
-            return {}
-        parity = measure_parity(fresh, fresh_rows)
-        require_parity(parity, self.limit, step=self.step)
-        return parity.metrics()
+    The parity gate checks the first sub-step only, unless the loss needs the log-probabilities of all datums in
+    advance: later sub-steps have other weights than the sampler. For the same reason it leaves out replayed rollouts,
+    and turns of other versions than `policy_version` (None: all turns are of the current one).
+    """
+    datums, reference, metrics = await _complete_advantages(trainer, batch.datums, settings)
+    gate = ParityGate(
+        limit=settings.parity_limit, step=step, replayed_ids=batch.replayed_ids, policy_version=policy_version
+    )
+    parts = deal_datums(datums, settings.num_substeps, f"{settings.seed}/{step - 1}")
+    proximal: Rows | None = None
+    if settings.loss.has_behaviour_weight and len(parts) > 1:  # with one part, the proximal policy is the current one
+        proximal = await trainer.forward(datums, temperature=settings.loss.temperature)
+        metrics |= await asyncio.to_thread(gate.check, datums, proximal)
+    optim = chz.replace(  # pyright: ignore[reportUnknownMemberType]
+        settings.optim, learning_rate=scheduled_learning_rate(settings, step, max_steps)
+    )
+    rollouts_per_member = batch.num_rollouts / _num_members(datums)  # rollouts without datums count in means too
+    rows: dict[int, tuple[float, ...]] = {}
+    part_metrics: list[dict[str, float]] = []
+    for part in parts:
+        chosen = [datums[index] for index in part]
+        num_rollouts = rollouts_per_member * _num_members(chosen)
+        output = await trainer.forward_backward(
+            chosen,
+            settings.loss,
+            token_weights=token_weights(chosen, settings.loss, num_rollouts=num_rollouts),
+            proximal_logprobs=proximal and [proximal[index] for index in part],
+            reference_logprobs=reference and [reference[index] for index in part],
+        )
+        if not rows and proximal is None:
+            metrics |= await asyncio.to_thread(gate.check, chosen, output.training_logprobs)
+        rows |= zip(part, output.training_logprobs, strict=True)
+        taken = await trainer.optim_step(optim)
+        part_metrics.append({**output.metrics, "optim/grad_norm": taken.grad_norm})
+    before = proximal or [rows[index] for index in range(len(datums))]
+    metrics |= combine_metrics(part_metrics)
+    metrics |= {"optim/learning_rate": optim.learning_rate, "optim/num_substeps": float(len(parts))}
+    metrics |= await _measure_move(trainer, datums, before, settings, batch.replayed_ids)
+    metrics |= await trainer.trainer_metrics()
+    return TrainStepResult(training_logprobs=tuple(before), metrics=metrics)
 
 
 def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: int) -> float:
-    """The learning rate of a step, counted from 1: a pure function, so that a resumed run goes on as if never stopped.
+    """The learning rate of a step, a pure function, so that a resumed run continues as if uninterrupted.
 
-    It rises over `warmup_steps`; then "linear" and "cosine" fall from the full rate to a twentieth at the last step.
+    It rises over `warmup_steps`; then "linear" and "cosine" decay from the full rate to a twentieth at the last step.
     """
     return learning_rate_at(
         step,
@@ -124,103 +148,112 @@ def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: i
     )
 
 
-async def train_step(
-    trainer: Trainer,
-    datums: Sequence[Datum],
-    settings: TrainStepSettings,
-    *,
-    step: int,
-    learning_rate: float,
-    num_rollouts: int | None = None,
-    replayed_ids: Collection[str] = (),
-    policy_version: int | None = None,
-    begun: BegunStep | None = None,
-) -> TrainStepResult:
-    """Train on `datums` in `num_substeps` optimizer steps; raises `ParityError` before the first one is taken.
-
-    `num_rollouts` were judged, those without datums included (None: all have datums); each sub-step's share of them is
-    its share of the rollouts with datums.
-
-    The parity gate looks at the first sub-step only, unless the loss needs the log-probabilities of all datums before
-    it: later ones compare the sampler with weights that have moved. For the same reason it leaves out the rollouts in
-    `replayed_ids`, and turns that another version than `policy_version` sampled (None: there are none): older policies
-    did. `begun` has the gradients of some datums already, not yet divided by what the whole step says.
+async def _complete_advantages(
+    trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings
+) -> tuple[list[Datum], Rows | None, dict[str, float]]:
+    """Apply what needs the whole step: batch standard deviation and KL penalty. Also reference log-probabilities if the
+    loss has a KL term, and metrics.
     """
-    num_members = len({datum.member for datum in datums})
-    work = await _prepare(trainer, datums, settings)
-    work.rollouts_per_member = 1.0 if num_rollouts is None else num_rollouts / num_members
-    gate = Gate(limit=settings.parity_limit, step=step, replayed_ids=replayed_ids, policy_version=policy_version)
-    parts = deal_datums(work.datums, settings.num_substeps, f"{settings.seed}/{step - 1}")
-    if settings.loss.has_behaviour_weight and len(parts) > 1:  # with one part, the policy before it is the one in it
-        work.proximal = await trainer.forward(work.datums, temperature=settings.loss.temperature)
-        work.metrics |= await asyncio.to_thread(gate.check, work.datums, work.proximal)
-    optim = chz.replace(settings.optim, learning_rate=learning_rate)  # pyright: ignore[reportUnknownMemberType]
-    rows: dict[int, tuple[float, ...]] = {}
-    metrics: list[dict[str, float]] = []
-    for part in parts:
-        if begun is None:
-            output, scale = await _forward_backward(trainer, work, part, settings.loss), 1.0
-        else:
-            divisor = step_divisor(work.datums, settings.loss, num_rollouts=work.num_rollouts(work.datums))
-            output, scale = await begun.complete(work.datums), 1 / divisor
-        if not rows and work.proximal is None:
-            chosen = [work.datums[index] for index in part]
-            work.metrics |= await asyncio.to_thread(gate.check, chosen, output.training_logprobs)
-        rows |= zip(part, output.training_logprobs, strict=True)
-        taken = await trainer.optim_step(optim, gradient_scale=scale)
-        metrics.append({**output.metrics, "optim/grad_norm": taken.grad_norm})
-    before = work.proximal or [rows[index] for index in range(len(datums))]
-    work.metrics |= combine_metrics(metrics)
-    work.metrics |= {"optim/learning_rate": learning_rate, "optim/num_substeps": float(len(parts))}
-    work.metrics |= await _measure_move(trainer, work.datums, before, settings, replayed_ids)
-    work.metrics |= await trainer.take_account()
-    return TrainStepResult(training_logprobs=tuple(before), metrics=work.metrics)
-
-
-@dataclass(kw_only=True)
-class _Work:
-    """A step's datums as they are trained on, and what travels beside them."""
-
-    datums: list[Datum]
-    reference: Rows | None = None
-    proximal: Rows | None = None
-    rollouts_per_member: float = 1.0
-    """Judged rollouts per rollout with datums."""
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-
-    def num_rollouts(self, datums: Sequence[Datum]) -> float:
-        """How many judged rollouts these datums stand for."""
-        return self.rollouts_per_member * len({datum.member for datum in datums})
-
-
-async def _prepare(trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings) -> _Work:
-    """Complete the advantages (batch standard deviation, KL penalty), and get the reference log-probabilities."""
-    work = _Work(datums=list(datums))
+    completed, metrics = list(datums), dict[str, float]()
     if settings.advantages == "batch_std":
-        work.datums, work.metrics["loss/advantage_std"] = divide_by_batch_std(work.datums)
-    if settings.has_kl_term:
-        work.reference = await trainer.reference_logprobs(work.datums, temperature=settings.loss.temperature)
-    if settings.kl_penalty_coef and work.reference is not None:
-        work.datums, work.metrics["policy/kl_base"] = await asyncio.to_thread(
-            penalise_divergence, work.datums, work.reference, settings.kl_penalty_coef
+        completed, metrics["loss/advantage_std"] = divide_by_batch_std(completed)
+    if not settings.has_kl_term:
+        return completed, None, metrics
+    reference = await trainer.reference_logprobs(completed, temperature=settings.loss.temperature)
+    if settings.kl_penalty_coef:
+        completed, metrics["policy/kl_base"] = await asyncio.to_thread(
+            penalise_divergence, completed, reference, settings.kl_penalty_coef
         )
-    return work
+    return completed, reference if settings.loss.kl_loss_coef else None, metrics
 
 
-async def _forward_backward(
-    trainer: Trainer, work: _Work, part: Sequence[int], loss: LossConfig
-) -> ForwardBackwardOutput:
-    def chosen(rows: Rows | None) -> Rows | None:
-        return None if rows is None else [rows[index] for index in part]
+def deal_datums(datums: Sequence[Datum], num_parts: int, seed: str) -> list[list[int]]:
+    """Assign datums to at most `num_parts` sub-steps: the indices of each, ascending.
 
-    datums = [work.datums[index] for index in part]
-    return await trainer.forward_backward(
-        datums,
-        loss,
-        token_weights=token_weights(datums, loss, num_rollouts=work.num_rollouts(datums)),
-        proximal_logprobs=chosen(work.proximal),
-        reference_logprobs=chosen(work.reference if loss.kl_loss_coef else None),
-    )
+    Datums of one rollout stay together. Of every `num_parts` consecutive rollouts each part gets one, drawn by `seed`:
+    so the rollouts of a group are spread over the parts, and sizes differ by one rollout at most.
+    """
+    members = list(dict.fromkeys(datum.member for datum in datums))
+    rng = Random(seed)
+    part_of: dict[tuple[str, str], int] = {}
+    for start in range(0, len(members), num_parts):
+        order = rng.sample(range(num_parts), num_parts)
+        part_of |= zip(members[start : start + num_parts], order, strict=False)
+    parts = [
+        [index for index, datum in enumerate(datums) if part_of[datum.member] == part] for part in range(num_parts)
+    ]
+    return [part for part in parts if part]
+
+
+def token_weights(datums: Sequence[Datum], loss: LossConfig, *, num_rollouts: float) -> list[float]:
+    """The weight of every trained token of each datum in the summed loss of an optimizer step.
+
+    The trainer only sums. The divisor is that of the whole optimizer step, so a gradient does not depend on how
+    rollouts are split into datums, or datums into micro-batches and requests. `num_rollouts` is the step's share of
+    judged rollouts, including those of constant groups: their gradient is zero, and a token must not weigh more because
+    other groups teach nothing.
+
+    constant: 1 / (rollouts * normalisation_tokens). Tokens of long rollouts weigh as much as those of short ones, and a
+    step of long rollouts moves further than one of short ones (Dr. GRPO, arXiv 2503.20783).
+    token_mean: 1 / trained tokens of the step (DAPO, arXiv 2503.14476, whose batch has teaching groups only). The same,
+    but the step's length cancels.
+    sequence_mean: the mean over a rollout's tokens, then the mean over rollouts (GRPO, arXiv 2402.03300). Tokens of
+    long rollouts, which fail more often than not, weigh less.
+    token_sum: 1.
+    """
+    tokens = Counter[tuple[str, str]]()
+    for datum in datums:
+        tokens[datum.member] += datum.num_trained_tokens
+    match loss.normalisation:
+        case "constant":
+            return [1 / loss.normalisation_tokens / num_rollouts] * len(datums)
+        case "token_mean":
+            return [1 / tokens.total()] * len(datums)
+        case "sequence_mean":
+            return [1 / tokens[datum.member] / num_rollouts for datum in datums]
+        case "token_sum":
+            return [1.0] * len(datums)
+
+
+def _num_members(datums: Sequence[Datum]) -> int:
+    return len({datum.member for datum in datums})
+
+
+_COUNTS = frozenset(
+    {
+        "optim/num_datums",
+        "optim/num_micro_batches",
+        "optim/trained_tokens",
+        "optim/total_tokens",
+        "optim/encoded_images",
+    }
+)
+
+
+def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of a whole step from those of its sub-steps.
+
+    Counts are summed; extremes stay extremes, the 99th percentile included; all else is a mean weighted by
+    `optim/trained_tokens`.
+    """
+    if len(parts) == 1:
+        return dict(parts[0])
+    weights = [part.get("optim/trained_tokens", 1.0) for part in parts]
+    combined: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        present = [(part[name], weight) for part, weight in zip(parts, weights, strict=True) if name in part]
+        combined[name] = _combine(name, [value for value, _ in present], [weight for _, weight in present])
+    return combined
+
+
+def _combine(name: str, values: Sequence[float], weights: Sequence[float]) -> float:
+    if name in _COUNTS:
+        return sum(values)
+    if name.endswith(("max", "_p99")):
+        return max(values)
+    if name.endswith("min"):
+        return min(values)
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 async def _measure_move(
@@ -230,30 +263,29 @@ async def _measure_move(
     settings: TrainStepSettings,
     replayed_ids: Collection[str],
 ) -> dict[str, float]:
-    """How far the step moved the policy, if that is asked for, and how far replayed rollouts are from it."""
-    replayed, rows = _choose(datums, before, lambda datum: datum.rollout_id in replayed_ids)
+    """How far replayed rollouts are from the policy, and, with `compute_post_kl`, how far the step moved it."""
+    replayed, rows = choose_datums(datums, before, lambda datum: datum.rollout_id in replayed_ids)
     metrics = ratio_metrics(replayed, rows)
-    fresh, rows = _choose(datums, before, lambda datum: datum.rollout_id not in replayed_ids)
+    fresh, rows = choose_datums(datums, before, lambda datum: datum.rollout_id not in replayed_ids)
     if settings.compute_post_kl and fresh:
         after = await trainer.forward(fresh, temperature=settings.loss.temperature)
-        metrics["policy/kl_post"] = _mean_gap(fresh, rows, after)
+        gaps = _gaps(fresh, rows, after)
+        metrics["policy/kl_post"] = sum(gaps) / len(gaps)  # an estimate of KL(before || after)
     return metrics
 
 
-def _choose(
-    datums: Sequence[Datum], rows: Sequence[Sequence[float]], is_wanted: Callable[[Datum], bool]
-) -> tuple[list[Datum], list[Sequence[float]]]:
-    """The datums that are wanted, and their rows."""
-    chosen = [(datum, row) for datum, row in zip(datums, rows, strict=True) if is_wanted(datum)]
-    return [datum for datum, _ in chosen], [row for _, row in chosen]
+def ratio_metrics(datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]]) -> dict[str, float]:
+    """How far the policy has moved from the one that sampled `datums`: |log ratio| per trained token, nats."""
+    sampled = [datum.sampling_logprobs for datum in datums]
+    gaps = [abs(gap) for gap in _gaps(datums, training_logprobs, sampled)]
+    return {"replay/log_ratio/mean": sum(gaps) / len(gaps), "replay/log_ratio/max": max(gaps)} if gaps else {}
 
 
-def _mean_gap(datums: Sequence[Datum], before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> float:
-    """Mean of log-probability before minus after over trained tokens: an estimate of KL(before || after)."""
-    gaps = [
-        old - new
-        for datum, old_row, new_row in zip(datums, before, after, strict=True)
-        for old, new, is_trained in zip(old_row, new_row, datum.loss_mask, strict=True)
+def _gaps(datums: Sequence[Datum], left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> list[float]:
+    """`left` minus `right` per trained token."""
+    return [
+        one - other
+        for datum, left_row, right_row in zip(datums, left, right, strict=True)
+        for one, other, is_trained in zip(left_row, right_row, datum.loss_mask, strict=True)
         if is_trained
     ]
-    return sum(gaps) / len(gaps)

@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, TypeVar
 from uuid import uuid4
 
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, Rollout, RolloutGroup, SamplingParams
+
+_Ended = TypeVar("_Ended")
 
 MAX_ATTEMPTS = 3  # a fault is retried on a fresh device; three faults in a row are no accident
 
@@ -25,7 +28,7 @@ class Runner(Protocol):
 class GroupPlan:
     """How every group of a step or an evaluation is run."""
 
-    source: Source
+    source: RolloutSource
     group_size: int
     params: SamplingParams
     adapter: AdapterRef | None = None
@@ -33,23 +36,36 @@ class GroupPlan:
     """With fewer members that no fault ended, a group is recorded but not trained on."""
 
 
-OnGroup = Callable[[RolloutGroup], Awaitable[None]]
+RunGroup = Callable[[Task, int], Awaitable[RolloutGroup]]
+EndGroup = Callable[[RolloutGroup, Task | None], Awaitable[_Ended]]
 
 
-async def run_groups(runner: Runner, tasks: Sequence[Task], plan: GroupPlan, on_group: OnGroup) -> list[RolloutGroup]:
-    """Run one group per task, all at once; the device pool sets how many rollouts really run side by side.
+async def collect_groups(
+    tasks: Sequence[Task], run: RunGroup, end: EndGroup[_Ended], *, num_groups: int | None = None
+) -> list[_Ended]:
+    """Run one group per task, all at once, and return what `end` makes of each, in the order of `tasks`.
 
-    `on_group` is called with each group as soon as its last member has ended.
+    The device pool limits how many rollouts actually run at the same time. With `num_groups`, only so many groups
+    start; further tasks replace groups that turn out constant, one each (DAPO's dynamic sampling, arXiv:2503.14476).
+    Every group that was started is waited for and returned, so that quick rollouts are not favoured.
+
+    `end` gets each group as soon as its last member has ended, and the task that replaces it, if any.
     """
+    waiting = enumerate(tasks)
+    ended: dict[int, _Ended] = {}
 
-    async def run(task: Task, index: int) -> RolloutGroup:
-        group = await run_group(runner, task, index, plan)
-        await on_group(group)
-        return group
+    async def fill_place(index: int, task: Task) -> None:
+        following: tuple[int, Task] | None = (index, task)
+        while following is not None:
+            index, task = following
+            group = await run(task, index)
+            following = next(waiting, None) if group.is_constant else None
+            ended[index] = await end(group, following[1] if following else None)
 
     async with asyncio.TaskGroup() as running:
-        groups = [running.create_task(run(task, index), name=f"group-{index}") for index, task in enumerate(tasks)]
-    return [group.result() for group in groups]
+        for index, task in list(islice(waiting, num_groups)):
+            running.create_task(fill_place(index, task), name=f"group-{index}")
+    return [ended[index] for index in sorted(ended)]
 
 
 async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> RolloutGroup:

@@ -1,4 +1,4 @@
-"""The canary: a fixed text whose log-probabilities tell whether the server really applies an adapter."""
+"""The canary: a fixed text whose log-probabilities show whether the server applies an adapter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,26 +16,26 @@ CANARY_TEXT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """What the server must say about `tokens` for an adapter to count as served."""
+    """Conditions on the server's log-probabilities of `tokens` under which an adapter counts as served."""
 
     tokens: tuple[int, ...]
     changes_model: bool
-    """Whether the adapter's update is non-zero, by the trainer's word; a fresh adapter changes nothing."""
+    """Whether the adapter's update is non-zero according to the trainer; a fresh adapter changes nothing."""
     training_logprobs: tuple[float, ...] | None = None
-    """The trainer's log-probabilities with this adapter, one per token; the first is not looked at."""
+    """The trainer's log-probabilities with this adapter, one per token; the first is ignored."""
     limit: float = 0.05
-    """Largest mean absolute difference from the trainer, nats."""
+    """Maximum mean absolute difference from the trainer, nats."""
     min_change: float = 1e-7
-    """Smallest mean absolute difference from the base model, nats, that counts as a change."""
+    """Minimum mean absolute difference from the base model that counts as a change, nats."""
 
 
 def canary_tokens(renderer: Renderer) -> tuple[int, ...]:
-    """The canary's text in the model's own tokens."""
+    """The canary's text as tokens of the model."""
     return tuple(renderer.encode(CANARY_TEXT))
 
 
 def canary_datum(tokens: Sequence[int]) -> Datum:
-    """The canary as a datum, so that the trainer can give its log-probabilities."""
+    """The canary as a datum, for the trainer's log-probabilities."""
     chunk = EncodedTextChunk(tokens=tuple(tokens))
     zeros = (0.0,) * len(tokens)
     return Datum(
@@ -48,10 +48,9 @@ def canary_datum(tokens: Sequence[int]) -> Datum:
     )
 
 
-def canary_request(canary: Canary, model: str) -> dict[str, object]:
-    """The body of a Completions request for the prompt's log-probabilities."""
+def canary_request(canary: Canary) -> dict[str, object]:
+    """The body of a Completions request for the prompt's log-probabilities, without the model."""
     return {
-        "model": model,
         "prompt": list(canary.tokens),
         "max_tokens": 1,
         "temperature": 0.0,
@@ -61,7 +60,7 @@ def canary_request(canary: Canary, model: str) -> dict[str, object]:
 
 
 def parse_canary(body: Mapping[str, object], canary: Canary) -> tuple[float, ...]:
-    """Log-probabilities of the canary's tokens after the first, from the server's answer."""
+    """Log-probabilities of the canary's tokens except the first, from the server's answer."""
     choices = cast("Sequence[Mapping[str, object]]", body["choices"])
     given = cast("Sequence[Mapping[str, Mapping[str, float]] | None]", choices[0]["prompt_logprobs"])
     return tuple(
@@ -72,12 +71,12 @@ def parse_canary(body: Mapping[str, object], canary: Canary) -> tuple[float, ...
 def check_canary(
     adapter: AdapterRef, canary: Canary, *, served: Sequence[float], base: Sequence[float]
 ) -> tuple[float, float | None]:
-    """Compare what the server says with the adapter to the base model and to the trainer.
+    """Compare the server's log-probabilities under the adapter with the base model's and the trainer's.
 
-    Returns the mean absolute differences from the base model and, if its numbers are given, from the trainer.
+    Returns the mean absolute differences from the base model and, if the canary has its numbers, from the trainer.
 
     Raises:
-        AdapterError: the adapter changes nothing although it should, or not as the trainer says.
+        AdapterError: the adapter does not change the model although it should, or differs from the trainer's.
     """
     change = _mean_abs_difference(served, base)
     if canary.changes_model and change < canary.min_change:

@@ -1,4 +1,4 @@
-"""The way to the model server: publishes, proves, counts and unloads adapters; lets requests wait and try again."""
+"""The client of the model servers: publishes, verifies and unloads adapters; sends requests and retries them."""
 
 import asyncio
 import logging
@@ -23,11 +23,10 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
 _LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-_METRICS_PATH = "/metrics"
 
 
 class RequestRejected(SamplingError):
-    """The model server will never answer this request, however often it is sent."""
+    """The model server refuses this request; sending it again does not help."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"the model server answered {status}: {message}")
@@ -37,7 +36,7 @@ class RequestRejected(SamplingError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReply:
-    """An answer of the server, and the adapter that gave it (None: the base model)."""
+    """An answer of the server, and the adapter that produced it (None: the base model)."""
 
     body: Mapping[str, object]
     adapter: AdapterRef | None
@@ -46,9 +45,9 @@ class ServerReply:
 class SamplingClient:
     """Requests to one or more replicas of the model server; an async context manager.
 
-    A request that fails on the way is sent again: sampling has no effect until somebody records the answer. The
-    servers know an adapter by its name and the client's `namespace`, so that runs which share a server, or follow each
-    other on it, never meet each other's adapters or cached prompts.
+    A request that fails in transit is sent again, because sampling has no effect until the answer is recorded. On the
+    servers, the name of an adapter ends with the client's `namespace`, so that runs which use a server at the same time
+    or one after the other never share adapters or cached prompts.
     """
 
     def __init__(
@@ -65,18 +64,18 @@ class SamplingClient:
         self._uses: Counter[AdapterRef] = Counter()
         self._publishing = asyncio.Lock()
         self.current: AdapterRef | None = None
-        """The announced adapter, which new requests get; None until one is published: the base model."""
+        """The announced adapter, which serves new requests; None, the base model, until one is published."""
 
     @property
     def max_model_len(self) -> int:
-        """Longest prompt plus answer that every replica takes, tokens."""
+        """Maximum length of prompt plus answer on every replica, tokens."""
         return min(replica.server.model.max_model_len for replica in self._replicas)
 
     async def publish(self, adapter: AdapterRef, canary: Canary | None = None) -> None:
-        """Load an adapter on every replica, prove it with the canary, announce it, unload what nobody uses.
+        """Load an adapter on every replica, verify it with the canary, announce it, and unload unused adapters.
 
         Raises:
-            AdapterError: the server cannot load it, or it does not do what it should.
+            AdapterError: the server cannot load it, or the canary fails.
         """
         async with self._publishing:
             clock = time.monotonic()
@@ -89,21 +88,24 @@ class SamplingClient:
                 raise
             self.current = adapter
             logger.info("published adapter=%s publish_s=%.3f", adapter.name, time.monotonic() - clock)
-            await self._unload_unused()
+            needed = {adapter, *self._uses}
+            for replica in self._replicas:
+                for unused in [loaded for loaded in replica.loaded if loaded not in needed]:
+                    await replica.unload(unused)
 
     def pin(self, adapter: AdapterRef) -> None:
-        """Keep an adapter until `unpin`; one pin each."""
+        """Keep an adapter until `unpin`; pins are counted."""
         self._uses[adapter] += 1
 
     def unpin(self, adapter: AdapterRef) -> None:
-        """Take back one `pin`; the adapter goes with the next publication if nobody else needs it."""
+        """Undo one `pin`; the next publication unloads the adapter if it has no other use."""
         self._uses[adapter] -= 1
         if self._uses[adapter] <= 0:
             del self._uses[adapter]
 
     @asynccontextmanager
     async def pinned(self, adapter: AdapterRef) -> AsyncGenerator[AdapterRef]:
-        """Keep an adapter loaded, whatever is published meanwhile: for evaluations."""
+        """Keep an adapter loaded regardless of publications, for evaluations."""
         self.pin(adapter)
         try:
             await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
@@ -114,11 +116,11 @@ class SamplingClient:
     async def respond(
         self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
     ) -> ServerReply:
-        """Post to a server, with the current adapter or a given one as the model; equal keys reach the same replica.
+        """Post to a replica with the given or the current adapter as the model; equal keys reach the same replica.
 
         Raises:
             RequestRejected: the server refuses this request.
-            SamplingError: no server answered, after all attempts.
+            SamplingError: no server answered in any attempt.
         """
         replica = self._replicas[crc32(sticky_key.encode()) % len(self._replicas)]
         used = adapter or self.current
@@ -132,14 +134,8 @@ class SamplingClient:
             self.unpin(used)
 
     async def fetch_load(self) -> ServerLoad:
-        """How busy the replicas are together; raises `SamplingError` if one does not say."""
+        """Combined load of the replicas; raises `SamplingError` if one does not report it."""
         return fullest(await asyncio.gather(*(replica.fetch_load() for replica in self._replicas)))
-
-    async def _unload_unused(self) -> None:
-        needed = {self.current, *self._uses}
-        for replica in self._replicas:
-            for adapter in [loaded for loaded in replica.loaded if loaded not in needed]:
-                await replica.unload(adapter)
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
@@ -157,7 +153,7 @@ class SamplingClient:
 
 
 class _Replica:
-    """One server with the adapters it holds."""
+    """One server and its adapters."""
 
     def __init__(self, server: ModelServer, namespace: str, max_attempts: int, request_timeout_s: float) -> None:
         from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
@@ -170,7 +166,7 @@ class _Replica:
         server.on_restart(self._restore)
 
     def name_of(self, adapter: AdapterRef) -> str:
-        """What the server calls an adapter of ours."""
+        """The adapter's name on the server."""
         return f"{adapter.name}-{self._namespace}"
 
     def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
@@ -178,10 +174,14 @@ class _Replica:
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
-        return tuple(adapter for adapter, load in self._loads.items() if _succeeded(load))
+        return tuple(
+            adapter
+            for adapter, load in self._loads.items()
+            if load.done() and not load.cancelled() and load.exception() is None
+        )
 
     async def load(self, adapter: AdapterRef) -> None:
-        """Load an adapter once, however many ask for it."""
+        """Load an adapter once, however many callers ask for it."""
         load = self._loads.get(adapter)
         if load is None:
             load = self._loads[adapter] = asyncio.create_task(self._load(adapter), name=f"load-{adapter.name}")
@@ -195,11 +195,20 @@ class _Replica:
         try:
             await self._post(_LOAD_PATH, self._load_body(adapter), max_server_errors=2)
         except RequestRejected as rejected:
-            if not _is_loaded_already(rejected.message):  # an earlier attempt, or the restoration after a restart
-                raise _load_error(adapter, rejected) from rejected
+            if _is_loaded_already(rejected.message):  # by an earlier attempt, or after a restart
+                return
+            if rejected.status == HTTPStatus.NOT_FOUND and rejected.message == "Not Found":
+                raise ConfigError(
+                    "expected a server whose adapters can change while it runs, got none that knows "
+                    f"{_LOAD_PATH}; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                ) from rejected
+            raise AdapterError(
+                f"expected the model server to load adapter {adapter.name!r} from {adapter.path}, it answered "
+                f"{rejected.status}: {rejected.message}"
+            ) from rejected
 
     async def unload(self, adapter: AdapterRef) -> None:
-        """Forget an adapter; that a restarted server does not know it is no error."""
+        """Unload an adapter; it is no error if a restarted server does not know it."""
         if self._loads.pop(adapter, None) is None:
             return
         try:
@@ -208,23 +217,24 @@ class _Replica:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, rejected)
 
     async def fetch_load(self) -> ServerLoad:
-        """How busy the server is."""
+        """The server's load."""
         with boundary(SamplingError, f"read the load of {self.server.base_url}"):
-            reply = await self.http.get(_METRICS_PATH)
+            reply = await self.http.get("/metrics")
             if not reply.is_success:
                 raise SamplingError(f"it answered {reply.status}: {reply.message}")
             return parse_load(reply.text)
 
     async def close(self) -> None:
-        """Drop connections; a later restart of the server restores nothing for us."""
+        """Drop connections; a later restart of the server restores no adapters."""
         self._loads.clear()
         await self.http.close()
 
     async def prove(self, adapter: AdapterRef, canary: Canary) -> None:
-        """Let the canary decide whether the adapter works; raises `AdapterError` if not."""
+        """Verify the adapter with the canary; raises `AdapterError` if it does not work."""
+        request = canary_request(canary)
         base, served = await asyncio.gather(
-            self.post_to(self.server.model.name, "/v1/completions", canary_request(canary, "")),
-            self.post_to(self.name_of(adapter), "/v1/completions", canary_request(canary, "")),
+            self.post_to(self.server.model.name, "/v1/completions", request),
+            self.post_to(self.name_of(adapter), "/v1/completions", request),
         )
         change, difference = check_canary(
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
@@ -232,7 +242,7 @@ class _Replica:
         logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
 
     async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        """Post a request to a model by name; an adapter that the server has lost is loaded again, once."""
+        """Post a request to a model by name; an adapter that the server has lost is loaded again once."""
         try:
             return await self._post(path, {**payload, "model": model})
         except RequestRejected as rejected:
@@ -243,7 +253,7 @@ class _Replica:
         return await self._post(path, {**payload, "model": model})
 
     async def _restore(self) -> None:
-        """Load again what was loaded, on a server that has lost it."""
+        """Load all adapters again on a server that has lost them."""
         for adapter in self.loaded:
             with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
                 reply = await self.http.post(_LOAD_PATH, self._load_body(adapter))
@@ -253,7 +263,7 @@ class _Replica:
     async def _post(
         self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
     ) -> Mapping[str, object]:
-        """Post until the server answers or refuses, waiting out restarts; so many 5xx count as a refusal."""
+        """Post until the server answers or refuses, through restarts; `max_server_errors` 5xx count as a refusal."""
         delay_s, failure, num_server_errors = _FIRST_DELAY_S, "", 0
         for attempt in range(self._max_attempts):
             if attempt:
@@ -278,21 +288,5 @@ class _Replica:
         )
 
 
-def _succeeded(load: asyncio.Task[None]) -> bool:
-    return load.done() and not load.cancelled() and load.exception() is None
-
-
 def _is_loaded_already(message: str) -> bool:
     return "already been loaded" in message
-
-
-def _load_error(adapter: AdapterRef, rejected: RequestRejected) -> AdapterError | ConfigError:
-    if rejected.status == HTTPStatus.NOT_FOUND and rejected.message == "Not Found":
-        return ConfigError(
-            "expected a server whose adapters can change while it runs, got none that knows "
-            f"{_LOAD_PATH}; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-        )
-    return AdapterError(
-        f"expected the model server to load adapter {adapter.name!r} from {adapter.path}, it answered "
-        f"{rejected.status}: {rejected.message}"
-    )

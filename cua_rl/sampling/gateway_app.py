@@ -1,12 +1,16 @@
-"""The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models; beside it, for
-agents in other processes, `/rollouts/<rollout_id>/device`.
+"""The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models; for agents in
+other processes also `/rollouts/<rollout_id>/device` (`gateway_devices.py`).
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, Protocol, cast
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -17,16 +21,25 @@ from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected
-from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
-from cua_rl.sampling.openai_answers import Answer, chat_completion, response_object
-from cua_rl.sampling.openai_streams import chat_events, response_events
+from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.types import ModelTurn
 
 logger = logging.getLogger(__name__)
 
 
+class UnknownRollout(LookupError):
+    """No rollout with this id is open."""
+
+    def __init__(self, rollout_id: str) -> None:
+        super().__init__(f"expected the id of an open rollout, got {rollout_id!r}; open it first, or it has ended")
+
+
+class ContextOverflow(Exception):
+    """Prompt and answer together exceed the model's context."""
+
+
 class Answerer(Protocol):
-    """Whoever answers requests: the gateway."""
+    """Answers the requests of rollouts: the gateway, or an endpoint that is evaluated."""
 
     async def answer(
         self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"]
@@ -36,13 +49,13 @@ class Answerer(Protocol):
 
 
 def make_gateway_app(gateway: Answerer, model_name: str, more_routes: Sequence[Route] = ()) -> Starlette:
-    """The ASGI app in front of a gateway."""
+    """The ASGI app of a gateway."""
 
     async def responses(request: Request) -> Response:
         body = await _body(request)
         answer = await gateway.answer(request.path_params["rollout_id"], body, "responses")
         response = response_object(answer, body)
-        return _stream(response_events(response)) if body.get("stream") else JSONResponse(response)
+        return stream(response_events(response)) if body.get("stream") else JSONResponse(response)
 
     async def chat(request: Request) -> Response:
         body = await _body(request)
@@ -51,10 +64,13 @@ def make_gateway_app(gateway: Answerer, model_name: str, more_routes: Sequence[R
             return JSONResponse(chat_completion(answer))
         options = body.get("stream_options")
         with_usage = isinstance(options, Mapping) and bool(cast("Mapping[str, object]", options).get("include_usage"))
-        return _stream(chat_events(answer, with_usage=with_usage))
+        return stream(chat_events(answer, with_usage=with_usage))
+
+    def stream(events: Iterator[bytes]) -> StreamingResponse:
+        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def models(request: Request) -> Response:
-        gateway.turns(request.path_params["rollout_id"])
+        gateway.turns(request.path_params["rollout_id"])  # refuses unknown rollouts
         return JSONResponse({"object": "list", "data": [card]})
 
     async def model(request: Request) -> Response:
@@ -78,7 +94,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:
-    """Turn what went wrong into OpenAI's error bodies."""
+    """Answer errors in OpenAI's format."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -112,9 +128,42 @@ async def _body(request: Request) -> dict[str, Any]:
     return cast("dict[str, Any]", body)
 
 
-def _stream(events: Any) -> StreamingResponse:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-
-
 def _error(status: int, message: str, kind: str, code: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to the process it runs in."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serve_app(app: Starlette, host: str, port: int, *, grace_s: int = 5) -> AsyncGenerator[str]:
+    """Serve an ASGI app inside the running event loop and yield its root address; port 0 takes a free one.
+
+    Requests that are not answered within `grace_s` seconds of leaving are cancelled.
+
+    Raises:
+        ConfigError: the port is taken.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"expected a free port for the gateway, got {host}:{port} ({error.strerror}); choose another one"
+        ) from error
+    listener.listen(2048)  # the rollouts of a step may all connect at once
+    server = _QuietServer(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_s))
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="serve-gateway")
+    try:
+        yield f"http://{host}:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()

@@ -1,4 +1,4 @@
-"""Images that agents send as links: fetched once, from hosts that the run allows, and put into the request itself."""
+"""Images that agents send as links: fetched once from allowed hosts, and inlined into the request."""
 
 import asyncio
 from base64 import b64encode
@@ -16,9 +16,9 @@ _IMAGE_TYPES = ("image_url", "input_image")
 
 
 class ImageFetcher:
-    """Turns links into `data:` URLs, since training needs the bytes and links expire.
+    """Replaces links by `data:` URLs, because training needs the bytes and links expire.
 
-    With no hosts allowed, requests stay as they are, and links are refused where the request is read.
+    If no hosts are allowed, requests are not changed, and links are refused when the request is parsed.
     """
 
     def __init__(self, allowed_hosts: Sequence[str] = (), *, timeout_s: float = 60.0) -> None:
@@ -27,7 +27,7 @@ class ImageFetcher:
         self._fetched: dict[str, asyncio.Task[str]] = {}
 
     async def inline(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The request with its linked images inside it; raises `RequestError` for a host that is not allowed."""
+        """The request with linked images inlined; raises `RequestError` for a host that is not allowed."""
         if not self._allowed_hosts:
             return request
         urls = dict.fromkeys(_linked_images(request))
@@ -55,29 +55,23 @@ class ImageFetcher:
             raise
 
     async def _fetch(self, url: str) -> str:
-        shown = url.partition("?")[0]  # what follows is often a signature
+        shown = url.partition("?")[0]  # the query is often a signature
+        refused = RequestError(expected=f"an image at {shown}", got="no such image, or one too large", do="send it")
+        data = bytearray()
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
-                data = await _read(client, url)
+                # redirects are not followed: they could lead to a host that is not allowed
+                async with client.stream("GET", url) as response:
+                    if not response.is_success:
+                        raise refused
+                    async for piece in response.aiter_bytes():
+                        data += piece
+                        if len(data) > MAX_IMAGE_BYTES:
+                            raise refused
         except httpx.HTTPError as error:
             raise RequestError(expected=f"an image at {shown}", got=type(error).__name__, do="send it again") from error
-        if data is None:
-            raise RequestError(expected=f"an image at {shown}", got="no such image, or one too large", do="send it")
         kind = "jpeg" if data.startswith(b"\xff\xd8\xff") else "png"
         return f"data:image/{kind};base64,{(await asyncio.to_thread(b64encode, data)).decode()}"
-
-
-async def _read(client: httpx.AsyncClient, url: str) -> bytes | None:
-    """The bytes behind a link, or None if there are none or too many; redirects are not followed."""
-    async with client.stream("GET", url) as response:
-        if not response.is_success:
-            return None
-        data = bytearray()
-        async for piece in response.aiter_bytes():
-            data += piece
-            if len(data) > MAX_IMAGE_BYTES:
-                return None
-        return bytes(data)
 
 
 def _linked_images(value: object) -> Iterator[str]:
@@ -94,7 +88,7 @@ def _linked_images(value: object) -> Iterator[str]:
 
 
 def _linked_url(part: Mapping[str, object]) -> str | None:
-    """The link of an image part, in either form: `image_url` is a text or holds one as `url`."""
+    """The link of an image part: `image_url` is a string, or an object with the string as `url`."""
     if part.get("type") not in _IMAGE_TYPES:
         return None
     given = part.get("image_url")
@@ -106,12 +100,11 @@ def _replaced(value: object, data_urls: Mapping[str, str]) -> object:
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, object]", value)
         copy = {key: _replaced(inner, data_urls) for key, inner in fields.items()}
-        url = _linked_url(fields)
-        return copy if url is None else copy | {"image_url": _in_form(fields["image_url"], data_urls[url])}
+        if (url := _linked_url(fields)) is not None:
+            given, inlined = fields["image_url"], data_urls[url]
+            is_object = isinstance(given, Mapping)
+            copy["image_url"] = {**cast("Mapping[str, object]", given), "url": inlined} if is_object else inlined
+        return copy
     if isinstance(value, list):
         return [_replaced(inner, data_urls) for inner in cast("list[object]", value)]
     return value
-
-
-def _in_form(given: object, url: str) -> object:
-    return {**cast("Mapping[str, object]", given), "url": url} if isinstance(given, Mapping) else url

@@ -1,4 +1,4 @@
-"""An HTTP client for many requests at a time to one server."""
+"""An HTTP client for many concurrent requests to one server."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _KEEPALIVE_S = 4.0  # less than the 5 s after which vLLM's server closes an idle
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """What a server answered."""
+    """A server's answer."""
 
     status: int
     content_type: str
@@ -31,7 +31,7 @@ class HttpReply:
 
     @property
     def json(self) -> Mapping[str, object]:
-        """The object in the body, empty if it is said to be something else; raises `ValueError` if it is broken."""
+        """The JSON object in the body, empty for another content type; raises `ValueError` for invalid JSON."""
         is_json = self.content_type == "application/json"
         return cast("Mapping[str, object]", json.loads(self.text)) if is_json else {}
 
@@ -51,10 +51,10 @@ class HttpReply:
 
 
 class HttpClient:
-    """Posts and gets JSON; as many connections as there are requests at a time.
+    """Posts and gets JSON, with one connection per concurrent request.
 
-    At 300 requests at a time, one costs 0.7 ms of processor time here and 2.9 ms with httpx, whose pool looks at every
-    connection for every request.
+    At 300 concurrent requests, a request costs 0.7 ms of processor time, compared with 2.9 ms for httpx, whose pool
+    scans all connections for every request.
     """
 
     def __init__(self, base_url: str, *, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Load of a vLLM server, read from its Prometheus metrics."""
+"""The load of a vLLM server, from its Prometheus metrics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class ServerLoad:
 
 
 def parse_load(page: str) -> ServerLoad:
-    """Read the metrics page; engines of one server are added up, of their caches the fullest counts.
+    """Parse the metrics page: requests summed over the engines of the server, and the fullest KV cache.
 
     Raises:
-        ValueError: it is no page of vLLM's.
+        ValueError: the page does not come from vLLM.
     """
     values: dict[str, list[float]] = {}
     for line in page.splitlines():
@@ -45,7 +45,7 @@ def parse_load(page: str) -> ServerLoad:
 
 
 def fullest(loads: Iterable[ServerLoad]) -> ServerLoad:
-    """The load of several replicas together: the fullest cache, all their requests."""
+    """The load of several replicas: the fullest KV cache, and all their requests."""
     every = list(loads)
     return ServerLoad(
         kv_cache_frac=max(load.kv_cache_frac for load in every),

@@ -1,18 +1,21 @@
-"""Plain OpenAI JSON for agents: Response objects and Chat completions from what the model said."""
+"""Answers in OpenAI's formats: Response objects, Chat completions, and both as server-sent events.
 
-from collections.abc import Mapping, Sequence
+The gateway has the whole answer before it sends the first event, so that what an agent reads is what was recorded.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cua_rl.conversation import ParsedAnswer, ToolCall
 from cua_rl.sampling.history_replay import visible_items
-
-Json = dict[str, Any]
+from cua_rl.types import JsonDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One finished answer, before it takes the form of an API."""
+    """A finished answer, independent of the API."""
 
     response_id: str
     model: str
@@ -24,7 +27,7 @@ class Answer:
     num_sampled_tokens: int
 
 
-def response_object(answer: Answer, request: Mapping[str, Any]) -> Json:
+def response_object(answer: Answer, request: Mapping[str, Any]) -> JsonDict:
     """The answer as a Response object, with the request's settings echoed as OpenAI does."""
     return {
         "id": answer.response_id,
@@ -53,11 +56,11 @@ def response_object(answer: Answer, request: Mapping[str, Any]) -> Json:
     }
 
 
-def output_items(answer: Answer) -> list[Json]:
-    """Reasoning, message and function-call items, in this order; those that the model did not produce are left out."""
+def output_items(answer: Answer) -> list[JsonDict]:
+    """Reasoning, message and function-call items in this order, those that the model produced."""
     parsed, suffix = answer.parsed, answer.response_id.removeprefix("resp_")
     status = "completed" if answer.is_complete else "incomplete"
-    items: list[Json] = []
+    items: list[JsonDict] = []
     if parsed.reasoning is not None:
         content = [{"type": "reasoning_text", "text": parsed.reasoning}]
         items.append({"type": "reasoning", "id": f"rs_{suffix}", "summary": [], "content": content, "status": status})
@@ -74,14 +77,14 @@ def output_items(answer: Answer) -> list[Json]:
                 }
             )
             continue
-        part: Json = {"type": "output_text", "text": parsed.text, "annotations": [], "logprobs": []}
+        part: JsonDict = {"type": "output_text", "text": parsed.text, "annotations": [], "logprobs": []}
         items.append(
             {"type": "message", "id": f"msg_{suffix}", "role": "assistant", "status": status, "content": [part]}
         )
     return items
 
 
-def chat_completion(answer: Answer) -> Json:
+def chat_completion(answer: Answer) -> JsonDict:
     """The answer as a Chat completion."""
     return {
         "id": answer.response_id,
@@ -95,9 +98,9 @@ def chat_completion(answer: Answer) -> Json:
     }
 
 
-def chat_message(answer: Answer) -> Json:
-    """The assistant message; thoughts are in `reasoning_content`, as is the custom of open model servers."""
-    message: Json = {"role": "assistant", "content": answer.parsed.text, "refusal": None}
+def chat_message(answer: Answer) -> JsonDict:
+    """The assistant message; reasoning is in `reasoning_content`, as in other open model servers."""
+    message: JsonDict = {"role": "assistant", "content": answer.parsed.text, "refusal": None}
     if answer.parsed.reasoning is not None:
         message["reasoning_content"] = answer.parsed.reasoning
     if answer.parsed.tool_calls:
@@ -106,8 +109,8 @@ def chat_message(answer: Answer) -> Json:
     return message
 
 
-def chat_tool_calls(calls: Sequence[ToolCall]) -> list[Json]:
-    """Tool calls in the nested form of Chat completions."""
+def chat_tool_calls(calls: Sequence[ToolCall]) -> list[JsonDict]:
+    """Tool calls in Chat's nested format."""
     return [
         {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
@@ -115,17 +118,79 @@ def chat_tool_calls(calls: Sequence[ToolCall]) -> list[Json]:
 
 
 def finish_reason(answer: Answer) -> str:
-    """Why the answer ended, in the words of Chat completions."""
+    """Chat's `finish_reason`."""
     if not answer.is_complete:
         return "length"
     return "tool_calls" if answer.parsed.tool_calls else "stop"
 
 
-def chat_usage(answer: Answer) -> Json:
-    """Token counts in the words of Chat completions."""
+def chat_usage(answer: Answer) -> JsonDict:
+    """Chat's `usage`."""
     return {
         "prompt_tokens": answer.num_prompt_tokens,
         "completion_tokens": answer.num_sampled_tokens,
         "total_tokens": answer.num_prompt_tokens + answer.num_sampled_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.num_cached_tokens},
     }
+
+
+def response_events(response: JsonDict) -> Iterator[bytes]:
+    """A Response object as the events that build it up."""
+    begun: JsonDict = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    events: list[JsonDict] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+    ]
+    for index, item in enumerate(response["output"]):
+        empty: JsonDict = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        added: JsonDict = {**item, **empty, "status": "in_progress"}
+        events.append({"type": "response.output_item.added", "output_index": index, "item": added})
+        events += ({**event, "item_id": item["id"], "output_index": index} for event in item_events(item))
+        events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    events.append({"type": f"response.{response['status']}", "response": response})
+    for number, event in enumerate(events):
+        yield _event({**event, "sequence_number": number}, name=event["type"])
+
+
+def item_events(item: JsonDict) -> Iterator[JsonDict]:
+    """The events of an output item between those that add and finish it."""
+    if item["type"] == "function_call":
+        arguments, name = item["arguments"], item["name"]
+        yield {"type": "response.function_call_arguments.delta", "delta": arguments}
+        yield {"type": "response.function_call_arguments.done", "name": name, "arguments": arguments}
+        return
+    part: JsonDict = item["content"][0]
+    kind, at = part["type"], {"content_index": 0}
+    extra: JsonDict = {"logprobs": []} if kind == "output_text" else {}
+    yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+    yield {"type": f"response.{kind}.delta", **at, **extra, "delta": part["text"]}
+    yield {"type": f"response.{kind}.done", **at, **extra, "text": part["text"]}
+    yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def chat_events(answer: Answer, *, with_usage: bool) -> Iterator[bytes]:
+    """A Chat completion as chunks, ended by `[DONE]`."""
+    deltas: list[JsonDict] = [{"role": "assistant", "content": ""}]
+    if answer.parsed.reasoning is not None:
+        deltas.append({"reasoning_content": answer.parsed.reasoning})
+    if answer.parsed.text:
+        deltas.append({"content": answer.parsed.text})
+    calls = chat_tool_calls(answer.parsed.tool_calls)
+    deltas += ({"tool_calls": [{"index": index, **call}]} for index, call in enumerate(calls))
+    chunk: JsonDict = {
+        "id": answer.response_id,
+        "object": "chat.completion.chunk",
+        "created": answer.created_at,
+        "model": answer.model,
+    }
+    for delta, reason in [*((delta, None) for delta in deltas), ({}, finish_reason(answer))]:
+        choice: JsonDict = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        yield _event({**chunk, "choices": [choice]})
+    if with_usage:
+        yield _event({**chunk, "choices": [], "usage": chat_usage(answer)})
+    yield b"data: [DONE]\n\n"
+
+
+def _event(data: dict[str, Any], *, name: str | None = None) -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()

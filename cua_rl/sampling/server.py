@@ -1,4 +1,4 @@
-"""The model server: one that the run starts, watches and restarts, or one that somebody else runs."""
+"""The model server: one that the run starts, monitors and restarts, or an external one."""
 
 import asyncio
 import logging
@@ -29,11 +29,13 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What a server says about its base model."""
+    """A server's base model."""
 
     name: str
     max_model_len: int
-    """Longest prompt plus answer, tokens."""
+    """Maximum length of prompt plus answer, tokens."""
+    root: str | None = None
+    """Folder or hub id that it was loaded from, if the server says."""
 
 
 class ModelServer(Protocol):
@@ -48,18 +50,18 @@ class ModelServer(Protocol):
     def model(self) -> ServedModel: ...
 
     def on_restart(self, hook: RestartHook) -> None:
-        """Have `hook` run whenever the server has lost its state, before requests go on."""
+        """Call `hook` whenever the server has lost its state, before requests continue."""
         ...
 
     async def wait_until_ready(self) -> None:
-        """Return when requests can be sent; raises `SamplingError` if that will never be."""
+        """Return when requests can be sent; raises `SamplingError` if the server was given up."""
         ...
 
 
 class VllmServer:
     """A vLLM server process owned by the run; an async context manager, ready when entered.
 
-    When the process dies by itself it is started again, at most `max_restarts` times in a run, on the same port.
+    A process that dies is restarted on the same port, at most `max_restarts` times in a run.
     """
 
     def __init__(
@@ -96,11 +98,11 @@ class VllmServer:
         return self._model
 
     def on_restart(self, hook: RestartHook) -> None:
-        """Have `hook` run after each restart, before requests go on."""
+        """Call `hook` after each restart, before requests continue."""
         self._hooks.append(hook)
 
     async def wait_until_ready(self) -> None:
-        """Wait out a restart; raises `SamplingError` if the server was given up."""
+        """Wait for the end of a restart; raises `SamplingError` if the server was given up."""
         await self._ready.wait()
         if self._failure is not None:
             raise SamplingError(self._failure)
@@ -148,8 +150,11 @@ class VllmServer:
                 if not process.is_running:
                     status = await process.wait()
                     log = process.log_tail(200)
+                    # the first exception: the next ones are mostly of processes that miss the one that died
+                    found = re.search(r"\b\w+(?:Error|Exception): \S.*", log)
+                    cause = found.group() if found else "no exception in its log"
                     raise SamplingError(
-                        f"the model server ended with status {status} before it answered: {_first_error(log)}; "
+                        f"the model server ended with status {status} before it answered: {cause}; "
                         f"{self._log_path} ends:\n{log[-2000:]}"
                     )
                 with suppress(httpx.TransportError):
@@ -175,7 +180,7 @@ class VllmServer:
             self._ready.set()
 
     async def _restart(self, status: int) -> None:
-        """Start again and let the hooks restore state; whatever fails on the way counts as another death."""
+        """Start again and call the hooks, which restore state; a failure on the way counts as another death."""
         while True:
             if self.num_restarts >= self._max_restarts:
                 raise SamplingError(
@@ -197,7 +202,7 @@ class VllmServer:
 
 
 class ExternalServer:
-    """A server that somebody else runs at `base_url` (with or without `/v1`); it is never started or stopped."""
+    """An external server at `base_url` (with or without `/v1`); it is never started or stopped."""
 
     def __init__(self, base_url: str) -> None:
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
@@ -214,13 +219,13 @@ class ExternalServer:
         return self._model
 
     def on_restart(self, hook: RestartHook) -> None:
-        """Nobody tells us when somebody else's server restarts; the client finds its adapters missing then."""
+        """Restarts of an external server are not reported; the client notices that its adapters are missing."""
 
     async def wait_until_ready(self) -> None:
-        """It is assumed to be there."""
+        """An external server is assumed to be ready."""
 
     async def __aenter__(self) -> Self:
-        """Raises `ConfigError` if nothing, or something else than vLLM, answers."""
+        """Raises `ConfigError` if there is no vLLM server at the address."""
         async with httpx.AsyncClient(base_url=self._base_url, trust_env=False, timeout=10.0) as client:
             try:
                 self._model = await fetch_model(client)
@@ -238,24 +243,22 @@ class ExternalServer:
 
 
 async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
-    """Ask a server for its base model: the one that is no adapter of another."""
+    """Fetch a server's base model: the one that is not an adapter of another."""
     response = await client.get("/v1/models")
     response.raise_for_status()
     cards = cast("list[Mapping[str, object]]", response.json()["data"])
     for card in cards:
         if card.get("parent") is None:
-            return ServedModel(name=str(card["id"]), max_model_len=int(cast("int", card["max_model_len"])))
+            return ServedModel(
+                name=str(card["id"]),
+                max_model_len=int(cast("int", card["max_model_len"])),
+                root=cast("str | None", card.get("root")) or None,
+            )
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")
 
 
-def _first_error(log: str) -> str:
-    """The first exception in a log: what follows is mostly other processes that miss the one that died."""
-    found = re.search(r"\b\w+(?:Error|Exception): \S.*", log)
-    return found.group() if found else "no exception in its log"
-
-
 def _take_port(wanted: int | None) -> int:
-    """The port wanted, or a free one; raises `ConfigError` if it is taken."""
+    """The wanted port, or a free one; raises `ConfigError` if it is taken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,9 +1,8 @@
-"""How a vLLM server is started for training: command line, environment, and what is different without a GPU."""
+"""Command line and environment of the vLLM server, with and without a GPU."""
 
 import json
 import os
 import sys
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -11,16 +10,14 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 
 BASE_MODEL_NAME = "base"
-"""Under this name the server knows the model without an adapter."""
-
-_CPU_WORKER = "cua_rl.vllm_cpu_worker.GroupedLoraCPUWorker"
+"""The served name of the model without an adapter."""
 
 
 def vllm_command(config: ServerConfig, port: int) -> list[str]:
     """The command that serves `config.model_path` on a loopback port.
 
-    The server has no tool or reasoning parser: answers come back raw, with a log-probability for each token. These are
-    taken after temperature, as the trainer takes them.
+    The server has no tool or reasoning parser: answers are raw text, with a log-probability for each token. These are
+    computed after temperature scaling, as in the trainer.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -42,7 +39,13 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
     }
     flags = ["--enable-lora", "--enable-prefix-caching"]
     if runs_on_cpu():
-        settings |= _cpu_settings(config)
+        settings |= {
+            # float32 by default: without matrix units for bfloat16, a CPU computes it far more slowly
+            "dtype": "float32" if config.dtype == "auto" else config.dtype,
+            "kv-cache-memory-bytes": int(config.kv_cache_gib * 2**30),
+            "worker-cls": "cua_rl.vllm_cpu_worker.GroupedLoraCPUWorker",
+            "distributed-executor-backend": "uni",
+        }
         flags.append("--enforce-eager")
     else:
         settings |= {"dtype": config.dtype, "gpu-memory-utilization": config.gpu_memory_utilization}
@@ -52,7 +55,7 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
 
 
 def vllm_environment(config: ServerConfig) -> dict[str, str]:
-    """The server's environment: ours, adapters may change at run time, nothing is looked up on the network."""
+    """The environment of the server: ours, with adapter updates at run time, and offline for a model on disk."""
     environment = dict(os.environ)
     environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
     if config.model_path.is_dir():
@@ -60,16 +63,22 @@ def vllm_environment(config: ServerConfig) -> dict[str, str]:
     if config.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
     if runs_on_cpu():
-        environment |= _cpu_environment(environment)
-        environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would overrule kv_cache_gib
+        # One process computes: the engine and a worker process would wait for each other, spinning. vLLM allows that
+        # only with its multiprocessing switched off (its engine is a process of its own all the same).
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # For one small function, vLLM would have the first request on a fresh machine wait 20 s for a C++ compiler, and
+        # PyTorch generates wrong code for it on processors without AVX2.
+        environment["TORCH_COMPILE_DISABLE"] = "1"
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
+        environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override kv_cache_gib
     return environment
 
 
 def runs_on_cpu() -> bool:
-    """Whether the vLLM that is installed computes on the CPU.
+    """Whether the installed vLLM computes on the CPU.
 
     Raises:
-        ConfigError: none is installed.
+        ConfigError: vLLM is not installed.
     """
     if find_spec("vllm") is None:
         raise ConfigError(
@@ -81,28 +90,3 @@ def runs_on_cpu() -> bool:
     except PackageNotFoundError:
         return "cpu" in version("vllm")
     return True
-
-
-def _cpu_settings(config: ServerConfig) -> dict[str, object]:
-    """float32 unless told otherwise: without matrix units for bfloat16, a CPU computes it far more slowly."""
-    return {
-        "dtype": "float32" if config.dtype == "auto" else config.dtype,
-        "kv-cache-memory-bytes": int(config.kv_cache_gib * 2**30),
-        "worker-cls": _CPU_WORKER,
-        "distributed-executor-backend": "uni",
-    }
-
-
-def _cpu_environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """One process computes: a worker of its own would only make two of them wait for each other, spinning.
-
-    vLLM allows that only with its multiprocessing switch off (its engine is a process of its own all the same). Nothing
-    is compiled: for one small function vLLM would have the first request of a fresh machine wait 20 s for a C++
-    compiler, and PyTorch writes wrong code for it where the processor has no AVX2.
-    """
-    num_threads = max(1, (os.cpu_count() or 1) // 2)
-    return {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "TORCH_COMPILE_DISABLE": "1",
-        "OMP_NUM_THREADS": ours.get("OMP_NUM_THREADS", str(num_threads)),
-    }

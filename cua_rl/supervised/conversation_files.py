@@ -1,4 +1,4 @@
-"""Conversations from a file: one JSON object a line, in the form of Chat Completions or of the Responses API.
+"""Conversations from a file: one JSON object per line, in the format of Chat Completions or of the Responses API.
 
     {"messages": [...], "tools": [...]}                          Chat Completions
     {"input": [...], "instructions": "...", "tools": [...]}      Responses
@@ -25,26 +25,26 @@ from cua_rl.types import Datum, ImageChunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationLine:
-    """Where a conversation stands in the file, and what is in it."""
+    """Position and content of a conversation in the file."""
 
     number: int
-    """1-based, as editors count."""
+    """1-based, as in editors."""
     offset_bytes: int
     content_sha256: str
-    """Of tokens and images: two lines with the same content are the same conversation."""
+    """Of tokens and images: lines with the same content are the same conversation."""
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationFile:
-    """A file whose every line has been read and rendered once; lines are read again when they are trained on."""
+    """A file whose lines have all been read and rendered once; training reads them again."""
 
     path: Path
     lines: tuple[ConversationLine, ...]
     renderer: Renderer
 
     def load(self, index: int) -> Datum:
-        """The sequence of the conversation with this 0-based index."""
+        """The training sequence of the conversation with this 0-based index."""
         line = self.lines[index]
         with self.path.open("rb") as file:
             file.seek(line.offset_bytes)
@@ -52,10 +52,10 @@ class ConversationFile:
 
 
 def open_conversation_file(path: Path, renderer: Renderer, *, max_tokens: int) -> ConversationFile:
-    """Check every line of the file, which is slow for long files; blank lines do not count.
+    """Check every line of the file, which is slow for long files; blank lines are ignored.
 
     Raises:
-        ConfigError: no such file, nothing in it, or a line that cannot be trained on; the message names it.
+        ConfigError: the file does not exist, is empty, or has a line that cannot be trained on; the message names it.
     """
     lines: list[ConversationLine] = []
     with boundary(ConfigError, f"data: expected a file of conversations at {str(path)!r}"):
@@ -64,7 +64,21 @@ def open_conversation_file(path: Path, renderer: Renderer, *, max_tokens: int) -
             for number, raw in enumerate(file, start=1):
                 if raw.strip():
                     datum = build_line_datum(path, number, raw, renderer)
-                    lines.append(_describe(path, number, offset_bytes, datum, max_tokens))
+                    num_tokens, chunks = datum.model_input.length, datum.model_input.chunks
+                    if num_tokens > max_tokens:
+                        raise ConfigError(
+                            f"{path}:{number}: expected at most {max_tokens} tokens, got {num_tokens}; shorten the "
+                            "conversation, or raise max_model_len if the model can hold more"
+                        )
+                    content = [one.image.sha256 if isinstance(one, ImageChunk) else one.tokens for one in chunks]
+                    lines.append(
+                        ConversationLine(
+                            number=number,
+                            offset_bytes=offset_bytes,
+                            content_sha256=sha256(repr((content, datum.loss_mask)).encode()).hexdigest(),
+                            num_tokens=num_tokens,
+                        )
+                    )
                 offset_bytes += len(raw)
     if not lines:
         raise ConfigError(f"data: expected conversations, one a line, got {str(path)!r} without any; fill the file")
@@ -90,17 +104,14 @@ def _parse_line(raw: bytes, folder: Path) -> Conversation:
         keys = sorted(map(str, cast("Mapping[object, object]", line))) if isinstance(line, Mapping) else line
         raise Place("line").error("an object with either messages or input", keys, "write one of the two")
     fields = cast("Mapping[str, object]", _with_images(cast("object", line), folder))
-    _refuse_weights(fields.get("messages"))
-    return conversation_from_chat(fields) if "messages" in fields else conversation_from_responses(fields)
-
-
-def _refuse_weights(messages: object) -> None:
+    messages = fields.get("messages")
     for index, message in enumerate(cast("Sequence[object]", messages) if isinstance(messages, list) else ()):
         weight = cast("Mapping[str, object]", message).get("weight", 1) if isinstance(message, Mapping) else 1
         if weight != 1:
             raise (Place(f"messages[{index}]") / "weight").error(
                 "1, because all answers of a conversation are trained on", weight, "end the conversation earlier"
             )
+    return conversation_from_chat(fields) if "messages" in fields else conversation_from_responses(fields)
 
 
 def _with_images(value: object, folder: Path) -> object:
@@ -127,19 +138,3 @@ def _data_url(path: Path) -> str:
             expected="an image file", got=f"{str(path)!r} ({reason})", do="give its path relative to the file's folder"
         ) from None
     return f"data:image/png;base64,{b64encode(data).decode()}"  # whoever reads it looks at the bytes for the format
-
-
-def _describe(path: Path, number: int, offset_bytes: int, datum: Datum, max_tokens: int) -> ConversationLine:
-    num_tokens = datum.model_input.length
-    if num_tokens > max_tokens:
-        raise ConfigError(
-            f"{path}:{number}: expected at most {max_tokens} tokens, got {num_tokens}; shorten the conversation, or "
-            "raise max_model_len if the model can hold more"
-        )
-    content = [chunk.sha256 if isinstance(chunk, ImageChunk) else chunk.tokens for chunk in datum.model_input.chunks]
-    return ConversationLine(
-        number=number,
-        offset_bytes=offset_bytes,
-        content_sha256=sha256(repr((content, datum.loss_mask)).encode()).hexdigest(),
-        num_tokens=num_tokens,
-    )

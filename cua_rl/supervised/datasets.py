@@ -1,4 +1,4 @@
-"""What a supervised run learns from, and which of it a step trains on: a pure function of seed and step."""
+"""Datasets of a supervised run, and the part that a step trains on: a pure function of seed and step."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.demonstrations import Demonstration, build_supervised_datum, demonstrate
+from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
 from cua_rl.task_loader import TaskSet
 from cua_rl.tasks.expert import Experts
 from cua_rl.tasks.readiness import instruct, prepare
@@ -18,15 +17,15 @@ from cua_rl.tasks.task import Task
 from cua_rl.types import Datum
 
 Example = tuple[Datum, ...]
-"""One conversation; of several sequences where its later prompts do not extend the earlier ones."""
+"""One conversation; several sequences if later prompts do not extend the earlier ones."""
 
 
 class Dataset(Protocol):
-    """Conversations to imitate. The same arguments give the same sequences, whatever was asked before."""
+    """Conversations to imitate. The same arguments always give the same sequences."""
 
     @property
     def num_examples(self) -> int | None:
-        """Conversations to train on; None if they never end."""
+        """Conversations to train on; None if there is no end of them."""
         ...
 
     async def batch(self, number: int, size: int) -> list[Datum]:
@@ -40,10 +39,10 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedExamples:
-    """Finitely many conversations, in a new order at every pass over them."""
+    """Finitely many conversations, in a new order in every epoch."""
 
     load: Callable[[int], Example]
-    """May read files; called in a thread."""
+    """May read files, so it runs in a thread."""
     train: Sequence[int]
     held_out_indices: Sequence[int]
     seed: int
@@ -53,29 +52,26 @@ class FixedExamples:
         return len(self.train)
 
     async def batch(self, number: int, size: int) -> list[Datum]:
-        """The next `size` conversations in the order of this pass; a batch may reach into the next one."""
-        return await asyncio.to_thread(self._load_all, self._indices(number * size, size))
-
-    async def held_out(self) -> list[Datum]:
-        """All held-out sequences."""
-        return await asyncio.to_thread(self._load_all, self.held_out_indices)
-
-    def _indices(self, first: int, size: int) -> list[int]:
-        epoch, place = divmod(first, len(self.train))
+        """The next `size` conversations in the order of the epoch; a batch may extend into the next epoch."""
+        epoch, place = divmod(number * size, len(self.train))
         indices: list[int] = []
         while len(indices) < size:
             order = list(self.train)
             Random(f"order-{self.seed}-{epoch}").shuffle(order)
             indices += order[place : place + size - len(indices)]
             epoch, place = epoch + 1, 0
-        return indices
+        return await asyncio.to_thread(self._load_all, indices)
+
+    async def held_out(self) -> list[Datum]:
+        """All held-out sequences."""
+        return await asyncio.to_thread(self._load_all, self.held_out_indices)
 
     def _load_all(self, indices: Sequence[int]) -> list[Datum]:
         return [datum for index in indices for datum in self.load(index)]
 
 
 def split_examples(keys: Sequence[Hashable], num_held_out: int, seed: int) -> tuple[list[int], list[int]]:
-    """Indices to train on and indices to hold out, at least `num_held_out` of them; equal keys stay on one side.
+    """Indices to train on, and at least `num_held_out` indices to hold out; equal keys stay on the same side.
 
     Raises:
         ConfigError: nothing would be left to train on.
@@ -98,22 +94,22 @@ def split_examples(keys: Sequence[Hashable], num_held_out: int, seed: int) -> tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertExamples:
-    """Demonstrations by scripted experts, each on a device of its own; there is no end of them.
+    """An endless sequence of demonstrations by scripted experts, each on its own device.
 
-    An example has as many turns as a rollout of its task may have.
+    An example has at most as many turns as a rollout of its task.
     """
 
     tasks: TaskSet
     held_out_tasks: Sequence[Task]
-    """Of seeds that training never uses."""
+    """With seeds that training never uses."""
     devices: DeviceBackend
-    """Entered by whoever runs the recipe."""
+    """Entered and closed by the recipe."""
     experts: Experts
     renderer: Renderer
     error_rate: float
-    """How often, per turn, the expert taps a random element. At 0 every example ends in success."""
+    """Probability per turn that the expert taps a random element; at 0 every example ends in success."""
     max_turns: int
-    """Most turns of an example; a task may allow fewer."""
+    """Maximum turns of an example; a task may allow fewer."""
     seed: int
 
     @property
@@ -132,24 +128,21 @@ class ExpertExamples:
     async def _demonstrate(self, task: Task, name: str) -> Datum:
         device = await self.devices.make(task)
         try:
-            lesson = await self._teach(task, device, Random(f"expert-{self.seed}-{name}"))
+            await prepare(task, device)
+            max_turns = min(task.max_turns, self.max_turns)
+            random = Random(f"expert-{self.seed}-{name}")
+            expert = self.experts.make(task, device, error_rate=self.error_rate, random=random)
+            lesson = await demonstrate(await instruct(task, device), device, expert, max_turns=max_turns)
+            if self.error_rate == 0 and task.validate is not None:
+                validation = await task.validate(device, lesson.answer)
+                if not validation.success:
+                    raise TaskError(
+                        f"expected the expert to do {task.task_id!r} on seed {task.seed} in {max_turns} turns, got "
+                        f"{validation.actual!r} of {validation.query}; leave the task out, or raise max_turns"
+                    )
         finally:
             await device.close()
         return build_supervised_datum(self.renderer, lesson, name=f"{task.task_id}-{task.seed}")
-
-    async def _teach(self, task: Task, device: Device, random: Random) -> Demonstration:
-        await prepare(task, device)
-        max_turns = min(task.max_turns, self.max_turns)
-        expert = self.experts.make(task, device, error_rate=self.error_rate, random=random)
-        lesson = await demonstrate(await instruct(task, device), device, expert, max_turns=max_turns)
-        if self.error_rate == 0 and task.validate is not None:
-            validation = await task.validate(device, lesson.answer)
-            if not validation.success:
-                raise TaskError(
-                    f"expected the expert to do {task.task_id!r} on seed {task.seed} in {max_turns} turns, got "
-                    f"{validation.actual!r} of {validation.query}; leave the task out, or raise max_turns"
-                )
-        return lesson
 
 
 def require_experts(task_ids: Sequence[str], experts: Experts) -> None:

@@ -1,6 +1,6 @@
-"""Demonstrations: the real agent works on a device, and an expert answers in the model's place.
+"""Demonstrations: the real agent works on a device, and an expert answers instead of the model.
 
-So what is imitated is byte for byte what the model will read and write in a rollout.
+The imitated text is therefore byte for byte what the model reads and writes in a rollout.
 """
 
 from collections.abc import Mapping
@@ -10,33 +10,37 @@ from typing import Any, Self, cast
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
-from cua_rl.agent.gbox_agent import AgentTurn, GBoxAgent
+from cua_rl.agent.agent import AgentTask, ModelAccess
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.conversation import Item, SampledAnswer, Tool
 from cua_rl.devices.device import Device
 from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.expert_answers import write_decision
 from cua_rl.tasks.expert import Expert
-from cua_rl.types import Datum
+from cua_rl.types import AgentTurn, Datum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """A conversation that ends with an answer; all its answers are to be imitated."""
+    """A conversation that ends with an answer; all its answers are imitated."""
 
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
     is_open: bool = False
-    """The last answer would go on: its end of turn is not imitated."""
+    """The last answer is incomplete: its end of turn is not imitated."""
     answer: str | None = None
-    """What the expert said at the end, for tasks that ask a question."""
+    """The expert's final answer, for tasks that ask a question."""
 
 
 async def demonstrate(instruction: str, device: Device, expert: Expert, *, max_turns: int) -> Demonstration:
     """Let the expert work on the device until it ends the task or has answered `max_turns` times."""
     model = _ExpertModel(device, expert)
-    outcome = await GBoxAgent().run(instruction, device, model.client(), max_turns=max_turns, on_turn=_ignore)
+    task = AgentTask(rollout_id="demonstration", instruction=instruction, max_turns=max_turns)
+    outcome = await GBoxAgent().run(task, device, cast("ModelAccess", model), clock=RolloutClock(), on_turn=_ignore)
     return replace(model.demonstration(), answer=outcome.answer)
 
 
@@ -57,16 +61,20 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
 
 
 class _ExpertModel:
-    """Stands where the agent expects an OpenAI client: `client().responses.create(...)` asks the expert."""
+    """Stands in for gateway and OpenAI client: `openai_client(...).responses.create(...)` asks the expert."""
 
     def __init__(self, device: Device, expert: Expert) -> None:
         self._device = device
         self._expert = expert
+        self._images = ImageUrls()
         self._request: Mapping[str, object] = {}
         self._answer = ""
 
-    def client(self) -> AsyncOpenAI:
+    def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
+
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        return self._images
 
     @property
     def responses(self) -> Self:
@@ -79,12 +87,12 @@ class _ExpertModel:
 
     def demonstration(self) -> Demonstration:
         """The last request and its answer: the whole conversation."""
-        conversation = conversation_from_responses(self._request)
+        conversation = conversation_from_responses(self._request, self._images)
         return Demonstration(items=(*conversation.items, SampledAnswer(text=self._answer)), tools=conversation.tools)
 
 
 def _response(answer: str, model: str) -> Response:
-    """An answer as the gateway would hand it to the agent."""
+    """An answer in the gateway's format."""
     parsed = parse_answer(answer)
     output: list[Mapping[str, Any]] = []
     if parsed.reasoning is not None:
@@ -109,4 +117,4 @@ def _response(answer: str, model: str) -> Response:
 
 
 async def _ignore(turn: AgentTurn) -> None:
-    """The conversation is all that is kept."""
+    """A demonstration keeps only the conversation."""

@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The tiny model with more words: `python -m cua_rl.supervised.extended_model BASE FOLDER SEED`.
+"""The tiny model with tokens for web pages: `python -m cua_rl.supervised.extended_model BASE FOLDER SEED`.
 
-All weights stay; new tokens begin near old ones that mean the same. Imports torch and transformers, so recipes run it
-as a process of its own.
+All weights are kept; the embeddings of new tokens start near those of old tokens with the same meaning. Imports torch
+and transformers, so recipes run it as a separate process.
 """
 
 import shutil
@@ -15,12 +15,9 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
-from cua_rl.agent.tools import MOBILE_USE
-from cua_rl.models.page_vocabulary import CLICK_PREFIX, label_forms, page_pieces, system_block
-from cua_rl.models.vocabulary import names
+from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE
+from cua_rl.models.vocabulary import click_prefix, label_forms, names, page_pieces, system_block
 from cua_rl.tasks.miniwob.tiny_tasks import LABELS
-
-_PHONE_CLICK = f'<tool_call>\n{{"name": "{MOBILE_USE.name}", "arguments": {{"action": "click", "coordinate": ['
 
 
 def write_extended_model(base: Path, folder: Path, *, seed: int) -> None:
@@ -41,7 +38,7 @@ def write_extended_model(base: Path, folder: Path, *, seed: int) -> None:
 
 @torch.no_grad()
 def _place(embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Sequence[str]) -> None:
-    """Random directions of the usual length; the forms of a label differ as those of the phone's names do."""
+    """Random directions of typical length; the forms of a label differ like those of the phone's names."""
     usual = embeddings[:num_before]
     embeddings[num_before:] = torch.randn_like(embeddings[num_before:]) * usual.std()
 
@@ -58,9 +55,10 @@ def _place(embeddings: Tensor, tokenizer: Tokenizer, num_before: int, new: Seque
             row(at_start).copy_(row(plain) + line_start)
         if quoted in new:
             row(quoted).copy_(row(plain) + quote)
-    if CLICK_PREFIX in new:
-        row(CLICK_PREFIX).copy_(row(_PHONE_CLICK))
-        row(system_block()).mul_(0.5)
+    click = click_prefix(COMPUTER_USE, "left_click")
+    if click in new:
+        row(click).copy_(row(click_prefix(MOBILE_USE, "click")))
+        row(system_block("browser", COMPUTER_USE)).mul_(0.5)
 
 
 if __name__ == "__main__":

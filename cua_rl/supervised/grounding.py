@@ -1,13 +1,13 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""First stage of the tiny model: its vision tower learns what lies where.
+"""First stage of the tiny model: its vision tower learns to name and locate elements.
 
-`python -m cua_rl.supervised.grounding FOLDER SEED NUM_STEPS [SCREENS]` changes a model folder in place. It looks at
-random screens of phones, or at those of web pages in the file SCREENS.
+`python -m cua_rl.supervised.grounding FOLDER SEED NUM_STEPS [SCREENS]` changes a model folder in place. It trains on
+random screens of phones, or on those of web pages in the file SCREENS.
 
-Every image token on something that can be tapped learns three things: the merger's output should point at the embedding
-of its name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. The language model, which
-reads these features, then only has to learn where to look and what to copy. Without this stage it spends most of its
-training finding out that the image matters at all.
+Every image token on an element that can be tapped has three targets: the merger's output should point at the embedding
+of the element's name, the two deepstack outputs at the embeddings of its centre's coordinates, x and y. The language
+model, which reads these features, then only has to learn where to look and what to copy. Without this stage it spends
+most of its training finding out that the image matters at all.
 """
 
 import io
@@ -32,12 +32,13 @@ from cua_rl.devices.simulator.start import Start, make_phone_state
 from cua_rl.models.vocabulary import COORDINATE_STEP, names
 from cua_rl.supervised.page_screens import POINT_STEP, LabelledBox, PageScreen, read_screens
 from cua_rl.tasks.demo.expert import scannable_elements
-from cua_rl.training.vision import read_patches, use_linear_patch_embedding
+from cua_rl.training.layers import use_linear_patch_embedding
+from cua_rl.training.vision import read_patches
 
 _CELL_PX = 32
 """Side of the square that one image token covers."""
 _SHARPNESS = 16.0
-"""Cosine similarities times this are the logits."""
+"""Factor from cosine similarities to logits."""
 _UNKNOWN = -100
 
 
@@ -70,25 +71,19 @@ def train_grounding(
         output = tower(patches, grid_thw=grids, return_dict=True)
         features = torch.stack([output.pooler_output, *output.deepstack_features])
         targets = torch.cat([screenshot.targets for screenshot in screenshots], dim=1)
-        loss, accuracy = _loss(features, targets, embeddings)
+        logits = _SHARPNESS * linear(normalize(features, dim=-1), normalize(embeddings, dim=-1))
+        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_UNKNOWN)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if step % 25 == 24:
-            name, x, y = accuracy.tolist()
+            known = targets != _UNKNOWN
+            right = (logits.argmax(dim=-1) == targets) & known
+            name, x, y = (right.sum(dim=1) / known.sum(dim=1)).tolist()
             print(f"step={step + 1} loss={loss.item():.3f} name={name:.2f} x={x:.2f} y={y:.2f}", flush=True)  # noqa: T201
     model.save_pretrained(folder)
-
-
-def _loss(features: Tensor, targets: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy over the three targets, and the share that is right of each, [3]."""
-    logits = _SHARPNESS * linear(normalize(features, dim=-1), normalize(embeddings, dim=-1))
-    loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_UNKNOWN)
-    known = targets != _UNKNOWN
-    right = (logits.argmax(dim=-1) == targets) & known
-    return loss, right.sum(dim=1) / known.sum(dim=1)
 
 
 def draw_phone(random: Random, tokenizer: Tokenizer) -> _Screenshot:
@@ -106,7 +101,7 @@ def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) 
 
     def draw(random: Random, tokenizer: Tokenizer) -> _Screenshot:
         screen = random.choice(screens)
-        image = Image.open(io.BytesIO(screen.observation.png)).convert("RGB")
+        image = Image.open(io.BytesIO(screen.observation.data)).convert("RGB")
         width, height = (round(side / factor_px) * factor_px for side in image.size)
         across, down = width / image.width, height / image.height
         boxes = [

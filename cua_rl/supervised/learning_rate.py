@@ -1,4 +1,4 @@
-"""The learning rate of each step: a pure function, so that a resumed run goes on as if never stopped."""
+"""Learning-rate schedules: pure functions of the step, so that a resumed run continues as if never stopped."""
 
 from math import cos, pi
 from typing import Literal
@@ -16,9 +16,9 @@ def learning_rate_at(
     max_steps: int,
     last_share: float = LAST_SHARE,
 ) -> float:
-    """The rate of `step`, 1 being the first: up in a line over `warmup_steps`, then as `schedule` says.
+    """The learning rate of `step`, counted from 1: linear warm-up over `warmup_steps`, then `schedule`.
 
-    "linear" and "cosine" reach `last_share` of `highest` at the last step, a tenth by default.
+    "linear" and "cosine" reach `last_share` of `highest` in the last step, a tenth by default.
     """
     if step <= warmup_steps:
         return highest * step / (warmup_steps + 1)

@@ -1,10 +1,9 @@
-"""What the tiny model learns from: naming what it sees, stopping at a name, and demo tasks done by an expert."""
+"""Lessons for the tiny model: naming what it sees, stopping at a name, and demo tasks done by an expert."""
 
 from dataclasses import dataclass
 from random import Random
 
-from cua_rl.agent.gbox_agent import load_system_prompt
-from cua_rl.agent.tools import MOBILE_USE
+from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
 from cua_rl.conversation import Message, SampledAnswer, TextPart
 from cua_rl.devices.simulator.catalog import APPS, NUM_ICONS_PER_PAGE, NUM_ROWS_VISIBLE, SETTINGS
 from cua_rl.devices.simulator.device import SimulatedPhone
@@ -24,21 +23,28 @@ _LISTINGS = (("List the apps you see.", Start()), ("List the settings you see.",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """How lessons are drawn. Shares and rates are probabilities."""
+    """Distribution of lessons; shares and rates are probabilities."""
 
     listing_share: float
-    """Lessons that only name everything on the screen; the others are demo tasks, as many openings as toggles."""
+    """Lessons that only name everything on the screen; the others are demo tasks, half apps and half settings."""
     whole_share: float
-    """Tasks shown to the end; of the others, only as many turns as it takes to reach the last click."""
+    """Tasks demonstrated to the end; the others end with the last click."""
     error_rate: float
-    """How often, per turn, the expert stops its scan at a random element."""
+    """Probability per turn that the expert stops its scan at a random element."""
 
 
 async def draw_lesson(random: Random, mix: Mix) -> Demonstration:
-    """One lesson on a phone of its own."""
+    """One lesson on a new phone."""
     seed = random.randrange(NUM_SEEDS)
     if random.random() < mix.listing_share:
-        return await _listing(random, seed)
+        instruction, start = random.choice(_LISTINGS)
+        phone = SimulatedPhone(make_phone_state(seed, start))
+
+        async def name_all() -> Decision:
+            labels = tuple(element.label for element in scannable_elements(build_screen(phone.state)))
+            return Decision(scanned=labels, action=Finish(success_claimed=True))
+
+        return await demonstrate(instruction, phone, name_all, max_turns=1)
     family = random.choice(("open_app", "toggle_setting"))
     template = random.choice([template for template in EMBEDDED_TRAINING if family in template.tags])
     is_whole = random.random() < mix.whole_share
@@ -47,9 +53,9 @@ async def draw_lesson(random: Random, mix: Mix) -> Demonstration:
 
 
 def draw_text_lesson(random: Random) -> Demonstration:
-    """A task whose screen is given as text: scan the names up to the one asked for.
+    """A task with the screen as text: scan the names up to the target.
 
-    It teaches when to stop, without a picture, at a tenth of the price. There is nothing to tap, so the answer is open.
+    It teaches when to stop, without an image and at a tenth of the cost. The answer is open, with nothing to tap.
     """
     if random.random() < 0.5:
         shown = random.sample([spec.label for spec in APPS.values()], NUM_ICONS_PER_PAGE)
@@ -73,19 +79,8 @@ def draw_text_lesson(random: Random) -> Demonstration:
 async def demonstrate_task(
     template: TaskTemplate, seed: int, random: Random, *, error_rate: float, max_turns: int
 ) -> Demonstration:
-    """A demo task, done by an expert that errs with `error_rate`."""
+    """A demo task done by an expert with the given error rate."""
     task = template.make_task(seed)
     phone = make_simulated_phone(task)
     expert = DemoExperts().make(task, phone, error_rate=error_rate, random=random)
     return await demonstrate(task.instruction, phone, expert, max_turns=max_turns)
-
-
-async def _listing(random: Random, seed: int) -> Demonstration:
-    instruction, start = random.choice(_LISTINGS)
-    phone = SimulatedPhone(make_phone_state(seed, start))
-
-    async def name_all() -> Decision:
-        labels = tuple(element.label for element in scannable_elements(build_screen(phone.state)))
-        return Decision(scanned=labels, action=Finish(success_claimed=True))
-
-    return await demonstrate(instruction, phone, name_all, max_turns=1)

@@ -1,17 +1,17 @@
-"""What a tiny model for web pages learns from: screenshots of pages on which an expert knows what is what.
+"""Lessons for the tiny model for web pages, from labelled screenshots.
 
-A page is looked at once and kept; lessons of all stages are drawn from what was kept, without a browser.
+Every page is captured once; the lessons of all stages are drawn from these captures, without a browser.
 """
 
 from collections.abc import Sequence
 from random import Random
 
 from cua_rl.actions import Click
-from cua_rl.agent.gbox_agent import load_system_prompt
 from cua_rl.agent.responses import function_tool, system_item, user_item
-from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE
+from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, load_system_prompt
 from cua_rl.conversation import Message, SampledAnswer, TextPart
 from cua_rl.renderers.answers import write_answer
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.supervised.demonstrations import Demonstration
 from cua_rl.supervised.expert_answers import write_decision
@@ -25,10 +25,10 @@ LISTING = "List what you see."
 def draw_page_lesson(
     screen: PageScreen, random: Random, *, listing_share: float, error_rate: float = 0.0, point_step: int = 5
 ) -> Demonstration:
-    """One answer on that page: naming everything, or scanning up to the target and clicking it.
+    """One answer on this page: naming everything, or scanning up to the target and clicking it.
 
-    At the rate of `error_rate` it stops at a random element instead. Clicks are at multiples of `point_step` on the
-    scale of 1000: the coarser, the fewer numbers there are to learn.
+    With probability `error_rate` it stops at a random element instead. Clicks are at multiples of `point_step` on the
+    scale of 1000: a coarser step leaves fewer numbers to learn.
     """
     if random.random() < listing_share:
         labels = tuple(box.label for box in screen.boxes)
@@ -44,10 +44,9 @@ def draw_page_lesson(
 
 
 def draw_page_text_lesson(instructions: Sequence[tuple[str, str]], random: Random) -> Demonstration:
-    """A task whose page is given as text: scan the labels up to the one asked for.
+    """A task with the page as text: scan the labels up to the target.
 
-    `instructions` are pairs of an instruction and the label it asks for. There is nothing to click, so the answer is
-    open.
+    `instructions` are pairs of an instruction and its target label. There is nothing to click, so the answer is open.
     """
     instruction, target = random.choice(instructions)
     others = [label for label in random.sample(LABELS, random.randrange(1, 7)) if label != target]
@@ -66,11 +65,12 @@ def _snap(position_px: float, length_px: int, step: int) -> int:
 
 
 def _demonstration(instruction: str, screen: PageScreen, decision: Decision) -> Demonstration:
-    """The conversation as the agent has it."""
+    """The agent's conversation."""
+    images = ImageUrls()
     request = {
-        "input": [system_item(load_system_prompt("browser")), user_item(instruction, screen.observation)],
+        "input": [system_item(load_system_prompt("browser")), user_item(instruction, images.url(screen.observation))],
         "tools": [function_tool(COMPUTER_USE)],
     }
-    conversation = conversation_from_responses(request)
+    conversation = conversation_from_responses(request, images)
     answer = SampledAnswer(text=write_decision(decision, screen.observation, "browser"))
     return Demonstration(items=(*conversation.items, answer), tools=conversation.tools)

@@ -1,7 +1,7 @@
-"""Recorded successes of a run: which rollouts are worth imitating, and those rollouts as they were."""
+"""Recorded successes of a run: selects rollouts to imitate and loads them."""
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -25,25 +25,25 @@ _NUM_AT_A_TIME = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which successes are taken. Only rollouts of training steps are: those of evaluations stay unseen."""
+    """Selects successes among rollouts of training steps; those of evaluations stay held out."""
 
     num_steps: int | None
-    """Take only rollouts of the first so many steps."""
+    """Only rollouts of the first `num_steps` steps; None: of all."""
     max_per_task: int | None
-    """Take at most so many rollouts of each task template, whichever `seed` picks."""
+    """Maximum rollouts per task template, chosen by `seed`; None: all."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSuccesses:
-    """Rollouts in the order in which they were recorded, and how they were chosen."""
+    """The selected rollouts in the order of recording, and counts of what was left out."""
 
     rollouts: tuple[Rollout, ...]
     image_token_id: int
-    """Of the model that was recorded."""
+    """Of the recorded model."""
     num_successes: int
     num_repeats: int
-    """Successes that are, token for token and pixel for pixel, the same as an earlier one."""
+    """Successes identical to an earlier one, token for token and pixel for pixel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +55,13 @@ class _Candidate:
 
 @asynccontextmanager
 async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tuple[AsyncSession, TrainingSummary]]:
-    """The database of a run: its own if `from_run` is a folder with one (in use or not), or else the one at `url`.
+    """The database of a run: its own if `from_run` is a folder with one (in use or not), else the one at `url`.
 
     Raises:
-        ConfigError: no such run.
+        ConfigError: there is no such run.
     """
-    folder = _folder(from_run)
-    if not _has_database(folder):
+    folder, has_database = _locate(from_run)
+    if not has_database:
         if url is None:
             raise ConfigError(
                 f"from_run: expected the folder of a run with its own database, got {from_run!r} without postgres/ in "
@@ -81,19 +81,17 @@ async def open_recorded_run(from_run: str, url: str | None) -> AsyncGenerator[tu
             yield opened
 
 
-def _folder(from_run: str) -> Path:
-    return Path(from_run).expanduser().absolute()
-
-
-def _has_database(folder: Path) -> bool:
-    return (folder / "postgres" / "PG_VERSION").is_file()
+def _locate(from_run: str) -> tuple[Path, bool]:
+    """The folder that `from_run` names, and whether it holds the run's own database."""
+    folder = Path(from_run).expanduser().absolute()
+    return folder, (folder / "postgres" / "PG_VERSION").is_file()
 
 
 @asynccontextmanager
 async def _open_training(
     url: str, run_name: str, *, is_own: bool
 ) -> AsyncGenerator[tuple[AsyncSession, TrainingSummary]]:
-    """The run of that name; in a run's own database, whose folder may have been renamed, the only one there is."""
+    """The run with this name; in a run's own database, whose folder may have been renamed, the only run."""
     try:
         await check_connection(url)
     except DatabaseError as error:
@@ -101,32 +99,32 @@ async def _open_training(
     reading = f"reading run {run_name!r} (an error about tables or columns: the run's version of the schema is another)"
     with boundary(DatabaseError, reading):
         async with open_sessions(url) as sessions, sessions() as session:
-            yield session, await _find_training(session, run_name, is_own=is_own)
-
-
-async def _find_training(session: AsyncSession, run_name: str, *, is_own: bool) -> TrainingSummary:
-    training = await find_training(session, run_name)
-    if training is not None:
-        return training
-    others = await latest_trainings(session, limit=5)
-    if is_own and len(others) == 1:
-        return others[0]
-    names = ", ".join(repr(other.run_name) for other in others) or "none"
-    raise ConfigError(f"from_run: expected the name of a recorded run, got {run_name!r}; the latest ones are {names}")
+            training = await find_training(session, run_name)
+            if training is None:
+                others = await latest_trainings(session, limit=5)
+                if not (is_own and len(others) == 1):
+                    names = ", ".join(repr(other.run_name) for other in others) or "none"
+                    raise ConfigError(
+                        f"from_run: expected the name of a recorded run, got {run_name!r}; the latest ones are {names}"
+                    )
+                training = others[0]
+            yield session, training
 
 
 async def load_successes(session: AsyncSession, training_id: int, choice: Choice) -> RecordedSuccesses:
-    """The chosen successes of a run, rebuilt from the database, each distinct one once.
+    """The selected successes of a run, rebuilt from the database, without repeats.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are none.
     """
     image_token_id = await session.scalar(select(Training.image_token_id).where(Training.id == training_id))
     if image_token_id is None:
         raise DatabaseError(f"expected training {training_id} in the database, got no row")
     successes: list[_Candidate] = []
-    for step in await _steps(session, training_id, choice.num_steps):
-        successes += await _successes(session, training_id, step)
+    steps = await session.scalars(select(Step.step).where(Step.training_id == training_id).order_by(Step.step))
+    for step in steps.all():
+        if choice.num_steps is None or step <= choice.num_steps:
+            successes += await _successes(session, training_id, step)
     distinct = {candidate.content_sha256: candidate for candidate in reversed(successes)}
     chosen = _at_most_per_task(list(reversed(distinct.values())), choice)
     if not chosen:
@@ -134,8 +132,13 @@ async def load_successes(session: AsyncSession, training_id: int, choice: Choice
             f"from_run: expected at least one successful rollout of a training step, got none in the run "
             f"(run_steps={choice.num_steps}); take more steps, or another run"
         )
+    ids = [candidate.rollout_id for candidate in chosen]
+    rollouts: list[Rollout] = []
+    for start in range(0, len(ids), _NUM_AT_A_TIME):  # keeps statements short, and drops rows that are rollouts now
+        rollouts += await load_rollouts(session, training_id, ids[start : start + _NUM_AT_A_TIME])
+        session.expunge_all()
     return RecordedSuccesses(
-        rollouts=tuple(await _load_rollouts(session, training_id, chosen)),
+        rollouts=tuple(rollouts),
         image_token_id=image_token_id,
         num_successes=len(successes),
         num_repeats=len(successes) - len(distinct),
@@ -155,13 +158,8 @@ def _at_most_per_task(candidates: Sequence[_Candidate], choice: Choice) -> list[
     return [candidate for candidate in candidates if candidate.rollout_id in kept]
 
 
-async def _steps(session: AsyncSession, training_id: int, num_steps: int | None) -> list[int]:
-    query = select(Step.step).where(Step.training_id == training_id).order_by(Step.step)
-    return [step for step in await session.scalars(query) if num_steps is None or step <= num_steps]
-
-
 async def _successes(session: AsyncSession, training_id: int, step: int) -> list[_Candidate]:
-    """The successful rollouts of ended groups of a step, by group and member."""
+    """Successful rollouts of a step's completed groups, by group and member; those without an answer are left out."""
     query = (
         select(RolloutRow.id, RolloutRow.rollout_id, RolloutRow.task_id)
         .join(Group, RolloutRow.group_pk == Group.id)
@@ -176,33 +174,18 @@ async def _successes(session: AsyncSession, training_id: int, step: int) -> list
         .order_by(Group.group_index, Group.id, RolloutRow.position)
     )
     rows = [(key, rollout_id, task_id) for key, rollout_id, task_id in await session.execute(query)]
-    contents = await _contents(session, [key for key, _, _ in rows])
+    turns = (
+        select(TurnRow.rollout_pk, TurnRow.prompt_token_ids, TurnRow.prompt_chunks, TurnRow.sampled_tokens)
+        .where(TurnRow.rollout_pk.in_([key for key, _, _ in rows]), func.cardinality(TurnRow.sampled_tokens) > 0)
+        .order_by(TurnRow.rollout_pk, TurnRow.turn_index)
+    )
+    # a hash over all that the model read and wrote in the rollout
+    contents: dict[int, str] = {}
+    for key, prompt, chunks, sampled in await session.execute(turns):
+        turn = repr((contents.get(key), prompt, chunks, sampled))
+        contents[key] = sha256(turn.encode()).hexdigest()
     return [
         _Candidate(rollout_id=rollout_id, task_id=task_id, content_sha256=contents[key])
         for key, rollout_id, task_id in rows
         if key in contents
     ]
-
-
-async def _contents(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, str]:
-    """A hash of all that the model read and wrote in a rollout; rollouts without an answer are left out."""
-    query = (
-        select(TurnRow.rollout_pk, TurnRow.prompt_token_ids, TurnRow.prompt_chunks, TurnRow.sampled_tokens)
-        .where(TurnRow.rollout_pk.in_(rollout_pks), func.cardinality(TurnRow.sampled_tokens) > 0)
-        .order_by(TurnRow.rollout_pk, TurnRow.turn_index)
-    )
-    contents: dict[int, str] = {}
-    for key, prompt, chunks, sampled in await session.execute(query):
-        turn = repr((contents.get(key), prompt, chunks, sampled))
-        contents[key] = sha256(turn.encode()).hexdigest()
-    return contents
-
-
-async def _load_rollouts(session: AsyncSession, training_id: int, chosen: Sequence[_Candidate]) -> list[Rollout]:
-    """Some at a time: statements stay short, and rows are dropped as soon as they are rollouts."""
-    ids = [candidate.rollout_id for candidate in chosen]
-    rollouts: list[Rollout] = []
-    for start in range(0, len(ids), _NUM_AT_A_TIME):
-        rollouts += await load_rollouts(session, training_id, ids[start : start + _NUM_AT_A_TIME])
-        session.expunge_all()
-    return rollouts

@@ -1,8 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The tiny model before training, as a model folder: `python -m cua_rl.supervised.untrained_model FOLDER SEED`.
 
-A Qwen3-VL of under two million parameters: a 192 x 320 screenshot is 60 image tokens. Imports torch and transformers,
-so recipes run it as a process of its own.
+A Qwen3-VL with fewer than two million parameters: a 192 x 320 screenshot is 60 image tokens. Imports torch and
+transformers, so recipes run it as a separate process.
 """
 
 import json
@@ -29,13 +29,12 @@ def write_untrained_model(folder: Path, *, seed: int) -> None:
     tokenizer = build_tokenizer(pieces())
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copyfile(CHAT_TEMPLATE_PATH, folder / "chat_template.jinja")
-    for name, settings in _settings_files(tokenizer).items():
-        (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     torch.manual_seed(seed)
     model = Qwen3VLForConditionalGeneration(_config(tokenizer))
     _order_embeddings(model, tokenizer)
     model.save_pretrained(folder)
-    _write_generation_config(folder, tokenizer)
+    for name, settings in _settings_files(tokenizer).items():
+        (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _config(tokenizer: Tokenizer) -> Qwen3VLConfig:
@@ -80,7 +79,7 @@ def _config(tokenizer: Tokenizer) -> Qwen3VLConfig:
 
 @torch.no_grad()
 def _order_embeddings(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer) -> None:
-    """Start where neighbours are alike: image places, numbers, and a name with its form at the start of a line."""
+    """Give neighbours similar embeddings: image positions, numbers, and a name with its form at the start of a line."""
     places = model.model.visual.pos_embed.weight
     side = round(len(places) ** 0.5)
     axis = torch.arange(side) / side
@@ -98,7 +97,7 @@ def _order_embeddings(model: Qwen3VLForConditionalGeneration, tokenizer: Tokeniz
 
 
 def _waves(positions: torch.Tensor, size: int, *, num_octaves: float) -> torch.Tensor:
-    """Sines and cosines of positions in [0, 1], from half a wave upwards; [num_positions, size]."""
+    """Sines and cosines of positions in [0, 1], from half a period upwards; [num_positions, size]."""
     frequencies = torch.pi * 2 ** torch.linspace(0, num_octaves, size // 2)
     angles = positions[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1)
@@ -128,18 +127,14 @@ def _settings_files(tokenizer: Tokenizer) -> dict[str, object]:
             "model_max_length": _MAX_POSITIONS,
             "clean_up_tokenization_spaces": False,
         },
+        # sampling without top-k and top-p at temperature 1, as training assumes
+        "generation_config.json": {
+            "eos_token_id": [_id(tokenizer, "<|im_end|>"), _id(tokenizer, "<|endoftext|>")],
+            "pad_token_id": _id(tokenizer, "<|endoftext|>"),
+            "do_sample": True,
+            "temperature": 1.0,
+        },
     }
-
-
-def _write_generation_config(folder: Path, tokenizer: Tokenizer) -> None:
-    """Sampling as training sees it: no top-k, no top-p, temperature 1."""
-    settings = {
-        "eos_token_id": [_id(tokenizer, "<|im_end|>"), _id(tokenizer, "<|endoftext|>")],
-        "pad_token_id": _id(tokenizer, "<|endoftext|>"),
-        "do_sample": True,
-        "temperature": 1.0,
-    }
-    (folder / "generation_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:

@@ -1,9 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What the trainer computed, how fast, and in how much memory: an account that is opened anew every step.
+"""The trainer's work, speed and memory, counted per step.
 
-FLOPs are counted from shapes, two per multiply-add of a matrix product; element-wise work is not counted. They are what
-the mathematics asks for: recomputed activations (gradient checkpointing) add time, not FLOPs. A frozen matrix costs one
-product forward and one backward (the gradient to its input), a trained one two backward.
+FLOPs are counted from shapes, two per multiply-add of a matrix product; element-wise operations are not counted.
+Recomputed activations (gradient checkpointing) add time, not FLOPs. A frozen matrix costs one product forward and one
+backward (the gradient of its input), a trained one two backward.
 """
 
 import re
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from cua_rl import system
 from cua_rl.training.batching import Grid
@@ -28,7 +29,7 @@ class ModelShape:
     language: int
     """Per token, in the decoder layers' linear maps; of the last layer, in those to keys and values."""
     language_last: int
-    """Per scored token, in the last layer's other maps."""
+    """Per scored token, in the last layer's other linear maps."""
     language_attention: int
     """Per pair of tokens that see each other, in one layer: heads * head_dim, twice (scores and values)."""
     num_layers: int
@@ -49,7 +50,7 @@ class ModelShape:
 
 
 def measure_shape(base: Any) -> ModelShape:
-    """The shape of a Qwen3-VL model, with or without an adapter."""
+    """The shape of a Qwen3-VL model, with or without a LoRA adapter."""
     text, vision = base.config.text_config, base.config.vision_config
     matrices = {name: parameter.numel() for name, parameter in base.named_parameters() if parameter.ndim > 1}
 
@@ -92,7 +93,7 @@ class Account:
     def add_sequences(
         self, lengths: Sequence[int], predictors: Sequence[torch.Tensor], *, backward: bool, adapter: bool
     ) -> None:
-        """One pass of the language model over packed sequences, and of their `predictors` through the head."""
+        """Count a pass of the language model over packed sequences, and of their `predictors` through the head."""
         shape, num_tokens, num_scored = self.shape, sum(lengths), sum(map(len, predictors))
         pairs = (shape.num_layers - 1) * sum(length * (length + 1) // 2 for length in lengths)
         pairs += sum(int((places + 1).sum()) for places in predictors)
@@ -108,7 +109,7 @@ class Account:
             self._counts["trained_tokens"] += num_scored
 
     def add_encoded_images(self, grids: Iterable[Grid], *, backward: bool) -> None:
-        """Images that go through the vision tower."""
+        """Count images that pass through the vision tower."""
         shape, passes = self.shape, 3 if backward else 1
         for frames, height, width in grids:
             patches = frames * height * width
@@ -118,17 +119,17 @@ class Account:
             self._counts["encoded_images"] += 1
 
     def add_reused_images(self, count: int) -> None:
-        """Images whose features were there already."""
+        """Count images whose features came from the cache."""
         self._counts["reused_images"] += count
 
     @property
     def num_encoded_images(self) -> int:
-        """Images that went through the vision tower since the last `take`."""
+        """Images that passed through the vision tower since the last `take`."""
         return self._counts["encoded_images"]
 
     @contextmanager
     def busy(self) -> Generator[None]:
-        """Count the block's time as computing."""
+        """Count the block's time as busy."""
         started = time.perf_counter()
         try:
             yield
@@ -136,56 +137,54 @@ class Account:
             self._busy_s += time.perf_counter() - started
 
     def take(self) -> dict[str, float]:
-        """Everything since the last time, under metric names."""
+        """Metrics since the last call, by metric name."""
         if self._peak_flops_per_s is None:
             self._peak_flops_per_s = measure_matmul_peak(self.device, self.dtype)
         flops_per_s = self._flops.total() / self._busy_s if self._busy_s else 0.0
-        metrics = {f"trainer/{name}": float(self._counts[name]) for name in _COUNTS}
+        counts = ("tokens", "trained_tokens", "encoded_images", "reused_images")
+        metrics = {f"trainer/{name}": float(self._counts[name]) for name in counts}
         metrics |= {
             f"trainer/{name}_tflop": self._flops[name] / 1e12 for name in ("language", "vision", "lora", "head")
         }
+        rss_gib = system.resident_bytes() / 2**30
         metrics |= {
-            "trainer/padding_tokens": 0.0,  # rows are sequences end to end
+            "trainer/padding_tokens": 0.0,  # rows are packed sequences
             "trainer/busy_s": self._busy_s,
             "trainer/tflop_per_s": flops_per_s / 1e12,
             "trainer/mfu_frac": flops_per_s / self._peak_flops_per_s,
             "trainer/parameters_gib": self.held_bytes / 2**30,
-            **_memory(self.device),
+            "trainer/peak_rss_gib": max(system.peak_resident_bytes() / 2**30, rss_gib),
+            "trainer/rss_gib": rss_gib,
         }
+        if self.device.type == "cuda":
+            metrics["trainer/peak_cuda_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+            torch.cuda.reset_peak_memory_stats(self.device)
         self._counts.clear()
         self._flops.clear()
         self._busy_s = 0.0
         return metrics
 
 
-_COUNTS = ("tokens", "trained_tokens", "encoded_images", "reused_images")
-
-
-def _memory(device: torch.device) -> dict[str, float]:
-    """GiB: this process's largest resident size ever, the present one, and CUDA's largest since the last time."""
-    rss_gib = system.resident_bytes() / 2**30
-    peak_rss_gib = system.peak_resident_bytes() / 2**30
-    memory = {"trainer/peak_rss_gib": max(peak_rss_gib, rss_gib), "trainer/rss_gib": rss_gib}
-    if device.type == "cuda":
-        memory["trainer/peak_cuda_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-        torch.cuda.reset_peak_memory_stats(device)
-    return memory
+def held_bytes(model: nn.Module) -> int:
+    """Memory of the parameters that this process holds: of sharded ones, its shard."""
+    return sum(
+        (parameter.to_local() if isinstance(parameter, DTensor) else parameter).nbytes
+        for parameter in model.parameters()
+    )
 
 
 def measure_matmul_peak(device: torch.device, dtype: torch.dtype, *, num_tries: int = 3) -> float:
-    """FLOP/s of one large square matrix product, the best of several: what this device can do at best."""
+    """FLOP/s of one large square matrix product, the best of several tries: the device's practical limit."""
     size = 8192 if device.type == "cuda" else 1024
+    seconds: list[float] = []
     with torch.random.fork_rng(), torch.no_grad():
         left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        seconds = [_time_product(left, right) for _ in range(num_tries + 1)][1:]
-    return 2 * size**3 / min(seconds)
-
-
-def _time_product(left: torch.Tensor, right: torch.Tensor) -> float:
-    if left.is_cuda:
-        torch.cuda.synchronize(left.device)
-    started = time.perf_counter()
-    nn.functional.linear(left, right)
-    if left.is_cuda:
-        torch.cuda.synchronize(left.device)
-    return time.perf_counter() - started
+        for _ in range(num_tries + 1):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            started = time.perf_counter()
+            nn.functional.linear(left, right)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds[1:])  # the first one warms up

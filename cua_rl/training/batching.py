@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Datums to packed micro-batches: sequences end to end in one row, no padding, positions counted per sequence."""
+"""Datums as packed micro-batches: sequences end to end in one row, no padding, positions counted per sequence."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from cua_rl.errors import TrainingError
+from cua_rl.training import wire
+from cua_rl.training.losses import LossTokens
 from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput
 
 Grid = tuple[int, int, int]
@@ -23,16 +25,17 @@ class MicroBatch:
     """Several sequences in one row of `seq` tokens, of which `n` are trained."""
 
     datum_indices: tuple[int, ...]
-    """Which datums of the request, in row order."""
+    """Positions of the datums in the request, in row order."""
     lengths: tuple[int, ...]
     """Tokens per sequence; they add up to `seq`."""
     input_ids: Tensor  # [1, seq]
     position_ids: Tensor  # [3, 1, seq]: time, height, width; every sequence starts at 0
-    is_image: Tensor  # [1, seq], bool: the token stands for a piece of an image
+    is_image: Tensor  # [1, seq], bool: the token is a placeholder for a part of an image
     image_hashes: tuple[str, ...]
     """sha256 of the images in row order, repeats included."""
     targets: Tensor  # [n], ids of the trained tokens
-    target_positions: Tensor  # [n], where they stand in the row; the token before predicts
+    target_positions: Tensor  # [n], in the row; the token before predicts
+    turn_ids: Tensor  # [n] int64, counted from 0: which tokens were sampled in one turn
     sampling_logprobs: Tensor  # [n]
     advantages: Tensor  # [n]
 
@@ -42,7 +45,7 @@ class MicroBatch:
 
     @property
     def predictors(self) -> tuple[Tensor, ...]:
-        """Per sequence, where in it the tokens stand that predict trained ones; `n` in all."""
+        """Per sequence, the positions in it of the tokens that predict trained ones; `n` in all."""
         predicts = torch.zeros(self.num_tokens, dtype=torch.bool)
         predicts[self.target_positions - 1] = True
         return tuple(part.nonzero()[:, 0] for part in predicts.split(list(self.lengths)))
@@ -58,65 +61,109 @@ def make_micro_batches(
     max_tokens: int,
 ) -> Iterator[MicroBatch]:
     """Pack the datums at `indices` in order, at most `max_tokens` a row; a longer datum gets a row of its own."""
-    lengths = [datums[index].model_input.length for index in indices]
-    for start, end in pairwise(_row_bounds(lengths, max_tokens)):
-        yield _pack(indices[start:end], datums, grids, rope_index, image_token_id)
+    for part in pack_greedily([datums[index].model_input.length for index in indices], max_tokens):
+        row = [datums[index] for index in indices[part]]
+        ids = [torch.tensor([datum.model_input.token_ids(image_token_id)]) for datum in row]
+        types = [_token_types(datum.model_input) for datum in row]
+        images = [datum.model_input.images for datum in row]
+        grid_rows = [torch.tensor([grids[image.sha256] for image in some]) if some else None for some in images]
+        input_ids = torch.cat(ids, dim=1)
+        mask = torch.cat([torch.tensor(datum.loss_mask) for datum in row])
+        yield MicroBatch(
+            datum_indices=tuple(indices[part]),
+            lengths=tuple(one_ids.shape[1] for one_ids in ids),
+            input_ids=input_ids,
+            position_ids=torch.cat([rope_index(*one) for one in zip(ids, types, grid_rows, strict=True)], dim=2),
+            is_image=torch.cat(types, dim=1) == 1,
+            image_hashes=tuple(image.sha256 for some in images for image in some),
+            targets=input_ids[0, mask],
+            target_positions=mask.nonzero()[:, 0],
+            turn_ids=turn_ids(mask),
+            sampling_logprobs=_on_mask([datum.sampling_logprobs for datum in row], mask),
+            advantages=_on_mask([datum.advantages for datum in row], mask),
+        )
 
 
-def _row_bounds(lengths: Sequence[int], max_tokens: int) -> list[int]:
-    bounds, in_row = [0], 0
-    for index, length in enumerate(lengths):
-        if in_row and in_row + length > max_tokens:
+def pack_greedily(sizes: Sequence[int], limit: int) -> list[slice]:
+    """Consecutive runs of entries that add up to at most `limit`; a larger entry is a run of its own."""
+    bounds, total = [0], 0
+    for index, size in enumerate(sizes):
+        if total and total + size > limit:
             bounds.append(index)
-            in_row = 0
-        in_row += length
-    return [*bounds, len(lengths)] if lengths else bounds
-
-
-def _pack(
-    indices: Sequence[int],
-    datums: Sequence[Datum],
-    grids: Mapping[str, Grid],
-    rope_index: RopeIndex,
-    image_token_id: int,
-) -> MicroBatch:
-    row = [datums[index] for index in indices]
-    ids = [torch.tensor([datum.model_input.token_ids(image_token_id)]) for datum in row]
-    types = [_token_types(datum.model_input) for datum in row]
-    positions = [
-        rope_index(one_ids, one_types, _grid_tensor(datum.model_input, grids))
-        for datum, one_ids, one_types in zip(row, ids, types, strict=True)
-    ]
-    input_ids = torch.cat(ids, dim=1)
-    target_positions = torch.cat([torch.tensor(datum.loss_mask) for datum in row]).nonzero()[:, 0]
-    return MicroBatch(
-        datum_indices=tuple(indices),
-        lengths=tuple(one_ids.shape[1] for one_ids in ids),
-        input_ids=input_ids,
-        position_ids=torch.cat(positions, dim=2),
-        is_image=torch.cat(types, dim=1) == 1,
-        image_hashes=tuple(image.sha256 for datum in row for image in datum.model_input.images),
-        targets=input_ids[0, target_positions],
-        target_positions=target_positions,
-        sampling_logprobs=torch.tensor([x for datum in row for x in datum.sampling_logprobs])[target_positions],
-        advantages=torch.tensor([x for datum in row for x in datum.advantages])[target_positions],
-    )
+            total = 0
+        total += size
+    return [slice(start, end) for start, end in pairwise([*bounds, len(sizes)])] if sizes else []
 
 
 def _token_types(model_input: ModelInput) -> Tensor:
-    """1 for image tokens, 0 for text, [1, seq]: from the chunks, so that a sampled image mark counts as text."""
+    """1 for image tokens, 0 for text, [1, seq]: from the chunks, because a sampled image token is text."""
     return torch.cat(
         [torch.full((1, chunk.length), int(isinstance(chunk, ImageChunk))) for chunk in model_input.chunks], dim=1
     )
 
 
-def _grid_tensor(model_input: ModelInput, grids: Mapping[str, Grid]) -> Tensor | None:
-    images = model_input.images
-    return torch.tensor([grids[image.sha256] for image in images]) if images else None
+def _on_mask(rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
+    """[n] float32: the values of the trained tokens, datum after datum."""
+    return torch.cat([torch.tensor(row, dtype=torch.float32) for row in rows])[mask]
+
+
+def turn_ids(mask: Tensor) -> Tensor:
+    """[n] int64 from the concatenated masks of datums: every run of trained tokens is one turn, counted from 0.
+
+    No run crosses datums: the first token of a datum is never trained.
+    """
+    starts = mask.clone()
+    starts[1:] &= ~mask[:-1]
+    return (starts.cumsum(0) - 1)[mask]
+
+
+def empty_micro_batch() -> MicroBatch:
+    """One token that trains nothing, for a pass in which only other ranks have work."""
+    nothing = torch.zeros(0)
+    return MicroBatch(
+        datum_indices=(),
+        lengths=(1,),
+        input_ids=torch.zeros(1, 1, dtype=torch.long),
+        position_ids=torch.zeros(3, 1, 1, dtype=torch.long),
+        is_image=torch.zeros(1, 1, dtype=torch.bool),
+        image_hashes=(),
+        targets=nothing.long(),
+        target_positions=nothing.long(),
+        turn_ids=nothing.long(),
+        sampling_logprobs=nothing,
+        advantages=nothing,
+    )
+
+
+def make_loss_tokens(request: wire.ForwardBackward, batch: MicroBatch, training_logprobs: Tensor) -> LossTokens:
+    """The trained tokens of a micro-batch as the loss sees them, on the device of `training_logprobs` [n]."""
+    device = training_logprobs.device
+    mask = torch.cat([torch.tensor(request.datums[index].loss_mask) for index in batch.datum_indices])
+
+    def on_device(rows: tuple[tuple[float, ...], ...] | None) -> Tensor | None:
+        return None if rows is None else _on_mask([rows[index] for index in batch.datum_indices], mask).to(device)
+
+    return LossTokens(
+        training_logprobs=training_logprobs,
+        sampling_logprobs=batch.sampling_logprobs.to(device),
+        advantages=batch.advantages.to(device),
+        turn_ids=batch.turn_ids.to(device),
+        proximal_logprobs=on_device(request.proximal_logprobs),
+        reference_logprobs=on_device(request.reference_logprobs),
+    )
+
+
+def token_weights(request: wire.ForwardBackward, datum_indices: Sequence[int], like: Tensor) -> Tensor:
+    """[n]: the weight of every trained token in the sum, that of its datum; 1 if the request has no weights."""
+    if request.token_weights is None:
+        return torch.ones_like(like)
+    counts = [request.datums[index].num_trained_tokens for index in datum_indices]
+    weights = torch.tensor([request.token_weights[index] for index in datum_indices], dtype=torch.float32)
+    return weights.repeat_interleave(torch.tensor(counts)).to(like.device)
 
 
 def check_datums(datums: Sequence[Datum], *, vocabulary_size: int) -> None:
-    """Raises `TrainingError` for datums that the model cannot read."""
+    """Raises `TrainingError` for datums that the model cannot process."""
     if not any(datum.num_trained_tokens for datum in datums):
         raise TrainingError(f"expected at least one trained token, got none in {len(datums)} datums")
     for datum in datums:
@@ -129,6 +176,27 @@ def check_datums(datums: Sequence[Datum], *, vocabulary_size: int) -> None:
                 f"expected token ids below {vocabulary_size} in {datum.rollout_id!r}, got {largest}: "
                 "sampler and trainer must load the same model folder"
             )
+
+
+def check_rows(request: wire.ForwardBackward) -> None:
+    """Raises `TrainingError` if the values beside the datums do not align with them."""
+    if request.token_weights is not None and len(request.token_weights) != len(request.datums):
+        raise TrainingError(
+            f"expected one token weight per datum, got {len(request.token_weights)} for {len(request.datums)} datums"
+        )
+    for name, rows in (("proximal", request.proximal_logprobs), ("reference", request.reference_logprobs)):
+        if rows is None:
+            continue
+        lengths = [len(row) for row in rows]
+        expected = [datum.model_input.length for datum in request.datums]
+        if lengths != expected:
+            raise TrainingError(
+                f"expected {name} log-probabilities aligned with the datums' {expected} tokens, got rows of {lengths}"
+            )
+    if request.loss.kl_loss_coef and request.reference_logprobs is None:
+        raise TrainingError(
+            "expected reference log-probabilities with kl_loss_coef, got none: ask for reference_logprobs first"
+        )
 
 
 def align_with_tokens(

@@ -1,12 +1,12 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Folders that are either complete or absent, and checkpoints that say when they are damaged."""
+"""Checkpoints: folders that are either complete or absent, with checksums that reveal damage."""
 
 import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,16 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """Everything but the weights that the next step depends on."""
+    """Everything except the weights that the next step depends on."""
 
     policy_version: int
     optimizer: dict[str, Any]
     rng: list[torch.Tensor]
-    """Generator states: the CPU's, then every CUDA device's."""
+    """Random-generator states: the CPU's, then every CUDA device's."""
 
 
 def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder beside `path`, then move it there in one step; an older folder there is replaced."""
+    """Write a folder beside `path` and rename it to `path`, so that it is complete or absent; replaces an older one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
@@ -51,7 +51,7 @@ def write_folder(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def save_checkpoint(path: Path, state: TrainerState, save_weights: Callable[[Path], None]) -> None:
-    """Write weights, optimizer, random state and a manifest with every file's sha256."""
+    """Write weights, optimizer and random state, and a manifest with the sha256 of every file."""
 
     def write(folder: Path) -> None:
         save_weights(folder)
@@ -66,7 +66,14 @@ def save_checkpoint(path: Path, state: TrainerState, save_weights: Callable[[Pat
 
 def load_checkpoint(path: Path, load_weights: Callable[[Path], None]) -> TrainerState:
     """Check every file, then load; raises `TrainingError` before anything changes if a file is missing or damaged."""
-    manifest = _read_manifest(path)
+    if not (path / _MANIFEST).is_file():
+        raise TrainingError(f"expected a checkpoint (a folder with {_MANIFEST}) at {str(path)!r}, found none")
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+    except ValueError as error:
+        raise TrainingError(f"checkpoint {str(path)!r} is damaged: {_MANIFEST} is no JSON: {error}") from error
+    if manifest.get("format") != _FORMAT:
+        raise TrainingError(f"expected checkpoint format {_FORMAT} at {str(path)!r}, got {manifest.get('format')!r}")
     for name, expected in manifest["files"].items():
         file = path / name
         actual = _sha256(file) if file.is_file() else "no file"
@@ -80,25 +87,9 @@ def load_checkpoint(path: Path, load_weights: Callable[[Path], None]) -> Trainer
     return TrainerState(**contents)
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / _MANIFEST
-    if not file.is_file():
-        raise TrainingError(f"expected a checkpoint (a folder with {_MANIFEST}) at {str(path)!r}, found none")
-    try:
-        manifest = json.loads(file.read_text())
-    except ValueError as error:
-        raise TrainingError(f"checkpoint {str(path)!r} is damaged: {_MANIFEST} is no JSON: {error}") from error
-    if manifest.get("format") != _FORMAT:
-        raise TrainingError(f"expected checkpoint format {_FORMAT} at {str(path)!r}, got {manifest.get('format')!r}")
-    return manifest
-
-
 def _sha256(file: Path) -> str:
-    digest = sha256()
     with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(stream, "sha256").hexdigest()
 
 
 def _fsync(path: Path) -> None:

@@ -97,14 +97,13 @@ class TrainingClient:
         )
         return await self._ask(request, wire.ForwardBackwardOutput)
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> wire.OptimStepOutput:
-        """Step along the scaled gradient since the last step; without `token_weights`, its mean per trained token."""
-        request = wire.OptimStep(optim=optim, gradient_scale=gradient_scale)
-        output = await self._ask(request, wire.OptimStepOutput)
+    async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
+        """Step along the gradient since the last step; without `token_weights`, its mean per trained token."""
+        output = await self._ask(wire.OptimStep(optim=optim), wire.OptimStepOutput)
         self.policy_version = output.policy_version
         return output
 
-    async def take_account(self) -> dict[str, float]:
+    async def trainer_metrics(self) -> dict[str, float]:
         """What the trainer computed since the last time, how fast and in how much memory, under metric names."""
         return dict((await self._ask(wire.TakeAccount(), wire.AccountOutput)).metrics)
 

@@ -8,15 +8,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 _MAX_LOGITS = 2**25
-"""Most logits at a time: 128 MiB in float32."""
+"""Logits held at a time, at most: 128 MiB in float32."""
 
 
 class TokenScores(NamedTuple):
-    """What the head says of n tokens: float32, [n] each."""
+    """Per token, float32 [n] each."""
 
     logprobs: Tensor
     entropies: Tensor
-    """Of the whole distribution that the token was drawn from, nats; no gradient."""
+    """Entropy of the token's whole distribution in nats; no gradient."""
 
 
 def token_scores(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenScores:
@@ -25,18 +25,26 @@ def token_scores(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: f
     hidden [n, hidden], weight [vocabulary, hidden], targets [n]. Memory does not grow with n * vocabulary, neither
     forward nor backward.
     """
-    if weight.requires_grad and torch.is_grad_enabled():
-        return _trained_head(hidden, weight, targets, temperature)
-    return TokenScores(*_FrozenHead.apply(hidden, weight, targets, temperature))  # type: ignore[misc]
+    if not (weight.requires_grad and torch.is_grad_enabled()):
+        return TokenScores(*_FrozenHead.apply(hidden, weight, targets, temperature))  # type: ignore[misc]
 
+    # a trained head takes plain autograd; the backward pass recomputes the logits
+    def score(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = _logits(part, _matrix(weight)) / temperature
+        normaliser = logits.logsumexp(dim=1, keepdim=True)
+        with torch.no_grad():
+            entropies = _entropies((logits - normaliser).exp_(), logits, normaliser)
+        return (logits.gather(1, part_targets[:, None]) - normaliser)[:, 0], entropies
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """The log-probabilities alone."""
-    return token_scores(hidden, weight, targets, temperature).logprobs
+    parts = zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True)
+    scores = [checkpoint(score, part, part_targets, use_reentrant=False) for part, part_targets in parts]
+    return TokenScores(
+        torch.cat([logprobs for logprobs, _ in scores]), torch.cat([entropies for _, entropies in scores])
+    )
 
 
 class _FrozenHead(torch.autograd.Function):
-    """The gradient to `hidden` is known but for one factor per token, so the forward pass keeps it instead of logits.
+    """The gradient of `hidden` is known up to one factor per token, so the forward pass keeps it instead of logits.
 
     d log p(target) / d hidden = (onehot(target) - probabilities) @ weight / temperature.
     """
@@ -52,7 +60,11 @@ class _FrozenHead(torch.autograd.Function):
             logits = _logits(part, matrix)
             if temperature != 1.0:
                 logits.div_(temperature)
-            probabilities, normaliser = _softmax(logits)
+            # log p = logit - normaliser where a row is largest: p there is at least 1 / vocabulary, so its log is
+            # exact, and no other pass over the exponentials is needed
+            largest, where = logits.max(dim=1, keepdim=True)
+            probabilities = logits.softmax(dim=1)
+            normaliser = largest - probabilities.gather(1, where).log()
             logprobs.append((logits.gather(1, part_targets[:, None]) - normaliser)[:, 0])
             entropies.append(_entropies(probabilities, logits, normaliser))
             if needs_gradient:
@@ -74,43 +86,16 @@ class _FrozenHead(torch.autograd.Function):
 def gradient_directions(probabilities: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
     """(onehot(targets) - probabilities) @ matrix, [n, hidden]; overwrites `probabilities` [n, vocabulary], float32.
 
-    The difference is taken before anything is rounded to the matrix's precision. The other way round, as a row minus a
-    product, what is left of a token of probability 0.999 is smaller than the rounding of the two.
+    The difference is taken before rounding to the matrix's precision. As a row minus a product, what is left of a token
+    of probability 0.999 would be smaller than the rounding errors of the two.
     """
     residuals = probabilities.neg_()
     residuals[torch.arange(len(targets), device=targets.device), targets] += 1.0
     return residuals.to(matrix.dtype) @ matrix
 
 
-def _softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities, and the log of what they were normalised by [n, 1], without another pass over the exponentials.
-
-    Where a row is largest, log p = logit - normaliser; p there is at least 1 / vocabulary, so its log is exact.
-    """
-    largest, where = logits.max(dim=1, keepdim=True)
-    probabilities = logits.softmax(dim=1)
-    return probabilities, largest - probabilities.gather(1, where).log()
-
-
-def _trained_head(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> TokenScores:
-    """The plain way, for a head that is trained too; logits are computed again in the backward pass."""
-
-    def score(part: Tensor, part_targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = _logits(part, _matrix(weight)) / temperature
-        normaliser = logits.logsumexp(dim=1, keepdim=True)
-        with torch.no_grad():
-            entropies = _entropies((logits - normaliser).exp_(), logits, normaliser)
-        return (logits.gather(1, part_targets[:, None]) - normaliser)[:, 0], entropies
-
-    parts = zip(_chunks(hidden, weight), _chunks(targets, weight), strict=True)
-    scores = [checkpoint(score, part, part_targets, use_reentrant=False) for part, part_targets in parts]
-    return TokenScores(
-        torch.cat([logprobs for logprobs, _ in scores]), torch.cat([entropies for _, entropies in scores])
-    )
-
-
 def _entropies(probabilities: Tensor, logits: Tensor, normaliser: Tensor) -> Tensor:
-    """- sum p log p = normaliser - sum p * logit, row by row, without another matrix of that size."""
+    """-sum p log p = normaliser - sum p * logit per row, without another matrix of that size."""
     expected_logits = torch.bmm(probabilities[:, None, :], logits[:, :, None])
     return normaliser[:, 0] - expected_logits[:, 0, 0]
 
@@ -120,7 +105,7 @@ def _chunks(rows: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
 
 
 def _matrix(weight: Tensor) -> Tensor:
-    """Half precision stays what it is on CUDA, whose kernels accumulate and answer in float32; CPUs get float32."""
+    """Half precision stays on CUDA, whose kernels accumulate and return float32; on CPU the weight becomes float32."""
     return weight if weight.is_cuda else weight.float()
 
 

@@ -1,11 +1,11 @@
-"""Which loss settings can work: refused before a model loads. No torch here."""
+"""Checks loss settings before a model loads. Does not import torch."""
 
 from cua_rl.config import LossConfig
 from cua_rl.errors import ConfigError
 
 
 def check_loss_config(config: LossConfig) -> None:
-    """Raises `ConfigError` for constants that no loss can work with."""
+    """Raises `ConfigError` for settings that no loss can work with."""
     if not config.temperature > 0.0:
         raise ConfigError(f"expected loss.temperature > 0, got {config.temperature!r}: give the sampler's temperature")
     if config.clip_low < 0.0 or config.clip_high < 0.0:
@@ -33,7 +33,7 @@ def _check_dual_clip(config: LossConfig) -> None:
 
 
 def _check_mismatch_correction(config: LossConfig) -> None:
-    """Truncation and masks of the weight of trainer over sampler."""
+    """Truncation and masks of the behaviour weight."""
     if config.name == "cross_entropy" and config.has_behaviour_weight:
         raise ConfigError("tis_cap, icepop_low, icepop_high: expected a policy loss with them, got loss=cross_entropy")
     if config.tis_cap is not None and not config.tis_cap > 0.0:

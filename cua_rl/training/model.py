@@ -18,13 +18,15 @@ from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
-from cua_rl.training.attention import PACKED_ATTENTION
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.head import TokenScores, token_scores
-from cua_rl.training.last_layer import keep_predictors_only
-from cua_rl.training.lora import FusedLoraLinear
-from cua_rl.training.sharding import shard_frozen_weights
-from cua_rl.training.vision import use_linear_patch_embedding
+from cua_rl.training.layers import (
+    PACKED_ATTENTION,
+    FusedLoraLinear,
+    keep_predictors_only,
+    use_linear_patch_embedding,
+)
+from cua_rl.training.ranks import shard_frozen_weights
 
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 """Linear layers of the language model only: servers ignore adapters on the vision tower."""
@@ -35,21 +37,21 @@ _WEIGHT_INDEX_SUFFIX = ".index.json"
 
 
 class PolicyModel:
-    """The model that is trained: log-probabilities of trained tokens, and its weights as files."""
+    """The trained model: log-probabilities of trained tokens, and its weights as files."""
 
     def __init__(self, config: TrainerConfig, num_ranks: int = 1) -> None:
         self._config = config
         self.is_sharded = config.sharding == "full" and num_ranks > 1
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # Any: Transformers' annotations do not hold for tensors on a device
-        base: Any = _load_base(config, self.device)
+        base: Any = self._load_base()
         if not self.is_sharded:
             base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
         keep_predictors_only(base.model)
         self.base: Any = base
         self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
-        if self.is_sharded:  # layer by layer from main memory: the device never holds the whole model
+        if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
             if self._peft is None:
                 raise ConfigError("sharding: expected 'none' where everything is trained, got 'full'; train an adapter")
             shard_frozen_weights(base, self.device, num_ranks)
@@ -62,8 +64,14 @@ class PolicyModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What matrix products are computed in."""
-        return _working_dtype(self._config, self.device)
+        """Precision of matrix products.
+
+        auto is float32 on CPUs, which compute it at least as fast unless they have matrix units for half precision.
+        """
+        dtype = self._config.dtype
+        if dtype == "auto":
+            dtype = "bfloat16" if self.device.type == "cuda" else "float32"
+        return torch.float32 if dtype == "float32" else torch.bfloat16
 
     @property
     def image_token_id(self) -> int:
@@ -75,22 +83,22 @@ class PolicyModel:
 
     @property
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
-        """What the optimizer sees, in a fixed order."""
+        """Parameters of the optimizer, in a fixed order."""
         return [parameter for parameter in self.base.parameters() if parameter.requires_grad]
 
     def rope_index(self, input_ids: Tensor, token_types: Tensor, grids: Tensor | None) -> Tensor:
-        """The model's own three-axis positions of one sequence, [3, 1, seq]."""
+        """The model's own M-RoPE positions of one sequence, [3, 1, seq]."""
         return self.base.model.get_rope_index(input_ids, token_types, image_grid_thw=grids)[0]
 
     def precision(self) -> AbstractContextManager[None]:
-        """The context that every forward pass runs in."""
+        """The autocast context of every forward pass."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16)  # type: ignore[return-value]
 
     @contextmanager
     def base_weights(self) -> Generator[None]:
-        """Inside, the model is the base model: the adapter is switched off."""
+        """Inside the block the adapter is disabled, which makes this the base model."""
         if self._peft is None:
             raise TrainingError("expected a LoRA adapter to switch off, got full training: set trainer.lora")
         with self._peft.disable_adapter():
@@ -98,11 +106,11 @@ class PolicyModel:
 
     @property
     def has_reference(self) -> bool:
-        """Whether training started from an adapter, and not from the base model."""
+        """Whether the reference model is an adapter instead of the base model."""
         return self._reference is not None
 
     def load_reference(self, folder: Path) -> None:
-        """Keep a frozen copy of an adapter that `save_weights` wrote; the trained weights stay as they are."""
+        """Keep a frozen copy of an adapter that `save_weights` wrote; the trained weights do not change."""
         if self._peft is None:
             raise TrainingError("expected a LoRA adapter beside which a reference is kept, got full training")
         with self._restored():
@@ -111,7 +119,7 @@ class PolicyModel:
 
     @contextmanager
     def reference_weights(self) -> Generator[None]:
-        """Inside, the model is the reference model: with the adapter of `load_reference`, or without any."""
+        """Inside the block this is the reference model: with the adapter of `load_reference`, or without any."""
         if self._reference is None:
             with self.base_weights():
                 yield
@@ -122,7 +130,7 @@ class PolicyModel:
 
     @contextmanager
     def _restored(self) -> Generator[None]:
-        """Afterwards the trained weights are what they were before; no graph may need them meanwhile."""
+        """Restore the trained weights after the block; no autograd graph may need them meanwhile."""
         kept = [parameter.detach().clone() for parameter in self.trainable_parameters]
         try:
             yield
@@ -131,34 +139,37 @@ class PolicyModel:
 
     def scores(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> TokenScores:
         """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`."""
-        with self.precision():
-            hidden = self._hidden_states(micro_batch, features)
-        return token_scores(hidden, self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature)
-
-    def _hidden_states(self, micro_batch: MicroBatch, features: Mapping[str, Tensor]) -> Tensor:
-        """The language model's last hidden states where a trained token is predicted, [n, hidden]."""
         language_model = self.base.model.language_model
-        embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
-        is_image = micro_batch.is_image.to(self.device)
-        levels = None
-        if micro_batch.image_hashes:
-            levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
-            embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
-        output = language_model(
-            inputs_embeds=embeddings,
-            position_ids=micro_batch.position_ids.to(self.device),
-            visual_pos_masks=None if levels is None else is_image,
-            deepstack_visual_embeds=None if levels is None else list(levels[1:]),
-            sequence_lengths=micro_batch.lengths,
-            predictors=[places.to(self.device) for places in micro_batch.predictors],
-            use_cache=False,
-        )
-        return output.last_hidden_state[0]
+        with self.precision():
+            embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
+            is_image = micro_batch.is_image.to(self.device)
+            levels = None
+            if micro_batch.image_hashes:
+                levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
+                embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
+            output = language_model(
+                inputs_embeds=embeddings,
+                position_ids=micro_batch.position_ids.to(self.device),
+                visual_pos_masks=None if levels is None else is_image,
+                deepstack_visual_embeds=None if levels is None else list(levels[1:]),
+                sequence_lengths=micro_batch.lengths,
+                predictors=[places.to(self.device) for places in micro_batch.predictors],
+                use_cache=False,
+            )
+        # only of the tokens that predict a trained one, [n, hidden]: see `keep_predictors_only`
+        hidden = output.last_hidden_state[0]
+        return token_scores(hidden, self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature)
 
     def save_weights(self, folder: Path) -> None:
         """Write what a sampler loads into an existing folder: a peft adapter, or the whole model folder."""
         if self._peft is not None:
-            _save_adapter(self._peft, folder)
+            weights = get_peft_model_state_dict(self._peft, save_embedding_layers=False)
+            on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+            save_file(on_cpu, folder / ADAPTER_FILE)
+            settings = self._peft.peft_config["default"].to_dict()
+            settings |= {"inference_mode": True, "base_model_name_or_path": None}
+            plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
+            (folder / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
             return
         self.base.save_pretrained(folder)
         for file in self._config.model_path.iterdir():
@@ -167,44 +178,33 @@ class PolicyModel:
                 shutil.copy2(file, folder / file.name)
 
     def load_weights(self, folder: Path) -> None:
-        """Read back what `save_weights` wrote."""
+        """Load what `save_weights` wrote."""
         if self._peft is not None:
             _load_adapter(self._peft, folder)
             return
         saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         self.base.load_state_dict(saved.state_dict())
 
+    def _load_base(self) -> Qwen3VLForConditionalGeneration:
+        """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
+        path = self._config.model_path
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"expected a model folder with config.json in trainer.model_path, got {str(path)!r}")
+        kind = json.loads((path / "config.json").read_text()).get("model_type")
+        if kind != "qwen3_vl":
+            raise ConfigError(f"expected a model of type 'qwen3_vl' in {str(path)!r}, got {kind!r}")
+        return Qwen3VLForConditionalGeneration.from_pretrained(
+            path,
+            dtype=self.dtype if self._config.lora is not None else torch.float32,
+            attn_implementation={"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
+            local_files_only=True,
+        )
+
 
 @torch.no_grad()
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     for source, target in zip(sources, targets, strict=True):
         target.copy_(source)
-
-
-def _working_dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:
-    """auto: CPUs compute float32 at least as fast, unless they have matrix units for halves, and more exactly."""
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
-    return torch.float32 if dtype == "float32" else torch.bfloat16
-
-
-def _load_base(config: TrainerConfig, device: torch.device) -> Qwen3VLForConditionalGeneration:
-    """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
-    if not (config.model_path / "config.json").is_file():
-        raise ConfigError(
-            f"expected a model folder with config.json in trainer.model_path, got {str(config.model_path)!r}"
-        )
-    kind = json.loads((config.model_path / "config.json").read_text()).get("model_type")
-    if kind != "qwen3_vl":
-        raise ConfigError(f"expected a model of type 'qwen3_vl' in {str(config.model_path)!r}, got {kind!r}")
-    dtype = _working_dtype(config, device) if config.lora is not None else torch.float32
-    return Qwen3VLForConditionalGeneration.from_pretrained(
-        config.model_path,
-        dtype=dtype,
-        attn_implementation={"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
-        local_files_only=True,
-    )
 
 
 def _attach_lora(base: Qwen3VLForConditionalGeneration, lora: LoraConfig) -> PeftModel:
@@ -217,15 +217,6 @@ def _attach_lora(base: Qwen3VLForConditionalGeneration, lora: LoraConfig) -> Pef
         adapted = get_peft_model(base, peft_config)
     assert isinstance(adapted, PeftModel)
     return adapted
-
-
-def _save_adapter(model: PeftModel, folder: Path) -> None:
-    weights = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}, folder / ADAPTER_FILE)
-    settings = model.peft_config["default"].to_dict()
-    settings |= {"inference_mode": True, "base_model_name_or_path": None}
-    plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
-    (folder / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
 
 
 def _load_adapter(model: PeftModel, folder: Path) -> None:

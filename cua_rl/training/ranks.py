@@ -1,8 +1,13 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Several trainer processes that act as one: each computes a share of a request's datums, all take the same step.
 
-Every rank gets every request, so what can be known without computing (who has which datum, how many tokens are trained)
-needs no message. One process is the case of one rank, and sends nothing.
+Every rank receives every request, so the assignment of datums and the number of trained tokens need no communication.
+A single process is one rank and sends nothing.
+
+A frozen base model can be sharded over the ranks (PyTorch's FSDP2): the weights of a layer are gathered while it
+computes and freed afterwards. Adapters stay whole on every rank, so gradients, optimizer and checkpoints are those of
+an unsharded model. Gathering involves all ranks, so all make the same number of passes: a rank with less work adds
+passes of `empty_micro_batch` and blank images.
 """
 
 import heapq
@@ -15,6 +20,9 @@ from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from cua_rl.errors import TrainingError
 
@@ -32,7 +40,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """As torchrun says; joins the other processes. Alone if torchrun did not start this process."""
+        """Join the processes that torchrun started; a single rank if it did not start this one."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls()
@@ -42,7 +50,7 @@ class Ranks:
         return cls(distributed.get_rank(), size)
 
     def close(self) -> None:
-        """Leave the other processes."""
+        """Leave the process group."""
         if self.size > 1:
             distributed.destroy_process_group()
 
@@ -55,7 +63,7 @@ class Ranks:
         return values[0]  # type: ignore[return-value]
 
     def agreement(self) -> "Agreement":
-        """A block after which all ranks have gone on, or all have failed."""
+        """A block that succeeds on all ranks or fails on all."""
         return Agreement(self)
 
     def gather(self, value: T) -> list[T]:
@@ -67,7 +75,7 @@ class Ranks:
         return values
 
     def largest(self, count: int) -> int:
-        """The largest of all ranks' counts."""
+        """The maximum over all ranks."""
         if self.size == 1:
             return count
         counts = torch.tensor(count)
@@ -76,9 +84,9 @@ class Ranks:
 
     @contextmanager
     def in_step(self) -> Generator[None]:
-        """A block in which ranks wait for each other inside the model: if one fails there, all processes end.
+        """A block in which ranks wait for each other inside the model: a failure there ends all processes.
 
-        The others could not be told: they wait for a share of a layer, not for a message.
+        The other ranks cannot be notified: they wait for a shard of a layer, not for a message.
         """
         try:
             yield
@@ -90,7 +98,7 @@ class Ranks:
             os._exit(1)  # an orderly exit would wait for the others
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up all ranks' gradients, in place and in one message; a rank without datums has zeros."""
+        """All-reduce the gradients in place, in one message; a rank without datums contributes zeros."""
         if self.size == 1:
             return
         for parameter in parameters:
@@ -105,9 +113,9 @@ class Ranks:
 
 
 class Agreement:
-    """Makes a failure on one rank a failure on all, so that nobody waits for a rank that has given up.
+    """Makes a failure on one rank a failure on all, so that no rank waits for one that has given up.
 
-    Inside the block, `share` is called once, by every rank that gets there.
+    Inside the block, every rank that gets that far calls `share` once.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -115,7 +123,7 @@ class Agreement:
         self._is_reached = False
 
     def share(self, value: T) -> list[T]:
-        """Every rank's value; `TrainingError` if a rank failed on its way here."""
+        """Every rank's value; raises `TrainingError` if a rank failed earlier in the block."""
         self._is_reached = True
         told: list[tuple[T | None, str | None]] = self._ranks.gather((value, None))
         failures = [f"rank {rank}: {error}" for rank, (_, error) in enumerate(told) if error is not None]
@@ -134,7 +142,7 @@ class Agreement:
 
 
 def share_out(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Which datums each rank computes: the longest first, each to whoever has the fewest tokens so far."""
+    """Datums per rank: the longest first, each to the rank with the fewest tokens so far."""
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [(0, rank) for rank in range(num_ranks)]
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
@@ -145,7 +153,7 @@ def share_out(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def combine_accounts(accounts: Sequence[dict[str, float]]) -> dict[str, float]:
-    """All ranks' accounts as one: work and speed add up, time and memory are the largest, utilisation is the mean."""
+    """Trainer metrics of all ranks: work and speed add up, time and memory are maxima, utilisation is the mean."""
     combined: dict[str, float] = {}
     for name in accounts[0]:
         values = [account[name] for account in accounts]
@@ -156,3 +164,23 @@ def combine_accounts(accounts: Sequence[dict[str, float]]) -> dict[str, float]:
         else:
             combined[name] = sum(values)
     return combined
+
+
+def shard_frozen_weights(base: Any, device: torch.device, num_ranks: int) -> None:
+    """Keep only this rank's shard of decoder layers, vision blocks and mergers, on `device`.
+
+    Embeddings and head stay whole: they are read outside their modules and are often one tensor.
+    """
+    mesh = init_device_mesh(device.type, (num_ranks,))
+    vision, language = base.model.visual, base.model.language_model
+    for tower, layers in (
+        (vision, [*vision.blocks, vision.merger, *vision.deepstack_merger_list]),
+        (language, list(language.layers)),
+    ):
+        trained = {parameter for parameter in tower.parameters() if parameter.requires_grad}
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, ignored_params=trained)
+        # the tower holds no weights of its own: as the root, it prefetches the next layer while one computes
+        fully_shard(
+            tower, mesh=mesh, ignored_params={one for one in tower.parameters() if not isinstance(one, DTensor)}
+        )

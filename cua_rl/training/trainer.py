@@ -1,31 +1,37 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""The training algorithm inside the worker: log-probabilities, gradients, optimizer steps, state."""
+"""Training inside the worker: log-probabilities, gradients, optimizer steps, checkpoints."""
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from cua_rl.config import LossConfig, TrainerConfig
+from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.training import checkpoint, wire
-from cua_rl.training.account import Account, measure_shape
-from cua_rl.training.batching import MicroBatch, align_with_tokens, check_datums, make_micro_batches
-from cua_rl.training.feature_cache import FeatureCache
+from cua_rl.training.account import Account, held_bytes, measure_shape
+from cua_rl.training.batching import (
+    MicroBatch,
+    align_with_tokens,
+    check_datums,
+    check_rows,
+    empty_micro_batch,
+    make_loss_tokens,
+    make_micro_batches,
+    token_weights,
+)
 from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.loss_inputs import check_rows, make_loss_tokens, token_weights
 from cua_rl.training.loss_metrics import loss_metrics
 from cua_rl.training.losses import TokenLoss, token_losses
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Agreement, Ranks, share_out
-from cua_rl.training.sharding import empty_micro_batch, held_bytes
-from cua_rl.training.vision import ImagePreprocessor, encode_images
+from cua_rl.training.vision import FeatureCache, ImagePreprocessor, encode_images
 from cua_rl.types import Datum, ImageChunk
 
 _T = TypeVar("_T")
@@ -40,11 +46,11 @@ class _Batch:
     images: Mapping[str, ImageChunk]
     """Every distinct screenshot by sha256."""
     num_idle_passes: int = 0
-    """Passes through a sharded model in which only other ranks have something to compute."""
+    """Passes through a sharded model in which only other ranks have work."""
 
 
 class Trainer:
-    """Holds model and optimizer. Gradients of several `forward_backward` calls add up until `optim_step`."""
+    """Holds model and optimizer; gradients of `forward_backward` calls accumulate until `optim_step`."""
 
     def __init__(self, config: TrainerConfig, ranks: Ranks | None = None) -> None:
         torch.manual_seed(config.seed)
@@ -67,10 +73,16 @@ class Trainer:
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
         """Log-probabilities under the policy, the reference model, or the base model."""
-        has_adapter = request.weights == "policy" or (request.weights == "reference" and self.model.has_reference)
         with self._ranks.agreement() as agreement, torch.no_grad():
             batch = self._prepare(request.datums)
-            with self._weights(request.weights), self._in_step():
+            match request.weights:
+                case "policy":
+                    weights, has_adapter = nullcontext(), True
+                case "reference":
+                    weights, has_adapter = self.model.reference_weights(), self.model.has_reference
+                case "base":
+                    weights, has_adapter = self.model.base_weights(), False
+            with weights, self._in_step():
                 scores = [
                     self._scores(batch, part, request.temperature, adapter=has_adapter) for part in batch.micro_batches
                 ]
@@ -79,67 +91,67 @@ class Trainer:
         logprobs = [part.logprobs for part in scores]
         return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
 
-    def _weights(self, weights: Literal["policy", "reference", "base"]) -> AbstractContextManager[None]:
-        match weights:
-            case "policy":
-                return nullcontext()
-            case "reference":
-                return self.model.reference_weights()
-            case "base":
-                return self.model.base_weights()
-
     def forward_backward(self, request: wire.ForwardBackward) -> wire.ForwardBackwardOutput:
-        """Add the gradient of the summed loss; a loss that is not finite throws all gradients away and raises."""
+        """Add the gradient of the summed loss; a loss that is not finite drops all gradients and raises."""
         check_loss_config(request.loss)
         check_rows(request)
-        self._check_weighting(request)
-        scores, losses, totals = list[TokenScores](), list[TokenLoss](), list[float]()
-        encoded_before = self.account.num_encoded_images
-        with ExitStack() as if_it_fails:
-            if_it_fails.callback(self._drop_gradients)
-            agreement = if_it_fails.enter_context(self._ranks.agreement())
-            batch = self._prepare(request.datums)
-            with self._in_step():
-                for micro_batch in batch.micro_batches:
-                    part_scores, part_loss, total = self._backward(batch, micro_batch, request)
-                    scores.append(part_scores)
-                    losses.append(part_loss)
-                    totals.append(total)
-                self._make_idle_passes(batch)
-            _check_totals(batch, totals)
-            batch, scores, losses = self._share(agreement, batch, scores, losses)
-            if_it_fails.pop_all()
-        logprobs = [part.logprobs for part in scores]
-        self._num_trained_tokens += sum(len(part) for part in logprobs)
-        self._is_weighted = request.token_weights is not None
-        return wire.ForwardBackwardOutput(
-            training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs),
-            metrics=_metrics(request.loss, batch, scores, losses)
-            | {"optim/encoded_images": float(self.account.num_encoded_images - encoded_before)},
-        )
-
-    def _check_weighting(self, request: wire.ForwardBackward) -> None:
         if self._num_trained_tokens and self._is_weighted != (request.token_weights is not None):
             raise TrainingError(
                 "expected token_weights with all forward_backward requests of an optimizer step or with none, got both "
                 "kinds: their gradients cannot be added up"
             )
+        encoded_before = self.account.num_encoded_images
+        try:
+            batch, scores, losses = self._accumulate(request)
+        except BaseException:
+            self._drop_gradients()
+            raise
+        logprobs = [part.logprobs for part in scores]
+        all_logprobs = torch.cat(logprobs)
+        sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
+        self._num_trained_tokens += len(all_logprobs)
+        self._is_weighted = request.token_weights is not None
+        metrics = loss_metrics(request.loss, losses, all_logprobs, sampling_logprobs.to(all_logprobs.device)) | {
+            "policy/entropy": float(torch.cat([part.entropies for part in scores]).double().mean()),
+            "optim/num_datums": float(len(batch.datums)),
+            "optim/num_micro_batches": float(len(batch.micro_batches)),
+            "optim/trained_tokens": float(len(all_logprobs)),
+            "optim/total_tokens": float(sum(part.num_tokens for part in batch.micro_batches)),
+            "optim/encoded_images": float(self.account.num_encoded_images - encoded_before),
+        }
+        return wire.ForwardBackwardOutput(
+            training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs), metrics=metrics
+        )
 
-    def _backward(
-        self, batch: _Batch, micro_batch: MicroBatch, request: wire.ForwardBackward
-    ) -> tuple[TokenScores, TokenLoss, float]:
-        """What came out, and the loss that was differentiated."""
-        logprobs, entropies = self._scores(batch, micro_batch, request.loss.temperature)
-        loss = token_losses(request.loss, make_loss_tokens(request, micro_batch.datum_indices, logprobs))
-        total = (loss.losses * token_weights(request, micro_batch.datum_indices, logprobs)).sum()
-        total.backward()
-        return TokenScores(logprobs.detach(), entropies), loss.detach(), total.item()
+    def _accumulate(self, request: wire.ForwardBackward) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
+        """Forward and backward passes of this rank's datums; returns the micro-batches and results of all ranks."""
+        scores, losses, totals = list[TokenScores](), list[TokenLoss](), list[float]()
+        with self._ranks.agreement() as agreement:
+            batch = self._prepare(request.datums)
+            with self._in_step():
+                for part in batch.micro_batches:
+                    logprobs, entropies = self._scores(batch, part, request.loss.temperature)
+                    loss = token_losses(request.loss, make_loss_tokens(request, part, logprobs))
+                    total = (loss.losses * token_weights(request, part.datum_indices, logprobs)).sum()
+                    total.backward()
+                    scores.append(TokenScores(logprobs.detach(), entropies))
+                    losses.append(loss.detach())
+                    totals.append(total.item())
+                self._make_idle_passes(batch)
+            for part, total in zip(batch.micro_batches, totals, strict=True):
+                if not math.isfinite(total):
+                    rollouts = sorted({batch.datums[index].rollout_id for index in part.datum_indices})
+                    raise TrainingError(
+                        f"expected a finite loss, got {total!r} in the micro-batch of rollouts {rollouts!r}; all "
+                        "gradients since the last step were dropped, the weights are unchanged"
+                    )
+            return self._share(agreement, batch, scores, losses)
 
     def _in_step(self) -> AbstractContextManager[None]:
         return self._ranks.in_step() if self.model.is_sharded else nullcontext()
 
     def _make_idle_passes(self, batch: _Batch) -> None:
-        """Hand out this rank's share of the layers to ranks that have more to compute."""
+        """Provide this rank's shards to ranks that have more to compute."""
         for _ in range(batch.num_idle_passes):
             self._cached_features({})
             logprobs, _ = self.model.scores(empty_micro_batch(), {}, temperature=1.0)
@@ -147,18 +159,18 @@ class Trainer:
                 logprobs.sum().backward()
 
     def optim_step(self, request: wire.OptimStep) -> wire.OptimStepOutput:
-        """AdamW along the summed gradient, which is divided by its trained tokens if it came without weights.
+        """Take an AdamW step along the summed gradient, divided by its trained tokens if it was summed without weights.
 
-        A norm that is not finite drops the gradients and raises.
+        Raises `TrainingError` and drops the gradients if their norm is not finite.
         """
         if not self._num_trained_tokens:
             raise TrainingError("expected forward_backward before optim_step, got no gradient to step along")
         optim, num_trained_tokens = request.optim, self._num_trained_tokens
         self._ranks.sum_gradients(self.model.trainable_parameters)
         gradients = [p.grad for p in self.model.trainable_parameters if p.grad is not None]
-        scale = request.gradient_scale / (1 if self._is_weighted else num_trained_tokens)
-        for gradient in gradients:
-            gradient.mul_(scale)
+        if not self._is_weighted:
+            for gradient in gradients:
+                gradient.mul_(1 / num_trained_tokens)
         norm = torch.nn.utils.get_total_norm(gradients)
         if not math.isfinite(norm.item()):
             self._drop_gradients()
@@ -190,7 +202,7 @@ class Trainer:
             checkpoint.save_checkpoint(path, state, self.model.save_weights)
 
     def load_state(self, path: Path, *, with_optimizer: bool) -> None:
-        """Restore a checkpoint; without the optimizer only the weights come back and steps are not counted anew."""
+        """Restore a checkpoint; without the optimizer only the weights, and the policy version stays as it is."""
         state = checkpoint.load_checkpoint(path, self.model.load_weights)
         self._drop_gradients()
         self._optimizer = self._make_optimizer()
@@ -221,7 +233,7 @@ class Trainer:
     def _pack(self, datums: Sequence[Datum]) -> _Batch:
         check_datums(datums, vocabulary_size=self.model.vocabulary_size)
         mine = share_out([datum.model_input.length for datum in datums], self._ranks.size)[self._ranks.rank]
-        images = {image.sha256: image for index in mine for image in datums[index].model_input.images}
+        images = {chunk.image.sha256: chunk for index in mine for chunk in datums[index].model_input.image_chunks}
         micro_batches = make_micro_batches(
             datums,
             mine,
@@ -235,9 +247,10 @@ class Trainer:
     def _share(
         self, agreement: Agreement, batch: _Batch, scores: list[TokenScores], losses: list[TokenLoss]
     ) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
-        """All ranks' micro-batches and what came out of them, on every rank."""
+        """The micro-batches and results of all ranks, on every rank."""
         if self._ranks.size == 1:
             return batch, scores, losses
+        # without positions, the largest part of a micro-batch, which nobody needs any more
         bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
         scored = [TokenScores(*(values.cpu() for values in part)) for part in scores]
         told = agreement.share((bare, scored, [_on_cpu(part) for part in losses]))
@@ -260,15 +273,10 @@ class Trainer:
 
     @torch.no_grad()
     def _cached_features(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
-        """Of a frozen vision tower: each distinct screenshot goes through it once while the cache holds it."""
-        encoded: list[str] = []
-
-        def encode(missing: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
-            encoded.extend(missing)
-            return self._encode(missing)
-
-        features = self._features.features(images.values(), encode)
-        self.account.add_reused_images(len(images) - len(encoded))
+        """Features from a frozen vision tower, which encodes a screenshot again only if the cache has dropped it."""
+        encoded_before = self.account.num_encoded_images
+        features = self._features.features(images.values(), self._encode)
+        self.account.add_reused_images(len(images) - (self.account.num_encoded_images - encoded_before))
         return features
 
     def _encode(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
@@ -283,16 +291,6 @@ class Trainer:
         self._num_trained_tokens = 0
 
 
-def _check_totals(batch: _Batch, totals: Sequence[float]) -> None:
-    for micro_batch, total in zip(batch.micro_batches, totals, strict=True):
-        if not math.isfinite(total):
-            rollouts = sorted({batch.datums[index].rollout_id for index in micro_batch.datum_indices})
-            raise TrainingError(
-                f"expected a finite loss, got {total!r} in the micro-batch of rollouts {rollouts!r}; all gradients "
-                "since the last step were dropped, the weights are as they were"
-            )
-
-
 def _on_cpu(loss: TokenLoss) -> TokenLoss:
     tensors = {field.name: getattr(loss, field.name) for field in fields(loss)}
     return replace(loss, **{name: tensor.cpu() for name, tensor in tensors.items() if tensor is not None})
@@ -300,18 +298,3 @@ def _on_cpu(loss: TokenLoss) -> TokenLoss:
 
 def _join(lists: Sequence[list[_T]]) -> list[_T]:
     return [entry for one in lists for entry in one]
-
-
-def _metrics(
-    config: LossConfig, batch: _Batch, scores: Sequence[TokenScores], losses: Sequence[TokenLoss]
-) -> dict[str, float]:
-    training_logprobs = torch.cat([part.logprobs for part in scores])
-    entropies = torch.cat([part.entropies for part in scores])
-    sampling_logprobs = torch.cat([part.sampling_logprobs for part in batch.micro_batches])
-    return loss_metrics(config, losses, training_logprobs, sampling_logprobs.to(training_logprobs.device)) | {
-        "policy/entropy": float(entropies.double().mean()),
-        "optim/num_datums": float(len(batch.datums)),
-        "optim/num_micro_batches": float(len(batch.micro_batches)),
-        "optim/trained_tokens": float(len(training_logprobs)),
-        "optim/total_tokens": float(sum(part.num_tokens for part in batch.micro_batches)),
-    }

@@ -1,8 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Screenshots to features: decoded and resized as the model server does it, encoded once per distinct image."""
+"""Screenshots to visual features: decoded and resized as the model server does, encoded once per distinct image."""
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,24 +11,25 @@ from typing import Any
 
 import torch
 from PIL import Image, ImageOps
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import Tensor
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from cua_rl.errors import TrainingError
-from cua_rl.renderers.images import image_size
-from cua_rl.training.batching import Grid
+from cua_rl.training.batching import Grid, pack_greedily
 from cua_rl.types import ImageChunk
 
 _MAX_PATCHES = 8192
-"""Most patches that the vision tower sees at a time."""
+"""Patches per pass of the vision tower, at most."""
+
+Encode = Callable[[Mapping[str, ImageChunk]], Mapping[str, Tensor]]
+"""Images by sha256 -> features by sha256, as from `encode_images`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedImage:
-    """An image as the vision tower reads it."""
+    """Input of the vision tower."""
 
     patches: Tensor  # [num_patches, channels * patch_size**2] float32
     grid: Grid
@@ -35,22 +37,21 @@ class PreparedImage:
 
 
 class ImagePreprocessor:
-    """Encoded images to patches, with the preprocessor settings of the model folder."""
+    """Converts encoded images to patches with the preprocessor settings of the model folder."""
 
     def __init__(self, model_path: Path) -> None:
         self._processor = Qwen2VLImageProcessor.from_pretrained(model_path)
 
     def grid(self, chunk: ImageChunk) -> Grid:
-        """How many patches the image will have; reads its header only.
+        """Patches of the image.
 
         Raises:
-            TrainingError: that is another number of tokens than the sampler's prompt had.
+            TrainingError: the image takes a different number of tokens here than in the sampler's prompt.
         """
-        width_px, height_px = image_size(chunk.data)
         settings = self._processor
         height_px, width_px = smart_resize(
-            height_px,
-            width_px,
+            chunk.image.height_px,
+            chunk.image.width_px,
             factor=settings.patch_size * settings.merge_size,
             min_pixels=settings.size["shortest_edge"],
             max_pixels=settings.size["longest_edge"],
@@ -59,27 +60,28 @@ class ImagePreprocessor:
         num_tokens = height * width // settings.merge_size**2
         if num_tokens != chunk.expected_tokens:
             raise TrainingError(
-                f"expected image {chunk.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's "
+                f"expected image {chunk.image.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's "
                 f"prompt, got {num_tokens}: sampler and trainer must load the same preprocessor settings"
             )
         return 1, height, width
 
     def prepare(self, chunks: Iterable[ImageChunk]) -> dict[str, PreparedImage]:
         """The patches of every distinct image once, by sha256."""
-        distinct = {chunk.sha256: chunk for chunk in chunks}
+        distinct = {chunk.image.sha256: chunk for chunk in chunks}
         if not distinct:
             return {}
-        with ThreadPoolExecutor() as threads:  # decoding lets go of the interpreter
-            return dict(zip(distinct, threads.map(self._prepare, distinct.values()), strict=True))
 
-    def _prepare(self, chunk: ImageChunk) -> PreparedImage:
-        patches, grids = read_patches(self._processor, [_decode(chunk.data)])
-        frames, height, width = grids[0].tolist()
-        return PreparedImage(patches=patches, grid=(frames, height, width), num_tokens=chunk.expected_tokens)
+        def prepare_one(chunk: ImageChunk) -> PreparedImage:
+            patches, grids = read_patches(self._processor, [decode_rgb(chunk.image.data)])
+            frames, height, width = grids[0].tolist()
+            return PreparedImage(patches=patches, grid=(frames, height, width), num_tokens=chunk.expected_tokens)
+
+        with ThreadPoolExecutor() as threads:  # decoding releases the GIL
+            return dict(zip(distinct, threads.map(prepare_one, distinct.values()), strict=True))
 
 
-def _decode(data: bytes) -> Image.Image:
-    """Decode to RGB, turned as EXIF says, transparency on white: as the model server does it."""
+def decode_rgb(data: bytes) -> Image.Image:
+    """Decode like the model server: EXIF orientation applied, transparency on white."""
     image = Image.open(io.BytesIO(data))
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -93,31 +95,11 @@ def _decode(data: bytes) -> Image.Image:
 def read_patches(processor: Qwen2VLImageProcessor, images: Sequence[Image.Image]) -> tuple[Tensor, Tensor]:
     """Patches of one frame per image, [num_patches, channels * patch_size**2], and grids [num_images, 3].
 
-    The processor would repeat a still image for every frame of a patch; `LinearPatchEmbed` does that where it is used.
+    The processor would repeat a still image for every frame of a patch; `LinearPatchEmbed` does so on the device.
     """
     one_frame: Any = {"temporal_patch_size": 1}
     batch = processor(images=list(images), return_tensors="pt", **one_frame)
     return batch["pixel_values"], batch["image_grid_thw"]
-
-
-class LinearPatchEmbed(nn.Module):
-    """The tower's patch embedding as one matrix product: its convolution has no overlap, and is slow."""
-
-    def __init__(self, proj: nn.Conv3d) -> None:
-        super().__init__()
-        self.proj = proj
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """patches [num_patches, channels * patch_size**2], which every frame repeats -> [num_patches, hidden]."""
-        weight = self.proj.weight  # [hidden, channels, frames, patch_size, patch_size]
-        one_frame = patches.to(weight.dtype).view(len(patches), weight.shape[1], 1, -1)
-        frames = one_frame.expand(-1, -1, weight.shape[2], -1)
-        return linear(frames.flatten(1), weight.flatten(1), self.proj.bias)
-
-
-def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:
-    """Swap the tower's patch embedding; its parameters keep their names."""
-    tower.add_module("patch_embed", LinearPatchEmbed(tower.patch_embed.proj))
 
 
 def encode_images(
@@ -125,38 +107,55 @@ def encode_images(
 ) -> dict[str, Tensor]:
     """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: the merger's, then every deepstack level's.
 
-    Told how many passes the images take, `agree_on_passes` answers how many to make; the rest are of a blank image.
+    `agree_on_passes` maps the passes that these images take to those that every rank makes; the rest are of a blank.
     """
     features: dict[str, Tensor] = {}
-    groups = list(_groups(images))
+    names = list(images)
+    groups = [names[part] for part in pack_greedily([len(image.patches) for image in images.values()], _MAX_PATCHES)]
     num_passes = agree_on_passes(len(groups))
-    for names in groups:
-        group = [images[name] for name in names]
+    for group_names in groups:
+        group = [images[name] for name in group_names]
         patches = torch.cat([image.patches for image in group]).to(tower.device)
         grids = torch.tensor([image.grid for image in group], device=tower.device)
         output = tower(patches, grid_thw=grids, return_dict=True)
         stacked = torch.stack([output.pooler_output, *output.deepstack_features])
-        features |= zip(names, stacked.split([image.num_tokens for image in group], dim=1), strict=True)
+        features |= zip(group_names, stacked.split([image.num_tokens for image in group], dim=1), strict=True)
     for _ in range(num_passes - len(groups)):
-        _encode_blank(tower)
+        # the smallest image there is
+        side, patch_dim = tower.config.spatial_merge_size, tower.patch_embed.proj.weight[0, :, 0].numel()
+        patches = torch.zeros(side * side, patch_dim, device=tower.device)
+        tower(patches, grid_thw=torch.tensor([[1, side, side]], device=tower.device), return_dict=True)
     return features
 
 
-def _encode_blank(tower: Qwen3VLVisionModel) -> None:
-    """A pass of the smallest image there is."""
-    side, patch_dim = tower.config.spatial_merge_size, tower.patch_embed.proj.weight[0, :, 0].numel()
-    patches = torch.zeros(side * side, patch_dim, device=tower.device)
-    tower(patches, grid_thw=torch.tensor([[1, side, side]], device=tower.device), return_dict=True)
+class FeatureCache:
+    """Features of the most recently used screenshots in main memory, at most `max_bytes` of them.
 
+    Features depend only on the image and the frozen tower, so they never become stale; an adapter on the language model
+    does not change them. All levels of a screenshot (merger and deepstack) are one entry.
+    """
 
-def _groups(images: Mapping[str, PreparedImage]) -> Iterator[list[str]]:
-    group: list[str] = []
-    num_patches = 0
-    for name, image in images.items():
-        if group and num_patches + len(image.patches) > _MAX_PATCHES:
-            yield group
-            group, num_patches = [], 0
-        group.append(name)
-        num_patches += len(image.patches)
-    if group:
-        yield group
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._entries: OrderedDict[str, Tensor] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def features(self, images: Iterable[ImageChunk], encode: Encode) -> dict[str, Tensor]:
+        """Features of every distinct image; `encode` is called for those that are not held, even if there are none."""
+        wanted = {chunk.image.sha256: chunk for chunk in images}
+        found = {name: self._entries[name] for name in wanted if name in self._entries}
+        for name in found:
+            self._entries.move_to_end(name)
+        encoded = encode({name: image for name, image in wanted.items() if name not in found})
+        for name, features in encoded.items():
+            if features.nbytes > self._max_bytes:
+                continue
+            # a copy, because a slice would keep all of the larger tensor alive
+            self._entries[name] = kept = features.detach().cpu().clone()
+            self.num_bytes += kept.nbytes
+            while self.num_bytes > self._max_bytes:
+                self.num_bytes -= self._entries.popitem(last=False)[1].nbytes
+        return {**found, **encoded}

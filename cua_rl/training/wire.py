@@ -1,7 +1,7 @@
-"""What controller and trainer worker say to each other: typed messages, framed on a unix socket. No torch here.
+"""Messages between controller and trainer worker, framed on a unix socket. Does not import torch.
 
-Every frame is eight bytes of length (big endian) and a pickle. The socket lies in a private folder; both ends are ours.
-The first request is `Start`; closing the connection ends the worker.
+Every frame is a length of eight bytes (big endian) and a pickle, which is safe here: the socket is in a private folder,
+and both ends are ours. The first request is `Start`; closing the connection ends the worker.
 """
 
 import io
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.conversation import EncodedImage
+from cua_rl.types import Datum
 
 _LENGTH = struct.Struct(">Q")
 
@@ -41,7 +42,7 @@ class Forward:
 class ForwardBackward:
     """Add the gradient of the loss, summed over trained tokens; answered by `ForwardBackwardOutput`.
 
-    What else a loss needs travels beside the datums, one entry per datum: datums are stored, these are not.
+    Further inputs of the loss are sent beside the datums, one entry per datum, because only datums are stored.
     """
 
     datums: tuple[Datum, ...]
@@ -49,7 +50,7 @@ class ForwardBackward:
     token_weights: tuple[float, ...] | None = None
     """Weight of each trained token of the datum in the sum; None: `OptimStep` takes the mean over trained tokens."""
     proximal_logprobs: tuple[tuple[float, ...], ...] | None = None
-    """Of the policy at the start of the step, aligned with the datum's tokens; None: it is the policy as it is now."""
+    """Of the policy at the start of the step, aligned with the datum's tokens; None: that of the current policy."""
     reference_logprobs: tuple[tuple[float, ...], ...] | None = None
     """Of the policy that training started from, aligned with the datum's tokens; for `kl_loss_coef`."""
 
@@ -62,8 +63,6 @@ class OptimStep:
     """
 
     optim: OptimConfig
-    gradient_scale: float = 1.0
-    """What the summed gradient is multiplied by first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +82,14 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReference:
-    """Take the adapter of a folder as the reference of KL terms, instead of the base model; answered by `Done`."""
+    """Use the adapter in a folder as the reference model, instead of the base model; answered by `Done`."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveWeightsForSampler:
-    """Write what the sampler loads: the adapter, or the whole model if all of it is trained; answered by `Done`."""
+    """Write what the sampler loads: the adapter, or the whole model in full training; answered by `Done`."""
 
     path: Path
 
@@ -131,7 +130,7 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBackwardOutput:
-    """What one forward and backward pass found out."""
+    """The result of a forward and backward pass."""
 
     training_logprobs: tuple[tuple[float, ...], ...]
     """Per datum, aligned with its tokens, 0.0 off-mask."""
@@ -140,12 +139,12 @@ class ForwardBackwardOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimStepOutput:
-    """What one optimizer step did."""
+    """The result of an optimizer step."""
 
     policy_version: int
-    """Completed optimizer steps, this one included."""
+    """Completed optimizer steps including this one."""
     grad_norm: float
-    """Norm of the gradient that was stepped along, before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: float
     num_trained_tokens: int
     """Trained tokens since the last step."""
@@ -167,7 +166,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The request was refused or failed; weights are as they were."""
+    """The request was refused or failed; the weights are unchanged."""
 
     kind: Literal["config", "training"]
     message: str
@@ -177,7 +176,7 @@ Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | Acco
 
 
 def encode(message: Request | Reply) -> bytes:
-    """Pickle a message; of all images with the same sha256 only one copy travels."""
+    """Pickle a message with one copy of all images with the same sha256."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
     return buffer.getvalue()
@@ -229,10 +228,10 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol=protocol)
-        self._images: dict[str, bytes] = {}
+        self._data: dict[str, bytes] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, ImageChunk):
+        if not isinstance(obj, EncodedImage):
             return NotImplemented
-        data = self._images.setdefault(obj.sha256, obj.data)
-        return __newobj__, (ImageChunk,), [data, obj.format, obj.expected_tokens, obj.sha256]
+        data = self._data.setdefault(obj.sha256, obj.data)
+        return __newobj__, (EncodedImage,), [data, obj.format, obj.width_px, obj.height_px, obj.sha256]

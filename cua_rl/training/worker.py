@@ -7,6 +7,7 @@ from typing import cast
 
 from transformers.utils.logging import disable_progress_bar
 
+from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.training import wire
 from cua_rl.training.ranks import Ranks, combine_accounts
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(connection: socket.socket, ranks: Ranks) -> None:
-    """Answer requests; a request that fails is answered with `Failed` and leaves the weights as they were."""
+    """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged."""
     worker = _Worker(ranks)
     while True:
         try:
@@ -45,7 +46,7 @@ def serve(connection: socket.socket, ranks: Ranks) -> None:
 
 
 def follow(ranks: Ranks) -> None:
-    """Do what rank 0 is asked to do, on a rank that nobody listens to."""
+    """Carry out the requests of rank 0 on another rank, whose replies nobody reads."""
     worker = _Worker(ranks)
     while (request := cast("wire.Request | None", ranks.broadcast(None))) is not None:
         worker.reply(request)
@@ -59,63 +60,49 @@ class _Worker:
         self._trainer: Trainer | None = None
 
     def reply(self, request: wire.Request) -> wire.Reply:
-        """The answer, `Failed` if it cannot be carried out."""
+        """The answer; `Failed` if the request cannot be carried out."""
         try:
             with boundary(TrainingError, f"trainer, {type(request).__name__}"):
-                return self._carry_out(request)
+                return self._start(request.config) if isinstance(request, wire.Start) else self._carry_out(request)
         except CuaError as error:
             logger.exception("failed request=%s", type(request).__name__)
             kind = "config" if isinstance(error, ConfigError) else "training"
             return wire.Failed(kind=kind, message=str(error))
 
+    def _start(self, config: TrainerConfig) -> wire.Started:
+        self._trainer = trainer = Trainer(config, self._ranks)
+        num_parameters = sum(parameter.numel() for parameter in trainer.model.base.parameters())
+        num_trainable = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)
+        device = str(trainer.model.device)
+        logger.info("trainer ready device=%s parameters=%d trainable=%d", device, num_parameters, num_trainable)
+        return wire.Started(device=device, num_parameters=num_parameters, num_trainable_parameters=num_trainable)
+
     def _carry_out(self, request: wire.Request) -> wire.Reply:
-        if isinstance(request, wire.Start):
-            self._trainer = Trainer(request.config, self._ranks)
-            return _started(self._trainer)
-        if self._trainer is None:
+        trainer = self._trainer
+        if trainer is None:
             raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
         if isinstance(request, wire.TakeAccount):
-            accounts = self._ranks.gather(self._trainer.account.take())
+            accounts = self._ranks.gather(trainer.account.take())
             return wire.AccountOutput(metrics=combine_accounts(accounts))
-        with self._trainer.account.busy():
-            return _answer(self._trainer, request)
-
-
-def _answer(trainer: Trainer, request: wire.Request) -> wire.Reply:
-    match request:
-        case wire.Forward():
-            return trainer.forward(request)
-        case wire.ForwardBackward():
-            return trainer.forward_backward(request)
-        case wire.OptimStep():
-            return trainer.optim_step(request)
-        case wire.SaveState(path=path):
-            trainer.save_state(path)
-        case wire.LoadState(path=path, with_optimizer=with_optimizer):
-            trainer.load_state(path, with_optimizer=with_optimizer)
-        case wire.LoadReference(path=path):
-            trainer.model.load_reference(path)
-        case wire.SaveWeightsForSampler(path=path):
-            trainer.save_weights_for_sampler(path)
-        case wire.Start() | wire.TakeAccount():
-            raise TrainingError("expected one Start per process, got another")
-    return wire.Done(policy_version=trainer.policy_version)
-
-
-def _started(trainer: Trainer) -> wire.Started:
-    parameters = list(trainer.model.base.parameters())
-    started = wire.Started(
-        device=str(trainer.model.device),
-        num_parameters=sum(parameter.numel() for parameter in parameters),
-        num_trainable_parameters=sum(parameter.numel() for parameter in trainer.model.trainable_parameters),
-    )
-    logger.info(
-        "trainer ready device=%s parameters=%d trainable=%d",
-        started.device,
-        started.num_parameters,
-        started.num_trainable_parameters,
-    )
-    return started
+        with trainer.account.busy():
+            match request:
+                case wire.Forward():
+                    return trainer.forward(request)
+                case wire.ForwardBackward():
+                    return trainer.forward_backward(request)
+                case wire.OptimStep():
+                    return trainer.optim_step(request)
+                case wire.SaveState(path=path):
+                    trainer.save_state(path)
+                case wire.LoadState(path=path, with_optimizer=with_optimizer):
+                    trainer.load_state(path, with_optimizer=with_optimizer)
+                case wire.LoadReference(path=path):
+                    trainer.model.load_reference(path)
+                case wire.SaveWeightsForSampler(path=path):
+                    trainer.save_weights_for_sampler(path)
+                case _:
+                    raise AssertionError(f"expected Start to be carried out by _start, got {request!r}")
+        return wire.Done(policy_version=trainer.policy_version)
 
 
 if __name__ == "__main__":

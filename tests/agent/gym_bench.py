@@ -10,13 +10,13 @@ from typing import Any
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.pool import DevicePool, PoolLimits
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.gym_executions import GYM, GymExecutions
@@ -59,7 +59,7 @@ class GymBench:
     async def run(self, number: int = 0) -> Rollout:
         return await self.runner.run(
             RolloutPlan(
-                source=Source(phase="step", step=1),
+                source=RolloutSource(phase="step", step=1),
                 group_id="g",
                 group_index=0,
                 member_index=0,
@@ -101,7 +101,7 @@ async def open_bench(
                 runner = RolloutRunner(
                     devices=DevicePool(executions.make, max_devices=4, limits=PoolLimits(max_make_attempts=1)),
                     gateway=gateway,
-                    agent=MiniAgent(settings, gateway),
+                    agent=MiniAgent(settings),
                     reward=score_reward,
                     recorder=recorder,
                     max_turns=3,

@@ -6,68 +6,74 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.agents import check_agent
-from cua_rl.recipes.gym_devices import make_gym_executions, name_gym, split_gyms
-from cua_rl.recipes.train_config import CLIConfig
+from cua_rl.run.rollout_config import AgentSettings, DeviceSettings
+from cua_rl.run.rollouts import check_agent
+from cua_rl.run.site import find_place, make_gym_executions, name_gym, split_gyms
+from cua_rl.run.training_config import CLIConfig
 from tests.agent.gym_bench import open_gym
 
-GYM = {"source_type": "gym"}
+GYM: dict[str, object] = {"source_type": "gym"}
 
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"agent_url": "http://localhost:1"}, "agent_url: expected it only with agent=external"),
+        ({"agent_url": "http://localhost:1"}, "agent.url: expected it only with agent=external"),
         ({"agent": "external"}, "got neither"),
         ({"agent": "external", "agent_url": "http://a", "agent_command": "node"}, "got both"),
         ({"agent": "external", "agent_command": "no-such-program --x"}, "program can be found"),
         ({"agent": "external", "agent_command": "node 'a"}, "close the quotes"),
-        ({"agent": "external", "agent_url": "localhost:1"}, "agent_url: expected an address"),
+        ({"agent": "external", "agent_url": "localhost:1"}, "agent.url: expected an address"),
         ({"gbox_mini_agent_base_url": "http://a"}, "only with agent=mini_agent"),
         ({"agent": "mini_agent"}, "set source_type to 'gym'"),
-        ({"gateway_public_url": "trainer:8100"}, "gateway_public_url: expected an address"),
+        ({"gateway_public_url": "trainer:8100"}, "gateway.public_url: expected an address"),
     ],
 )
 def test_agents_that_cannot_work_are_refused_with_advice(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        check_agent(CLIConfig(**options))  # type: ignore[arg-type]
+        check(make_config(CLIConfig, options))
+
+
+def check(config: CLIConfig) -> None:
+    check_agent(config, find_place(config.tasks, config.device))
 
 
 def test_agents_that_can_work_are_taken() -> None:
-    check_agent(CLIConfig())
-    check_agent(CLIConfig(agent="external", agent_command="python3 agent.py --name 'a b'"))
-    check_agent(CLIConfig(agent="mini_agent", tasks=GYM))
+    check(CLIConfig())
+    check(CLIConfig(agent=AgentSettings(name="external", command="python3 agent.py --name 'a b'")))
+    check(CLIConfig(agent=AgentSettings(name="mini_agent"), tasks=GYM))
 
 
 def test_devices_of_a_gym_are_operated_by_gbox_mini_agent_or_need_the_key_of_their_boxes() -> None:
-    make_gym_executions(CLIConfig(agent="mini_agent", tasks=GYM), {})
+    make_gym_executions(CLIConfig(agent=AgentSettings(name="mini_agent"), tasks=GYM), {})
     make_gym_executions(CLIConfig(tasks=GYM), {"GBOX_API_KEY": "key"})
     with pytest.raises(ConfigError, match="gbox_api_key: expected the key"):
         make_gym_executions(CLIConfig(tasks=GYM), {})
 
 
 def test_sources_take_the_configured_gym_unless_they_name_their_own() -> None:
-    config = CLIConfig(gym_base_url="http://gym:1", gym_id="phones")
+    devices = DeviceSettings(gym_base_url="http://gym:1", gym_id="phones")
     own = {"source_type": "gym", "gym_id": "mine"}
     demo = {"source_type": "demo_training"}
 
-    assert name_gym([own, demo], config) == [{**own, "gym_base_url": "http://gym:1"}, demo]
+    assert name_gym([own, demo], devices) == [{**own, "gym_base_url": "http://gym:1"}, demo]
 
 
 def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_told_otherwise() -> None:
-    config = CLIConfig(gym_base_url="http://gym:1", gym_id="phones")
+    devices = DeviceSettings(gym_base_url="http://gym:1", gym_id="phones")
     gym: dict[str, object] = {"source_type": "gym"}
     named = {"gym_base_url": "http://gym:1", "gym_id": "phones", **gym}
     held_out: dict[str, object] = {"source_type": "gym", "gym_id": "other"}
 
-    assert split_gyms(gym, gym, config) == ({"split_type": "train", **named}, {"split_type": "eval", **named})
+    assert split_gyms(gym, gym, devices) == ({"split_type": "train", **named}, {"split_type": "eval", **named})
     slashed = {**named, "gym_base_url": f"{named['gym_base_url']}/"}  # the same server, written in another way
-    assert split_gyms(gym, slashed, config)[1] == {"split_type": "eval", **slashed}
-    assert split_gyms([gym], None, config) == ([named], None)
-    assert split_gyms(gym, held_out, config) == (named, {**named, "gym_id": "other"})
-    assert split_gyms({**gym, "split_type": "eval"}, gym, config)[0] == {**named, "split_type": "eval"}
+    assert split_gyms(gym, slashed, devices)[1] == {"split_type": "eval", **slashed}
+    assert split_gyms([gym], None, devices) == ([named], None)
+    assert split_gyms(gym, held_out, devices) == (named, {**named, "gym_id": "other"})
+    assert split_gyms({**gym, "split_type": "eval"}, gym, devices)[0] == {**named, "split_type": "eval"}
 
 
 @pytest.mark.parametrize("options", [["agent=mini_agent"], ["gbox_api_key=key"]])

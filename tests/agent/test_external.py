@@ -19,13 +19,13 @@ from cua_rl.actions import Click, Wait
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
-from cua_rl.events import Source, TurnTaken
+from cua_rl.events import RolloutSource, TurnTaken
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.fakes import FakeDevice, FakeRecorder, make_task
@@ -85,14 +85,14 @@ class Bench:
         runner = RolloutRunner(
             devices=DevicePool(make_device, max_devices=1),
             gateway=self.gateway,
-            agent=ExternalAgent(program, self.gateway, grace_s=0.5),
+            agent=ExternalAgent(program, grace_s=0.5),
             reward=binary_reward,
             recorder=self.recorder,
             max_turns=max_turns,
             time_limits=time_limits,
             make_id=lambda: "r1",
         )
-        source = Source(phase="step", step=1)
+        source = RolloutSource(phase="step", step=1)
         plan = RolloutPlan(
             source=source, group_id="g", group_index=0, member_index=0, task=make_task(max_turns=9), params=PARAMS
         )
@@ -109,7 +109,7 @@ async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerat
                 yield Bench(gateway, fake, tmp_path)
 
 
-async def test_turns_are_answers_joined_with_the_deeds_that_followed_them(bench: Bench) -> None:
+async def test_turns_are_answers_joined_with_the_device_steps_that_followed_them(bench: Bench) -> None:
     async def work(desk: Desk) -> Any:
         await desk.ask()
         await desk.act(action="click", coordinate=[500, 1000])  # 100 x 200 pixels: (50, 200), clamped to 199
@@ -125,10 +125,10 @@ async def test_turns_are_answers_joined_with_the_deeds_that_followed_them(bench:
 
     assert rollout.error is None
     assert bench.device.actions == [Click(x=50, y=199), Wait(duration_s=0)]
-    assert [turn.action for turn in rollout.turns] == [Click(x=50, y=199), None, None]
-    assert rollout.turns[0].more_actions == (Wait(duration_s=0),)
-    assert rollout.turns[0].after is not None
-    assert "fly" in (rollout.turns[1].action_error or "")
+    assert [turn.agent.action for turn in rollout.turns] == [Click(x=50, y=199), None, None]
+    assert rollout.turns[0].agent.more_actions == (Wait(duration_s=0),)
+    assert rollout.turns[0].agent.after is not None
+    assert "fly" in (rollout.turns[1].agent.action_error or "")
     assert (rollout.stop_reason, rollout.answer, rollout.success) == (StopReason.FINISHED, "42", True)
     assert [turn.model.text for turn in rollout.turns] == ["done"] * 3
     assert len([event for event in bench.recorder.events if isinstance(event, TurnTaken)]) == 3
@@ -161,7 +161,7 @@ async def test_an_agent_that_waits_for_longer_than_it_has_ends_as_with_its_turns
     rollout = await bench.run(work, time_limits=TimeLimits(agent_s=15.0))
 
     assert (rollout.stop_reason, rollout.reward and rollout.reward.total) == (StopReason.MAX_TIME, 0.0)
-    assert [turn.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
+    assert [turn.agent.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
     (waited,) = bench.device.actions
     assert isinstance(waited, Wait)
     assert waited.duration_s <= 15.0

@@ -21,6 +21,9 @@ from typing import Any
 
 import chz
 
+from cua_rl.command_line.parsing import parse_command_line
+from cua_rl.command_line.settings import SettingNames
+from cua_rl.command_line.values import UnfitValueError, parse_value
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
@@ -34,10 +37,8 @@ from cua_rl.recipes import (
     sft,
     train,
 )
-from cua_rl.recipes.command_line import list_settings, parse_command_line
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
-from cua_rl.recipes.setting_values import UnfitValueError, parse_value
 from cua_rl.sampling.vllm_command import vllm_command
 from scripts.chaos_kill import ChaosConfig
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
@@ -225,9 +226,10 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
 
 def _python_values(config_class: type[Any], arguments: Sequence[str]) -> dict[str, Any]:
     """What a caller in Python writes for these arguments."""
-    config = parse_command_line(config_class, arguments)
-    names = {re.split(r"[.=]", word.removeprefix("--"))[0].replace("-", "_") for word in arguments}
-    return {name: getattr(config, name) for name in chz.chz_fields(config_class) if name in names}
+    config, names = parse_command_line(config_class, arguments), SettingNames(config_class)
+    given = {re.split(r"[.=]", word.removeprefix("--"))[0].replace("-", "_") for word in arguments if "=" in word}
+    fields = {names.find(name).name.split(".")[0] for name in given}
+    return {name: getattr(config, name) for name in chz.chz_fields(config_class) if name in fields}
 
 
 def _captured(run: Callable[[], int]) -> str:
@@ -271,20 +273,25 @@ _DEVICE_FLAGS = (
 def _check_options(words: Sequence[str], config_class: type[Any] | None = None) -> None:
     """Names are settings of the recipe, or of one of all, and values have their type; `...` and letters stand open."""
     for config in [config_class] if config_class else CONFIGS.values():
-        settings = {setting.name: setting.kind for setting in list_settings(config)}
-        if all(_fits(word, settings) for word in words if word not in ("key=value", "NAME=VALUE")):
+        names = SettingNames(config)
+        if all(_fits(word, names) for word in words if word not in ("key=value", "NAME=VALUE")):
             return
     raise WrongExample(f"expected settings of a recipe with values of their types, got {' '.join(words)!r}")
 
 
-def _fits(word: str, settings: Mapping[str, Any]) -> bool:
+def _fits(word: str, names: SettingNames) -> bool:
     name, value = word.split("=", 1)
-    if name.split(".", 1)[0] not in settings:
-        return False
-    if "..." in value or "<" in value or (len(value) == 1 and value.isalpha()) or "." in name:
+    name = name.removeprefix("--").replace("-", "_")
+    if names.find_entry(name) is not None:
         return True
     try:
-        parse_value(value, settings[name])
+        setting = names.find(name)
+    except ConfigError:
+        return False
+    if "..." in value or "<" in value or (len(value) == 1 and value.isalpha()):
+        return True
+    try:
+        parse_value(value, setting.kind)
     except UnfitValueError:
         return False
     return True

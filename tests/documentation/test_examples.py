@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from tokenizers import AddedToken, Tokenizer
 
+from cua_rl.command_line.settings import format_help
 from cua_rl.database.session import database_url
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.models.page_vocabulary import page_pieces
-from cua_rl.recipes.command_line import format_help
+from cua_rl.models.vocabulary import page_pieces
 from cua_rl.task_loader import load_tasks
 from tests.documentation.examples import ROOT, is_command, read_examples, read_usage
 from tests.documentation.reader import CONFIGS, Reader

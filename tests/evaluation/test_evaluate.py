@@ -6,14 +6,14 @@ import pytest
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import Evaluator, TaskOutcomes, summarise
-from cua_rl.events import EvaluationEnded, GroupEnded, Source, SourceStarted
+from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted
 from cua_rl.metrics import check_names
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.types import AdapterRef, SamplingParams
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
-SOURCE = Source(phase="eval", step=7)
+SOURCE = RolloutSource(phase="eval", step=7)
 ADAPTER = AdapterRef(path=Path("/adapters/7"), policy_version=7)
 
 

@@ -9,11 +9,11 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.judge.judge import is_loopback
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.task import Task
@@ -51,7 +51,7 @@ async def attempt(url: str, *, api: Api = "responses", key: str = KEY, **extra: 
             recorder=NoRecorder(),
             max_turns=3,
         )
-        source = Source(phase="eval", step=0)
+        source = RolloutSource(phase="eval", step=0)
         plan = RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=task, params=PARAMS)
         return await runner.run(plan)
 
@@ -63,7 +63,7 @@ async def test_the_agent_works_through_either_api(fake: FakeEndpoint, url: str, 
     rollout = await attempt(url, api=api)
 
     assert (rollout.stop_reason, len(rollout.turns), rollout.success) == (StopReason.FINISHED, 2, False)
-    assert rollout.turns[0].action is not None
+    assert rollout.turns[0].agent.action is not None
     assert '"coordinate": [500, 500]' in rollout.turns[0].model.text
     assert len(fake.requests) == 2
     assert KEY not in str(rollout)

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.recipes.command_line import parse_command_line
 from cua_rl.recipes.gym_command import FLAGS, format_flags, translate
-from cua_rl.recipes.train_config import CLIConfig
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.sampling.gateway_app import serve_app
 from tests.agent.gym_bench import open_gym
 
 ROOT = Path(__file__).parents[2]
@@ -54,15 +54,23 @@ def test_every_flag_says_a_setting() -> None:
     config = parse(*(word for pair in flags.items() for word in pair))
 
     assert config == parse(*(f"{flag}={value}" for flag, value in flags.items()))
-    assert (config.gym_base_url, config.gym_id, config.agent) == ("http://gym:5010", "my_gym", "mini_agent")
-    assert (config.gbox_mini_agent_base_url, config.gbox_mini_agent_agent) == ("http://mini:3000", "qwen3-vl")
-    assert config.gbox_mini_agent_standard_action_space == "pc"
+    agent, devices = config.agent, config.devices
+    assert (devices.gym_base_url, devices.gym_id, agent.name) == (
+        "http://gym:5010",
+        "my_gym",
+        "mini_agent",
+    )
+    assert (agent.gbox_mini_agent_base_url, agent.gbox_mini_agent_agent) == (
+        "http://mini:3000",
+        "qwen3-vl",
+    )
+    assert agent.gbox_mini_agent_standard_action_space == "pc"
     assert (config.base_url, config.model_name) == ("http://vllm:8000/v1", "some/model")
-    assert (config.monitor_base_url, config.project_id, config.project_token) == (
+    assert (config.monitor.base_url, config.monitor.project_id, config.monitor.project_token) == (
         "https://monitor.example.com", "7", "token",
     )  # fmt: skip
-    assert (config.groups_per_batch, config.max_concurrent_rollouts, config.max_images) == (4, 16, 64)
-    assert (config.max_turns, config.task_timeout_s, config.turn_timeout_s) == (30, 600.0, 120.0)
+    assert (config.groups_per_batch, config.max_concurrent_rollouts, config.server.max_images) == (4, 16, 64)
+    assert (config.max_turns, devices.task_timeout_s, devices.turn_timeout_s) == (30, 600.0, 120.0)
     assert config.tasks == {"source_type": "gym", "train_ratio": 0.9, "seed": 42, "limit": 10, "tags": ["easy"]}
     assert config.eval_tasks == config.tasks
 
@@ -72,7 +80,8 @@ def test_other_arguments_pass_and_what_stands_last_wins() -> None:
         "--batch-size", "4", "groups_per_batch=2", "learning_rate=1e-4", "agent=gbox", "gym_id=a", MODEL_NAME="m"
     )
 
-    assert (config.groups_per_batch, config.learning_rate, config.agent, config.gym_id) == (2, 1e-4, "gbox", "a")
+    assert (config.groups_per_batch, config.learning_rate) == (2, 1e-4)
+    assert (config.agent.name, config.devices.gym_id) == ("gbox", "a")
     assert config.model_name == "m"
     assert parse("--batch-size", "4", BATCH_SIZE="8").groups_per_batch == 4
     assert parse("--tasks", '{"source_type": "demo_all"}', "agent=gbox").tasks == {"source_type": "demo_all"}
@@ -84,7 +93,7 @@ def test_settings_of_a_file_are_not_overruled_by_what_a_gym_run_is(tmp_path: Pat
 
     config = parse("--config", str(tmp_path / "run.yaml"), "--gym-limit", "5")
 
-    assert (config.agent, config.tasks) == ("gbox", {"source_type": "gym", "limit": 5})
+    assert (config.agent.name, config.tasks) == ("gbox", {"source_type": "gym", "limit": 5})
 
 
 def test_wrong_flags_are_explained() -> None:
@@ -92,7 +101,7 @@ def test_wrong_flags_are_explained() -> None:
         parse("--gym", "--gym-id", "a")
     with pytest.raises(ConfigError, match="limit_mm_per_prompt: expected a limit of images"):
         parse("--limit-mm-per-prompt", "64")
-    with pytest.raises(ConfigError, match="did you mean 'gym_id'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'devices\.gym_id'"):
         parse("--gym-ids", "a")
 
 
@@ -132,5 +141,5 @@ async def test_the_script_finds_tasks_and_model_by_two_addresses(tmp_path: Path)
 
     assert process.returncode == 0, errors.decode()
     effective = json.loads(output)
-    assert (effective["model_path"], effective["agent"]) == (str(TINY_QWEN3_VL), "mini_agent")
+    assert (effective["model_path"], effective["agent"]["name"]) == (str(TINY_QWEN3_VL), "mini_agent")
     assert (effective["groups_per_batch"], effective["max_concurrent_rollouts"]) == (2, 8)

@@ -2,7 +2,7 @@
 
 import re
 
-from cua_rl.recipes.command_line import list_settings
+from cua_rl.command_line.settings import list_settings
 from cua_rl.recipes.settings_page import PAGE, RECIPES, format_page, shown_default
 
 
@@ -15,6 +15,8 @@ def test_every_setting_of_every_recipe_stands_on_it_with_its_default() -> None:
 
     for recipe in RECIPES:
         for setting in list_settings(recipe.config_class):
+            if setting.group is not None:
+                continue
             default = "required" if repr(setting.default) == "required" else shown_default(setting.default) or "empty"
             assert (setting.name, default.replace("|", "\\|")) in rows
 

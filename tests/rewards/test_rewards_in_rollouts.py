@@ -4,7 +4,7 @@ import pytest
 
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.metrics import check_names
 from cua_rl.rewards.comprehensive import comprehensive_reward
 from cua_rl.rewards.evidence import Evidence
@@ -31,7 +31,7 @@ async def run(agent: Any, reward: RewardFunction, *, watch_goal: bool = False) -
         watch_goal=watch_goal,
     )
     params = SamplingParams(max_tokens=8, temperature=1.0)
-    source = Source(phase="step", step=1)
+    source = RolloutSource(phase="step", step=1)
     plan = RolloutPlan(source=source, group_id="g", group_index=0, member_index=0, task=make_task(), params=params)
     return await runner.run(plan)
 
@@ -39,10 +39,10 @@ async def run(agent: Any, reward: RewardFunction, *, watch_goal: bool = False) -
 class Undoing(FakeAgent):
     """Reaches the goal, takes a turn, then undoes it and takes another."""
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> Any:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> Any:
         device.state = "1"
-        await super().run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
-        return await super().run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
+        await super().run(task, device, access, clock=clock, on_turn=on_turn)
+        return await super().run(task, device, access, clock=clock, on_turn=on_turn)
 
 
 @pytest.mark.parametrize(("watch_goal", "first_success_turn"), [(True, 1), (False, None)])

@@ -9,7 +9,7 @@ from typing import Any
 from cua_rl.events import BatchTaken, GroupEnded, StepTrained
 from cua_rl.rl.async_loop import AsyncStart, train
 from cua_rl.rl.served_policy import SavedPolicy
-from cua_rl.rl.sync_loop import Parts
+from cua_rl.rl.stages import LoopParts
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.types import AdapterRef, Rollout, RolloutGroup
@@ -55,7 +55,7 @@ class World:
         for _ in range(min(self.longest, int(self.random.paretovariate(0.7)))):
             await asyncio.sleep(0)
 
-    def parts(self, **changes: Any) -> Parts:
+    def parts(self, **changes: Any) -> LoopParts:
         values: dict[str, Any] = {
             "tasks": Seeds(),
             "runner": self,
@@ -65,7 +65,7 @@ class World:
             "recorder": self.recorder,
             "log": self.log,
         }
-        return Parts(**values | changes)
+        return LoopParts(**values | changes)
 
     async def train(self, max_lag: int, start: AsyncStart | None = None, **changes: Any) -> None:
         await train(settings(**changes), self.parts(), max_lag=max_lag, limit=self.limit, start=start)

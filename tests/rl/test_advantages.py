@@ -1,6 +1,6 @@
 import pytest
 
-from cua_rl.rl.advantages import AdvantageKind, advantages_of, divide_by_batch_std, group_advantages
+from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, group_advantages, score_group
 from tests.builders import datum, group, model_turn, prompt, rollout, text
 
 KINDS: tuple[AdvantageKind, ...] = ("mean", "mean_std", "leave_one_out", "batch_std")
@@ -32,7 +32,7 @@ def test_a_constant_group_gets_exact_zeros_even_where_the_mean_is_rounded(kind: 
     assert group_advantages([0.7], kind) == (0.0,)
     assert group_advantages([], kind) == ()
     single = group(rollout(model_turn(prompt(text(1))), reward=0.1))
-    assert advantages_of(single, kind) == (0.0,)
+    assert score_group(single, kind).advantages == (0.0,)
 
 
 def test_rewards_that_differ_are_never_taken_for_constant() -> None:

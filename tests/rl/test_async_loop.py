@@ -7,10 +7,10 @@ import pytest
 
 from cua_rl.errors import ParityError, TrainingError
 from cua_rl.evaluation.evaluate import summarise
-from cua_rl.events import CheckpointSaved, GroupEnded, Source, StepTrained
+from cua_rl.events import CheckpointSaved, GroupEnded, RolloutSource, StepTrained
+from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import PARITY_EVERY, AsyncStart, train
-from cua_rl.rl.group_buffer import WaitingGroup
-from cua_rl.rl.policy_lag import require_lag
+from cua_rl.rl.group_buffer import WaitingGroup, require_lag
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.types import AdapterRef, Rollout
 from tests.fakes import FakeTrainer
@@ -40,7 +40,7 @@ async def test_rollouts_go_on_while_a_step_trains() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     class SlowTrainer(FakeTrainer):
-        async def optim_step(self, optim: Any, *, gradient_scale: float = 1.0) -> Any:
+        async def optim_step(self, optim: Any) -> Any:
             entered.set()
             await leave.wait()
             return await super().optim_step(optim)
@@ -170,7 +170,7 @@ class Judge:
         self.begun: list[tuple[str, int, int]] = []
         self.may_end = asyncio.Event()
 
-    async def run(self, source: Source, adapter: AdapterRef) -> Any:
+    async def run(self, source: RolloutSource, adapter: AdapterRef) -> Any:
         self.begun.append((source.phase, source.step, adapter.policy_version))
         await self.may_end.wait()
         return summarise([])
@@ -202,7 +202,7 @@ async def test_the_parity_gate_stops_an_asynchronous_run_too() -> None:
 
 async def test_the_parity_gate_has_something_to_look_at_every_ten_steps_even_if_training_is_the_slower_side() -> None:
     class SlowTrainer(FakeTrainer):
-        async def optim_step(self, optim: Any, *, gradient_scale: float = 1.0) -> Any:
+        async def optim_step(self, optim: Any) -> Any:
             for _ in range(50):
                 await asyncio.sleep(0)
             return await super().optim_step(optim)
@@ -223,7 +223,7 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
     await first.train(2, max_steps=8)
     trained = [group for groups in first.batches[:4] for group in groups]
     kept = [
-        WaitingGroup(group=group, last_step=5 + number)
+        WaitingGroup(scored=score_group(group, "mean"), last_step=5 + number)
         for number, groups in enumerate(first.batches[4:])
         for group in groups
         if all(turn.model.policy_version <= 4 for rollout in group.rollouts for turn in rollout.turns)
@@ -233,8 +233,8 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
     resumed = World(seed=4)
     resumed.trainer.policy_version = 4
     for waiting in kept:
-        source = Source(phase="step", step=waiting.last_step)
-        resumed.recorder.events.append(GroupEnded(source=source, group=waiting.group, advantages=None))
+        source = RolloutSource(phase="step", step=waiting.last_step)
+        resumed.recorder.events.append(GroupEnded(source=source, group=waiting.scored.group, advantages=None))
     start = AsyncStart(
         done_ordinals=frozenset(group.index for group in trained),
         kept_groups=tuple(kept),
@@ -243,7 +243,7 @@ async def test_a_resumed_run_keeps_finished_groups_and_starts_the_others_again()
     await resumed.train(2, start=start, max_steps=8, first_step=5)
 
     ids = {group.group_id for groups in resumed.batches for group in groups}
-    assert {waiting.group.group_id for waiting in kept} <= ids
+    assert {waiting.scored.group.group_id for waiting in kept} <= ids
     both = [*first.batches[:4], *resumed.batches]
     assert times_trained(both) == dict.fromkeys(range(16), 1)
     assert largest_lag(both) <= 2

@@ -1,8 +1,13 @@
 from dataclasses import replace
 
-from cua_rl.rl.batch import build_batch, logprobs_by_turn
-from cua_rl.types import StopReason
+from cua_rl.rl.advantages import score_group
+from cua_rl.rl.datums import Batch, build_batch, logprobs_by_turn
+from cua_rl.types import RolloutGroup, StopReason
 from tests.builders import IMAGE_TOKEN, datum, group, model_turn, prompt, rollout, text
+
+
+def build(*groups: RolloutGroup, keeps_constant: bool = False) -> Batch:
+    return build_batch([score_group(one, "mean") for one in groups], IMAGE_TOKEN, keeps_constant=keeps_constant)
 
 
 def test_constant_groups_give_no_datums() -> None:
@@ -10,7 +15,7 @@ def test_constant_groups_give_no_datums() -> None:
     mixed = group(rollout(turn, reward=1.0, rollout_id="a"), rollout(turn, reward=0.0, rollout_id="b"))
     constant = group(rollout(turn, reward=1.0, rollout_id="c"), rollout(turn, reward=1.0, rollout_id="d"))
 
-    batch = build_batch([mixed, constant], "mean", IMAGE_TOKEN)
+    batch = build(mixed, constant)
 
     assert [entry.rollout_id for entry in batch.datums] == ["a", "b"]
     assert batch.metrics["rollout/retokenised_tokens"] == 0.0
@@ -31,7 +36,7 @@ def test_all_judged_rollouts_are_counted_those_of_constant_groups_too() -> None:
         is_incomplete=True,
     )
 
-    batch = build_batch([mixed, constant, too_few], "mean", IMAGE_TOKEN)
+    batch = build(mixed, constant, too_few)
 
     assert (batch.num_rollouts, len(batch.datums)) == (5, 2)
 
@@ -45,7 +50,7 @@ def test_with_a_kl_term_constant_groups_keep_their_datums_and_incomplete_ones_do
         is_incomplete=True,
     )
 
-    batch = build_batch([mixed, constant, too_few], "mean", IMAGE_TOKEN, keeps_constant=True)
+    batch = build(mixed, constant, too_few, keeps_constant=True)
 
     assert [entry.rollout_id for entry in batch.datums] == ["a", "b", "c", "d"]
     assert [entry.advantages[-1] for entry in batch.datums] == [0.5, -0.5, 0.0, 0.0]

@@ -11,11 +11,11 @@ from cua_rl.rl.curriculum import (
     GroupOutcome,
     SuccessRates,
     SuccessRateStream,
-    collect_groups,
     curriculum_metrics,
     draw_weight,
     systematic_draw,
 )
+from cua_rl.rollout.group import collect_groups
 from cua_rl.tasks.task import Task
 from cua_rl.types import RolloutGroup
 from tests.builders import group, rollout
@@ -49,11 +49,12 @@ async def collect(
             await asyncio.sleep(0)
         return made(outcomes[index], index)
 
-    async def on_end(ended: RolloutGroup, replaced_by: Task | None) -> None:
+    async def end(ended: RolloutGroup, replaced_by: Task | None) -> RolloutGroup:
         ends.append((ended.index, replaced_by.seed if replaced_by else None))
+        return ended
 
     tasks = [make_task(seed=seed) for seed in range(len(outcomes))]
-    return await collect_groups(tasks, num_groups, run, on_end), ends
+    return await collect_groups(tasks, run, end, num_groups=num_groups), ends
 
 
 async def test_constant_groups_are_replaced_until_the_batch_is_full() -> None:

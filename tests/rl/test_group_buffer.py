@@ -2,14 +2,16 @@ from random import Random
 
 import pytest
 
+from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.group_buffer import GroupBuffer, WaitingGroup, fitting
 from cua_rl.types import RolloutGroup
 from tests import builders
 
 
-def make_group(index: int) -> RolloutGroup:
+def make_group(index: int) -> ScoredGroup:
     rollouts = tuple(builders.rollout(reward=reward, rollout_id=f"{index}-{reward}") for reward in (0.0, 1.0))
-    return RolloutGroup(group_id=f"g{index}", index=index, task_id="task", seed=1, rollouts=rollouts)
+    group = RolloutGroup(group_id=f"g{index}", index=index, task_id="task", seed=1, rollouts=rollouts)
+    return score_group(group, "mean")
 
 
 def test_admission_is_arithmetic() -> None:
@@ -78,15 +80,15 @@ def test_whatever_finishes_in_whatever_order_nothing_is_late_and_nothing_is_stuc
 def test_ordinals_that_an_earlier_attempt_left_open_start_again_first() -> None:
     buffer = GroupBuffer(groups_per_batch=2, max_lag=2, max_steps=5, next_step=2, announced_step=1)
 
-    buffer.restore(done={0, 3}, kept=[WaitingGroup(group=make_group(4), last_step=4)])
+    buffer.restore(done={0, 3}, kept=[WaitingGroup(scored=make_group(4), last_step=4)])
 
     assert [buffer.start().ordinal for _ in range(4)] == [1, 2, 5, 6]
     assert buffer.num_waiting == 1
 
 
 def test_with_smaller_batches_the_groups_that_would_come_too_late_are_not_kept() -> None:
-    groups = [WaitingGroup(group=make_group(index), last_step=last) for index, last in enumerate([5, 4, 4, 4, 5])]
+    groups = [WaitingGroup(scored=make_group(index), last_step=last) for index, last in enumerate([5, 4, 4, 4, 5])]
 
     assert len(fitting(groups, next_step=4, groups_per_batch=4)) == 5
     # one a step: step 4 takes one of those it may still take, step 5 one more
-    assert [waiting.group.index for waiting in fitting(groups, next_step=4, groups_per_batch=1)] == [1, 0]
+    assert [waiting.scored.group.index for waiting in fitting(groups, next_step=4, groups_per_batch=1)] == [1, 0]

@@ -1,6 +1,6 @@
 import pytest
 
-from cua_rl.rl.kl_penalty import penalise_divergence
+from cua_rl.rl.advantages import penalise_divergence
 from tests.builders import datum
 
 

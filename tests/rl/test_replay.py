@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from cua_rl.rl.batch import build_batch, logprobs_by_turn
-from cua_rl.rl.replay import ReplayBuffer, first_success, ratio_metrics, replay_metrics, replayed_ids
+from cua_rl.rl.advantages import score_group
+from cua_rl.rl.curriculum import ReplayBuffer, first_success, replay_metrics
+from cua_rl.rl.datums import build_batch, logprobs_by_turn
+from cua_rl.rl.train_step import ratio_metrics
 from cua_rl.types import Rollout, RolloutGroup
 from tests.builders import IMAGE_TOKEN, datum, group, model_turn, prompt, rollout, text
 
@@ -74,20 +76,20 @@ def test_a_group_leaves_its_first_success() -> None:
 def test_the_batch_holds_the_replayed_datum_with_its_own_logprobs_and_policy_version() -> None:
     joined = buffer(solved("old", policy_version=2)).join(failed_group())
 
-    batch = build_batch([joined], "mean", IMAGE_TOKEN)
+    batch = build_batch([score_group(joined, "mean")], IMAGE_TOKEN)
 
     assert [entry.rollout_id for entry in batch.datums] == ["failed-0", "failed-1", "failed-2", "old"]
     assert batch.datums[-1].policy_versions == (2,)
     assert batch.datums[-1].advantages == (0.0, 0.0, 0.75, 0.75)  # mean reward 1/4
     assert batch.datums[0].advantages[-1] == -0.25
-    assert batch.replayed_ids == replayed_ids([joined]) == {"old"}
+    assert batch.replayed_ids == {"old"}
     assert batch.metrics["rollout/retokenised_tokens"] == 0.0
 
 
 def test_one_success_may_join_several_groups_of_a_step() -> None:
     stored = buffer(solved("old"), capacity=1)
 
-    batch = build_batch([stored.join(failed_group(0)), stored.join(failed_group(1))], "mean", IMAGE_TOKEN)
+    batch = build_batch([score_group(stored.join(failed_group(index)), "mean") for index in range(2)], IMAGE_TOKEN)
 
     assert [entry.rollout_id for entry in batch.datums].count("old") == 2
     assert batch.metrics["rollout/retokenised_tokens"] == 0.0

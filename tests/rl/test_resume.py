@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cua_rl.config import LossConfig, OptimConfig
-from cua_rl.rl.curriculum import SuccessRates, SuccessRateStream
-from cua_rl.rl.memory import Memory, load_outcomes
-from cua_rl.rl.sync_loop import Parts, train
+from cua_rl.rl.curriculum import Memory, SuccessRates, SuccessRateStream, load_outcomes
+from cua_rl.rl.stages import LoopParts
+from cua_rl.rl.sync_loop import train
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
 from cua_rl.types import Datum, Rollout, SamplingParams
@@ -30,7 +30,7 @@ class Learner(FakeTrainer):
         self.weight = sha256(f"{self.weight} {trained}".encode()).hexdigest()
         return await super().forward_backward(datums, loss, **weights)
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> Any:
+    async def optim_step(self, optim: OptimConfig) -> Any:
         self.weight = sha256(f"{self.weight} {optim.learning_rate}".encode()).hexdigest()
         return await super().optim_step(optim)
 
@@ -63,7 +63,7 @@ async def run(folder: Path, learner: Learner, num_done: int, last_step: int) -> 
     rates.observe(load_outcomes(folder / "outcomes.jsonl", num_done))
     templates = [Template(name) for name in "abc"]
     log = Log()
-    parts = Parts(
+    parts = LoopParts(
         tasks=SuccessRateStream(templates=templates, seed=5, instance_seeds=range(1000), rates=rates),
         runner=SeededRunner(learner),
         trainer=learner,

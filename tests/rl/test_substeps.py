@@ -1,6 +1,6 @@
 import pytest
 
-from cua_rl.rl.substeps import combine_metrics, deal_datums
+from cua_rl.rl.train_step import combine_metrics, deal_datums
 from tests.builders import datum
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 import chz
@@ -6,7 +7,9 @@ import pytest
 from cua_rl.config import LossConfig, OptimConfig
 from cua_rl.errors import ParityError
 from cua_rl.metrics import check_names
-from cua_rl.rl.train_step import Schedule, TrainStepSettings, scheduled_learning_rate, train_step
+from cua_rl.rl.datums import Batch
+from cua_rl.rl.train_step import Schedule, TrainStepResult, TrainStepSettings, scheduled_learning_rate, train_step
+from cua_rl.types import Datum
 from tests.builders import datum
 from tests.fakes import FakeTrainer
 
@@ -30,8 +33,13 @@ LOSS_FIELDS = ("name", "tis_cap", "kl_loss_coef", "normalisation")
 DATUMS = [datum(rollout_id=str(value), advantages=(0.0, value, value)) for value in (3.0, 1.0, -1.0, -3.0)]
 
 
-async def run(trainer: FakeTrainer, settings: TrainStepSettings, datums: Any = DATUMS) -> Any:
-    result = await train_step(trainer, datums, settings, step=1, learning_rate=0.02)
+def batch_of(datums: Sequence[Datum], num_rollouts: int | None = None) -> Batch:
+    """Datums, each of a rollout of its own, among `num_rollouts` judged ones; by default there are no others."""
+    return Batch(datums=tuple(datums), num_rollouts=num_rollouts or len(datums), metrics={})
+
+
+async def run(trainer: FakeTrainer, settings: TrainStepSettings, datums: Sequence[Datum] = DATUMS) -> TrainStepResult:
+    result = await train_step(trainer, batch_of(datums), settings, step=1, max_steps=2)
     check_names(result.metrics)
     return result
 
@@ -62,12 +70,10 @@ def test_a_constant_schedule_and_a_run_of_one_step_keep_the_rate() -> None:
     assert scheduled_learning_rate(make_settings("linear"), 1, 1) == 0.1
 
 
-async def test_the_step_is_taken_at_the_rate_that_was_asked_for() -> None:
-    trainer = FakeTrainer()
+async def test_the_step_is_taken_at_the_scheduled_rate() -> None:
+    result = await train_step(FakeTrainer(), batch_of([datum()]), make_settings("linear"), step=2, max_steps=3)
 
-    result = await run(trainer, make_settings("linear"), [datum()])
-
-    assert result.metrics["optim/learning_rate"] == 0.02
+    assert result.metrics["optim/learning_rate"] == pytest.approx(0.0525)
 
 
 async def test_the_trainer_is_told_the_weight_of_every_datum() -> None:
@@ -96,7 +102,7 @@ async def test_rollouts_without_datums_count_in_the_means_of_every_substep() -> 
         trainer = FakeTrainer()
 
         settings = make_settings(normalisation="sequence_mean", num_substeps=num_substeps)
-        await train_step(trainer, DATUMS, settings, step=0, learning_rate=0.02, num_rollouts=16)
+        await train_step(trainer, batch_of(DATUMS, num_rollouts=16), settings, step=1, max_steps=1)
 
         # 16 rollouts were judged, the 4 with datums have two tokens each
         assert {given for call in trainer.beside for given in call["token_weights"] or ()} == {weight}

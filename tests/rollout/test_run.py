@@ -1,22 +1,23 @@
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.agent.agent import AgentOutcome
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError, SamplingError
-from cua_rl.events import RolloutStarted, Source, TurnTaken
+from cua_rl.events import RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rl.advantages import advantages_of
-from cua_rl.rollout.group import MAX_ATTEMPTS, GroupPlan, run_group, run_groups
+from cua_rl.rl.advantages import score_group
+from cua_rl.rollout.group import MAX_ATTEMPTS, GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
-from cua_rl.types import RolloutGroup, SamplingParams, StopReason
+from cua_rl.types import AgentTurn, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
 PARAMS = SamplingParams(max_tokens=8, temperature=1.0)
-SOURCE = Source(phase="step", step=1)
+SOURCE = RolloutSource(phase="step", step=1)
 
 
 class Bench:
@@ -61,7 +62,7 @@ async def test_turns_carry_the_agents_side_and_the_gateways_side() -> None:
     rollout = await bench.runner.run(plan())
 
     assert rollout.turns[0].model.response_id == "resp-1"
-    assert rollout.turns[0].before.png == b"screen"
+    assert rollout.turns[0].agent.before.data == b"screen"
     assert [type(event) for event in bench.recorder.events] == [RolloutStarted, TurnTaken]
 
 
@@ -100,20 +101,22 @@ async def test_a_cancelled_rollout_gives_its_device_back() -> None:
     assert not bench.gateway.open
 
 
+async def run_groups(bench: Bench, num_groups: int, group_size: int) -> list[RolloutGroup]:
+    plan = GroupPlan(source=SOURCE, group_size=group_size, params=PARAMS)
+
+    async def end(group: RolloutGroup, _: object) -> RolloutGroup:
+        return group
+
+    return await collect_groups([make_task()] * num_groups, partial(run_group, bench.runner, plan=plan), end)
+
+
 async def test_a_faulty_member_is_tried_again_and_the_fault_is_kept_apart() -> None:
     bench = Bench(FakeAgent([DeviceError("gone"), "1", "0"]), max_devices=1)
-    ended: list[RolloutGroup] = []
 
-    async def on_group(group: RolloutGroup) -> None:
-        ended.append(group)
-
-    (group,) = await run_groups(
-        bench.runner, [make_task()], GroupPlan(source=SOURCE, group_size=2, params=PARAMS), on_group
-    )
+    (group,) = await run_groups(bench, num_groups=1, group_size=2)
 
     assert sorted(group.rewards) == [0.0, 1.0]
     assert [rollout.stop_reason for rollout in group.faulty] == [StopReason.DEVICE_ERROR]
-    assert ended == [group]
 
 
 async def test_the_pool_never_lends_more_devices_than_it_may() -> None:
@@ -127,11 +130,7 @@ async def test_the_pool_never_lends_more_devices_than_it_may() -> None:
             return await super().run(*args, **kwargs)
 
     bench = Bench(Counting(["1"]), max_devices=3)
-
-    async def on_group(_: RolloutGroup) -> None:
-        return
-
-    await run_groups(bench.runner, [make_task()] * 4, GroupPlan(source=SOURCE, group_size=4, params=PARAMS), on_group)
+    await run_groups(bench, num_groups=4, group_size=4)
 
     assert most == 3
     assert len(bench.devices) == 16
@@ -144,20 +143,15 @@ class Pausing:
         self._turn_s = turn_s
         self._num_turns = num_turns
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         seen = await device.observe()
         for index in range(self._num_turns):
             await asyncio.sleep(self._turn_s)
-            client.append(model_turn(prompt(text(1, 2)), response_id=f"resp-{index}"))
+            access.openai_client(task.rollout_id).append(model_turn(prompt(text(1, 2)), response_id=f"resp-{index}"))
             await on_turn(
                 AgentTurn(
-                    index=index,
                     response_id=f"resp-{index}",
                     before=seen,
-                    action=None,
-                    action_error=None,
-                    after=None,
-                    durations_s={},
                 )
             )
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=self._num_turns)
@@ -182,10 +176,10 @@ async def test_a_group_of_which_too_few_survive_is_kept_but_teaches_nothing() ->
     bench = Bench(FakeAgent([*faults, "1", "0"]), max_devices=1)
     small = await run_group(bench.runner, make_task(), 0, group_plan(min_group_size=3))
 
-    assert advantages_of(whole, "mean") == (0.5, -0.5)  # centred over the survivors
+    assert score_group(whole, "mean").advantages == (0.5, -0.5)  # centred over the survivors
     assert small.rewards == [1.0, 0.0]
     assert small.is_constant
-    assert advantages_of(small, "mean") == (0.0, 0.0)
+    assert score_group(small, "mean").advantages == (0.0, 0.0)
 
 
 def group_plan(min_group_size: int) -> GroupPlan:

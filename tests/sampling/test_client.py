@@ -7,7 +7,7 @@ from cua_rl.errors import AdapterError, ConfigError, SamplingError
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.canary import Canary, canary_datum, canary_tokens
 from cua_rl.sampling.client import RequestRejected, SamplingClient
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
 from cua_rl.types import AdapterRef

@@ -13,8 +13,8 @@ from starlette.routing import Route
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.gateway_images import ImageFetcher
-from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.types import SamplingParams
 from tests.renderers.generated import encode_image, make_image
 

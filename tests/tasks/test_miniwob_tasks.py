@@ -3,8 +3,8 @@ import pytest
 pytest.importorskip("miniwob", reason="`make setup` installs the pages")
 
 from cua_rl.errors import ConfigError
-from cua_rl.models.page_vocabulary import label_forms, page_pieces
-from cua_rl.recipes.train_config import CLIConfig
+from cua_rl.models.vocabulary import label_forms, page_pieces
+from cua_rl.run.training_config import CLIConfig
 from cua_rl.task_loader import load_tasks, require_disjoint
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.django_admin.state import draw_names

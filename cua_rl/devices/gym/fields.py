@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-Json = Mapping[str, object]
+from cua_rl.types import Json
 
 _DEVICE_IDS = (
     ("box_id",),

@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # test machines are shared
@@ -15,13 +16,14 @@ import pytest_asyncio
 
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.devices.pool import DeviceBackend, DevicePool
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward, sum_parts
-from cua_rl.rl.batch import Batch, build_batch
+from cua_rl.rl.advantages import score_group
+from cua_rl.rl.datums import Batch, build_batch
 from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings, train_step
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -70,16 +72,12 @@ class Engine:
             max_turns=max_turns,
         )
         params = SamplingParams(max_tokens=48, temperature=1.0)
-        plan = GroupPlan(source=Source(phase="step", step=1), group_size=GROUP_SIZE, params=params)
-        groups = [_with_spread(group) for group in await run_groups(runner, tasks, plan, _ignore)]
-        batch = await asyncio.to_thread(build_batch, groups, "mean", self.renderer.image_token_id)
+        plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=params)
+        groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), _with_spread)
+        scored = [score_group(group, "mean") for group in groups]
+        batch = await asyncio.to_thread(build_batch, scored, self.renderer.image_token_id)
         result = await train_step(
-            self.trainer,
-            batch.datums,
-            SETTINGS,
-            step=0,
-            learning_rate=1e-4,
-            policy_version=adapter.policy_version,
+            self.trainer, batch, SETTINGS, step=1, max_steps=1, policy_version=adapter.policy_version
         )
         return Trained(groups=groups, batch=batch, result=result, policy_version=adapter.policy_version)
 
@@ -100,14 +98,10 @@ SETTINGS = TrainStepSettings(
 )
 
 
-def _with_spread(group: RolloutGroup) -> RolloutGroup:
+async def _with_spread(group: RolloutGroup, _: Task | None) -> RolloutGroup:
     rewards = [sum_parts({"place": float(rollout.member_index)}) for rollout in group.rollouts]
     pairs = zip(group.rollouts, rewards, strict=True)
     return replace(group, rollouts=tuple(replace(rollout, reward=reward) for rollout, reward in pairs))
-
-
-async def _ignore(group: RolloutGroup) -> None:
-    return
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,13 +11,13 @@ import pytest
 from cua_rl.actions import Click
 from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.devices.pool import DevicePool
-from cua_rl.events import Source
+from cua_rl.events import RolloutSource
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.types import ModelTurn, Rollout, StopReason
@@ -33,7 +33,7 @@ async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder
     fake = FakeVllm(renderer)
     fake.answers.extend(ANSWERS)
     task = replace(demo_tasks()[0], max_turns=5)
-    source = Source(phase="step", step=1)
+    source = RolloutSource(phase="step", step=1)
     async with (
         serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url,
         ExternalServer(url) as server,
@@ -45,7 +45,7 @@ async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder
             runner = RolloutRunner(
                 devices=DevicePool(SimulatedPhones().make, max_devices=1),
                 gateway=gateway,
-                agent=ExternalAgent(command, gateway),
+                agent=ExternalAgent(command),
                 reward=binary_reward,
                 recorder=FakeRecorder(),
                 max_turns=5,
@@ -74,8 +74,8 @@ async def test_an_example_agent_acts_and_sends_its_history_back_exactly(
 
     assert rollout.error is None
     assert (rollout.stop_reason, rollout.answer) == (StopReason.FINISHED, "42")
-    assert [turn.action for turn in rollout.turns] == [Click(x=96, y=160), None, None]
-    assert "fly" in (rollout.turns[1].action_error or "")
+    assert [turn.agent.action for turn in rollout.turns] == [Click(x=96, y=160), None, None]
+    assert "fly" in (rollout.turns[1].agent.action_error or "")
     assert all(extends(before.model, after.model) for before, after in pairwise(rollout.turns))
-    assert rollout.turns[0].before.sha256 == rollout.turns[0].model.prompt.images[0].sha256
+    assert rollout.turns[0].agent.before.sha256 == rollout.turns[0].model.prompt.images[0].sha256
     assert all(turn.model.prompt_matches_renderer for turn in rollout.turns)

@@ -96,13 +96,13 @@ async def test_every_screen_is_the_seed_s_whatever_happened_before(
     first: dict[int, bytes] = {}
     for seed in (0, 1):
         await prepare(template.make_task(seed), page)
-        first[seed] = (await page.observe()).png
+        first[seed] = (await page.observe()).data
 
     for seed, between in ((0, template), (1, other_page)):
         await prepare(between.make_task(seed + 2), page)
         await use(page, rng)
         await prepare(template.make_task(seed), page)
-        assert (await page.observe()).png == first[seed], (seed, between.name)
+        assert (await page.observe()).data == first[seed], (seed, between.name)
     await page.close()
 
 

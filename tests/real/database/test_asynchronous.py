@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.progress import load_progress
 from cua_rl.database.queries import load_steps
 from cua_rl.database.rebuild import load_groups
-from cua_rl.events import BatchTaken, CheckpointSaved, Event, Source, SourceStarted
+from cua_rl.events import BatchTaken, CheckpointSaved, Event, RolloutSource, SourceStarted
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import make_group, source_events, start, step_end
@@ -31,7 +31,7 @@ def numbered(ordinal: int, policy_version: int) -> RolloutGroup:
 
 
 def begun(step: int) -> SourceStarted:
-    source = Source(phase="step", step=step)
+    source = RolloutSource(phase="step", step=step)
     return SourceStarted(source=source, tasks=(), num_groups=1, group_size=3, policy_version=0)
 
 

@@ -9,7 +9,7 @@ from cua_rl.actions import Click, TypeText, Wait
 from cua_rl.database.columns import escape_json, escape_text, unescape_json, unescape_text
 from cua_rl.database.encoding import decode_action, decode_more_actions, encode_action, encode_actions
 from cua_rl.errors import DatabaseError
-from cua_rl.events import Source, TurnTaken
+from cua_rl.events import RolloutSource, TurnTaken
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import ACTIONS, make_group, rollout_start, source_events, start, step_end
 from tests.real.database.test_recorder import record
@@ -90,7 +90,9 @@ async def test_deleting_a_training_leaves_only_what_others_may_share(url: str) -
 
 async def test_a_rollout_id_cannot_serve_two_groups(url: str) -> None:
     group = make_group(1)
-    start_again = rollout_start(Source(phase="step", step=1), replace(group, group_id="other"), group.rollouts[0])
+    start_again = rollout_start(
+        RolloutSource(phase="step", step=1), replace(group, group_id="other"), group.rollouts[0]
+    )
 
     with pytest.raises(DatabaseError, match="expected rollout ids to be unique"):
         await record(url, start(), *source_events(group), start_again)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cua_rl.database.monitor_models import Base
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.events import EvaluationEnded, Source
+from cua_rl.events import EvaluationEnded, RolloutSource
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start
 from tests.real.monitor.events import make_step_events
@@ -26,7 +26,9 @@ def test_the_page_names_every_table_in_the_drawing_and_in_the_list() -> None:
 async def test_every_query_of_the_page_answers_and_its_deletions_leave_nothing_of_the_run(url: str) -> None:
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
         baseline = source_events(make_group(seed=9, group_id="before"), 0, "baseline")
-        ended = EvaluationEnded(source=Source(phase="baseline", step=0), metrics={"eval/held_out/success_rate": 0.5})
+        ended = EvaluationEnded(
+            source=RolloutSource(phase="baseline", step=0), metrics={"eval/held_out/success_rate": 0.5}
+        )
         for event in [start(), *baseline, ended, *make_step_events(1), *make_step_events(2)]:
             await recorder.record(event)
     questions = [text.replace("'my-run'", "'run'") for text in STATEMENTS if text.startswith("SELECT")]

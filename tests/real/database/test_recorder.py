@@ -26,7 +26,7 @@ from cua_rl.events import (
     EvaluationEnded,
     Event,
     GroupEnded,
-    Source,
+    RolloutSource,
     SourceStarted,
     TrainingEnded,
     TurnTaken,
@@ -57,7 +57,7 @@ async def record(url: str, *events: Event) -> None:
 
 def whole_run() -> list[Event]:
     group, held_out = make_group(1), make_group(2, group_id="held out")
-    source = Source(phase="eval", step=1)
+    source = RolloutSource(phase="eval", step=1)
     return [
         start(),
         *source_events(group),
@@ -131,7 +131,7 @@ async def test_replaying_every_event_changes_nothing(url: str) -> None:
 
 async def test_rows_show_a_rollout_while_it_runs(url: str, session: AsyncSession) -> None:
     group = make_group(1)
-    source, rollout = Source(phase="step", step=1), group.rollouts[0]
+    source, rollout = RolloutSource(phase="step", step=1), group.rollouts[0]
 
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
         await recorder.record(start())
@@ -177,7 +177,7 @@ async def test_a_resumed_attempt_voids_what_will_run_again(url: str, session: As
         url,
         start(),
         *source_events(baseline, step=0, phase="baseline"),
-        EvaluationEnded(source=Source(phase="baseline", step=0), metrics={}),
+        EvaluationEnded(source=RolloutSource(phase="baseline", step=0), metrics={}),
         *source_events(groups[0]),
         step_end(groups[0]),
         CheckpointSaved(step=1, state_path="/1", sampler_path="/1"),
@@ -224,7 +224,7 @@ async def test_the_history_of_a_run_says_when_it_was_interrupted_and_when_it_wen
 
 async def test_ending_a_training_ends_what_still_runs(url: str) -> None:
     group = make_group(1)
-    source = Source(phase="step", step=1)
+    source = RolloutSource(phase="step", step=1)
 
     await record(
         url,

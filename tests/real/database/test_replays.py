@@ -7,15 +7,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.rebuild import load_advantages, load_groups, load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import DatabaseError
-from cua_rl.events import Event, GroupEnded, Source
-from cua_rl.recipes.curriculum import OUTCOMES_NAME, load_memory
-from cua_rl.recipes.log_directory import prepare_log_directory
-from cua_rl.recipes.train_config import CLIConfig
-from cua_rl.rl.batch import build_batch, build_datums_of_groups
-from cua_rl.rl.curriculum import SuccessRates
-from cua_rl.rl.datums import datums_sha256
-from cua_rl.rl.memory import Memory, build_outcome
-from cua_rl.rl.replay import first_success
+from cua_rl.events import Event, GroupEnded, RolloutSource
+from cua_rl.rl.advantages import ScoredGroup, score_group
+from cua_rl.rl.curriculum import Memory, SuccessRates, build_outcome, first_success
+from cua_rl.rl.datums import build_batch, datums_sha256
+from cua_rl.run.log_directory import prepare_log_directory
+from cua_rl.run.resume import OUTCOMES_NAME, load_memory
+from cua_rl.run.training_config import CLIConfig, CurriculumSettings
 from cua_rl.types import RolloutGroup
 from tests.real.database.conftest import run_sql
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, make_task, source_events, start, step_end
@@ -38,7 +36,7 @@ def second_step(group: RolloutGroup) -> list[Event]:
     advantages = tuple(float(index) / 3 for index in range(len(group.compared)))
     started = source_events(replace(group, replayed=()), step=2)[:-1]
     ended = GroupEnded(
-        source=Source(phase="step", step=2), group=group, advantages=advantages, replaced_by=make_task(seed=8)
+        source=RolloutSource(phase="step", step=2), group=group, advantages=advantages, replaced_by=make_task(seed=8)
     )
     return [*started, ended, ended]
 
@@ -61,11 +59,11 @@ async def test_a_replayed_rollout_is_stored_once_and_its_group_is_rebuilt_with_i
 
 async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(url: str, session: AsyncSession) -> None:
     group = failed_group()
-    batch = build_batch([group], "mean_std", IMAGE_TOKEN)
+    batch = build_batch([score_group(group, "mean_std")], IMAGE_TOKEN)
     advantages = {datum.rollout_id: max(datum.advantages, key=abs) for datum in batch.datums}
     events = second_step(group)[:-2]
     ended = GroupEnded(
-        source=Source(phase="step", step=2),
+        source=RolloutSource(phase="step", step=2),
         group=group,
         advantages=tuple(advantages[rollout.rollout_id] for rollout in group.compared),
     )
@@ -74,7 +72,8 @@ async def test_the_datums_of_a_step_with_a_replay_are_rebuilt_bit_for_bit(url: s
 
     training_id = int(str(run_sql(url, "SELECT id FROM trainings")[0][0]))
     groups, loaded = await load_groups(session, training_id, 2), await load_advantages(session, training_id, 2)
-    datums, _ = build_datums_of_groups(groups, loaded, IMAGE_TOKEN)
+    scored = [ScoredGroup(group=group, advantages=tuple(values)) for group, values in zip(groups, loaded, strict=True)]
+    datums = build_batch(scored, IMAGE_TOKEN).datums
     assert batch.replayed_ids == {EARLIER.rollouts[0].rollout_id}
     assert datums_sha256(datums) == datums_sha256(batch.datums)
 
@@ -100,7 +99,9 @@ async def test_rollouts_are_found_by_id_in_the_order_asked_for(url: str, session
 
 
 async def test_a_resumed_run_remembers_what_the_first_attempt_stored(url: str, tmp_path: Path) -> None:
-    config = CLIConfig(task_sampling="success_rate", replay_successes=True, replay_capacity=1)
+    config = CLIConfig(
+        curriculum=CurriculumSettings(task_sampling="success_rate", replay_successes=True, replay_capacity=1)
+    )
     success = first_success(EARLIER)
     assert success is not None
     with prepare_log_directory(tmp_path / "run", "resume") as folder:
@@ -123,7 +124,7 @@ async def test_a_resumed_run_remembers_what_the_first_attempt_stored(url: str, t
 
 
 async def test_a_resumed_run_says_so_if_its_successes_are_in_another_database(url: str, tmp_path: Path) -> None:
-    config = CLIConfig(replay_successes=True)
+    config = CLIConfig(curriculum=CurriculumSettings(replay_successes=True))
     with prepare_log_directory(tmp_path / "run", "resume") as folder:
         await Memory(outcomes_path=folder.path / OUTCOMES_NAME).remember(1, [EARLIER])
 

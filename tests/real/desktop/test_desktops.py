@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("Xlib", reason="scripts/install_system_packages.sh and `make setup` install what desktops need")
 
 from cua_rl.actions import Click, DoubleClick, Drag, OpenApp, PressKey, RightClick, Scroll, TypeText
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.desktop.device import LinuxDesktop
 from cua_rl.devices.desktop.session import PROGRAMS
 from cua_rl.devices.device import ActionRejected
 from cua_rl.errors import TaskError
 from cua_rl.tasks.desktop.desktops import LinuxDesktops
 from cua_rl.tasks.desktop.templates import DESKTOP_TASKS, DesktopTemplate
-from cua_rl.types import Observation
 
 NEEDED = (*PROGRAMS, "mousepad", "pcmanfm", "xterm")
 pytestmark = pytest.mark.skipif(
@@ -50,7 +50,7 @@ async def eventually(desktop: LinuxDesktop, query: str, expected: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def different_picture(desktop: LinuxDesktop, before: Observation) -> None:
+async def different_picture(desktop: LinuxDesktop, before: EncodedImage) -> None:
     """Programs draw in their own time, on a busy machine more so."""
     async with asyncio.timeout(60):
         while (await desktop.observe()).sha256 == before.sha256:

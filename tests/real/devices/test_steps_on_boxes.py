@@ -13,11 +13,12 @@ from cua_rl.devices.pool import open_pool
 from cua_rl.events import GroupEnded
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rl.sync_loop import Parts, train
+from cua_rl.rl.stages import LoopParts
+from cua_rl.rl.sync_loop import train
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_server import serve_app
+from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import SamplingParams
@@ -95,7 +96,7 @@ async def run_step(
             max_turns=8,
         )
         tasks = {"source_type": "custom", "custom_tasks": [custom]}
-        parts = Parts(
+        parts = LoopParts(
             tasks=load_tasks(tasks, seed=0, split="train", device=backend.abilities),
             runner=runner,
             trainer=trainer,
@@ -130,7 +131,7 @@ async def test_a_step_trains_on_what_was_done_in_boxes(
     solved, failed = ended.group.rollouts
     assert (solved.success, failed.success) == (True, False)
     assert ended.advantages == (0.5, -0.5)
-    assert len({turn.before.sha256 for turn in solved.turns}) >= 2  # the screen answered
-    refused = [turn.action_error for turn in solved.turns if turn.action_error]
+    assert len({turn.agent.before.sha256 for turn in solved.turns}) >= 2  # the screen answered
+    refused = [turn.agent.action_error for turn in solved.turns if turn.agent.action_error]
     assert len(refused) == (1 if (box_type, mode) == ("android", "gbox") else 0)
     assert {film.stem for film in tmp_path.iterdir()} == {solved.rollout_id, failed.rollout_id}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.sampling.server import VllmServer
 from tests.real.end_to_end.runs import Run, read_lines, survivors
 

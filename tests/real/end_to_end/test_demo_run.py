@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.queries import find_training
 from cua_rl.database.rebuild import load_groups
 from cua_rl.database.session import open_sessions
 from cua_rl.recipes.rebuild_datums import RebuildConfig, cli_main
-from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.types import RolloutGroup

@@ -21,7 +21,8 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
-from cua_rl.rl.sync_loop import LoopSettings, Parts, train
+from cua_rl.rl.stages import LoopParts, LoopSettings
+from cua_rl.rl.sync_loop import train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.canary import Canary, canary_tokens
@@ -66,10 +67,10 @@ class LocalTrainer:
     ) -> wire.ForwardBackwardOutput:
         return self.trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=loss, **beside))
 
-    async def optim_step(self, optim: OptimConfig, *, gradient_scale: float = 1.0) -> wire.OptimStepOutput:
-        return self.trainer.optim_step(wire.OptimStep(optim=optim, gradient_scale=gradient_scale))
+    async def optim_step(self, optim: OptimConfig) -> wire.OptimStepOutput:
+        return self.trainer.optim_step(wire.OptimStep(optim=optim))
 
-    async def take_account(self) -> dict[str, float]:
+    async def trainer_metrics(self) -> dict[str, float]:
         return self.trainer.account.take()
 
     async def save_state(self, path: Path) -> None:
@@ -110,7 +111,7 @@ async def run_steps(
             sampler_path=lambda step: folder / "sampler_weights" / f"{step:06d}",
             record_checkpoint=lambda step, state, sampler: [step],
         )
-        parts = Parts(
+        parts = LoopParts(
             tasks=load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train"),
             runner=make_runner(Gateway(sampler, renderer, PARAMS)),
             trainer=local,
@@ -144,7 +145,6 @@ def make_settings(renderer: Renderer) -> LoopSettings:
         groups_per_batch=6,
         group_size=6,
         params=PARAMS,
-        advantages="mean",
         train=TrainStepSettings(
             loss=LossConfig(),
             optim=OptimConfig(learning_rate=1e-3),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,21 +11,23 @@ from typing import Any
 import pytest
 
 from cua_rl.actions import Action, Button, Click, PressButton
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
+from cua_rl.agent.agent import AgentOutcome, AgentTask, OnTurn
+from cua_rl.command_line.parsing import make_config
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, JudgeError
-from cua_rl.events import GroupEnded, Source, SourceStarted, TrainingEnded, TrainingStarted
+from cua_rl.events import GroupEnded, RolloutSource, SourceStarted, TrainingEnded, TrainingStarted
 from cua_rl.judge.request import Case, build_messages
 from cua_rl.recipes.calibrate_judge import CalibrateConfig, cli_main
-from cua_rl.recipes.judge_config import make_judge_config, require_precision
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.group import GroupPlan, run_groups
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
+from cua_rl.run.judge import make_judge_config, require_precision
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
-from cua_rl.types import ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
+from cua_rl.tasks.task import Task
+from cua_rl.types import AgentTurn, ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.doubles.judge_endpoint import KEY, MODEL, Asked, JudgeEndpoint, serve_judge, verdict
 from tests.fakes import FakeGateway
@@ -52,9 +55,9 @@ class CoinFlips:
     num_turns: int = 0
 
     async def run(
-        self, instruction: str, device: Device, client: Any, *, max_turns: int, on_turn: OnTurn
+        self, task: AgentTask, device: Device, access: Any, *, clock: object, on_turn: OnTurn
     ) -> AgentOutcome:
-        turns: list[ModelTurn] = client
+        turns: list[ModelTurn] = access.openai_client(task.rollout_id)
         self.num_turns += 1
         response_id = f"resp-{self.num_turns}"
         turns.append(model_turn(prompt(text(1, 2)), response_id=response_id))
@@ -65,13 +68,10 @@ class CoinFlips:
         await device.execute(action)
         await on_turn(
             AgentTurn(
-                index=0,
                 response_id=response_id,
                 before=before,
                 action=action,
-                action_error=None,
                 after=await device.observe(),
-                durations_s={},
             )
         )
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1, answer='{"success": true, "reason": "done"}')
@@ -79,7 +79,7 @@ class CoinFlips:
 
 async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
     """An evaluation on simulated phones as a run records it: (instruction, rollout) of each."""
-    params, source = SamplingParams(max_tokens=8, temperature=1.0), Source(phase="baseline", step=0)
+    params, source = SamplingParams(max_tokens=8, temperature=1.0), RolloutSource(phase="baseline", step=0)
     tasks = load_tasks({"source_type": "custom", "custom_tasks": TASKS}, seed=0, split="eval").held_out(GROUPS)
     async with DatabaseRecorder(url, image_token_id=9) as recorder, SimulatedPhones() as phones:
         await recorder.record(
@@ -87,8 +87,9 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
         )
         await recorder.record(SourceStarted(source=source, tasks=tuple(tasks), group_size=MEMBERS, policy_version=0))
 
-        async def on_group(group: RolloutGroup) -> None:
+        async def record_end(group: RolloutGroup, _: Task | None) -> RolloutGroup:
             await recorder.record(GroupEnded(source=source, group=group, advantages=None))
+            return group
 
         runner = RolloutRunner(
             devices=DevicePool(phones.make, max_devices=16),
@@ -98,7 +99,8 @@ async def record_rollouts(url: str) -> list[tuple[str, Rollout]]:
             recorder=recorder,
             max_turns=2,
         )
-        groups = await run_groups(runner, tasks, GroupPlan(source=source, group_size=MEMBERS, params=params), on_group)
+        plan = GroupPlan(source=source, group_size=MEMBERS, params=params)
+        groups = await collect_groups(tasks, partial(run_group, runner, plan=plan), record_end)
         await recorder.record(TrainingEnded(status="completed"))
     return [
         (task.instruction, rollout) for task, group in zip(tasks, groups, strict=True) for rollout in group.rollouts
@@ -155,7 +157,7 @@ def config(base_url: str, folder: Path, **more: Any) -> CalibrateConfig:
     settings: dict[str, Any] = {"run": "known", "num_rollouts": 1000, "log_dir": str(folder)}
     judge = {"judge_base_url": base_url, "judge_model": MODEL, "judge_max_retries": 0}
     prices = {"judge_input_price": 1.0, "judge_output_price": 5.0}
-    return CalibrateConfig(**settings | judge | prices | more)
+    return make_config(CalibrateConfig, settings | judge | prices | more)
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ async def test_the_matrix_of_a_judge_of_known_error_is_right_and_the_gate_refuse
         settings = config(base_url, tmp_path)
         await cli_main(settings, environ)
 
-    judge_config = make_judge_config(settings)
+    judge_config = make_judge_config(settings.judge)
     assert judge_config is not None
     record = json.loads((tmp_path / "judge_calibrations" / f"{judge_config.fingerprint}.json").read_text())
     found = record["all"]

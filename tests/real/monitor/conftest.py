@@ -12,7 +12,7 @@ import uvicorn
 
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import make_writer_engine
-from cua_rl.events import EvaluationEnded, Source
+from cua_rl.events import EvaluationEnded, RolloutSource
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.projects import create_project
@@ -105,7 +105,7 @@ async def shown(server_url: str) -> AsyncGenerator[Shown]:
     headers = {"Authorization": f"Bearer {WRITE_TOKEN}"}
     async with DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as recorder:
         baseline = source_events(make_group(seed=9, group_id="before"), 0, "baseline")
-        ended = EvaluationEnded(source=Source(phase="baseline", step=0), metrics={})
+        ended = EvaluationEnded(source=RolloutSource(phase="baseline", step=0), metrics={})
         for event in [start(), *baseline, ended, *make_step_events(1), *make_step_events(2)]:
             await recorder.record(event)
         await recorder.flush()

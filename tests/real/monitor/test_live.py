@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.events import Source, TurnTaken
+from cua_rl.events import RolloutSource, TurnTaken
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, rollout_start, source_events, start
 from tests.real.monitor.conftest import Shown
 
@@ -44,7 +44,7 @@ async def test_a_turn_is_told_within_a_second_and_nothing_is_missed_by_who_comes
     group = make_group(seed=5, group_id="live")
     begun, *_ = source_events(group, 1)
     rollout = group.rollouts[0]
-    source = Source(phase="step", step=1)
+    source = RolloutSource(phase="step", step=1)
     async with AsyncExitStack() as stack:
         recorder = await stack.enter_async_context(DatabaseRecorder(shown.url, image_token_id=IMAGE_TOKEN))
         await recorder.record(replace(start(), run_name="live", log_path="/logs/live"))

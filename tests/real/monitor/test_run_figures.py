@@ -4,7 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.events import EvaluationEnded, Event, GroupEnded, Phase, RolloutStarted, Source, SourceStarted, StepTrained
+from cua_rl.events import (
+    EvaluationEnded,
+    Event,
+    GroupEnded,
+    Phase,
+    RolloutSource,
+    RolloutStarted,
+    SourceStarted,
+    StepTrained,
+)
 from cua_rl.tasks.task import Task
 from cua_rl.types import Reward, Rollout, RolloutGroup, StopReason, Validation
 from tests.fakes import make_task
@@ -21,7 +30,7 @@ def outcome(rollout: Rollout, success: bool, stop_reason: StopReason = StopReaso
     return replace(rollout, validation=checked, reward=Reward(total=float(success), parts={}), stop_reason=stop_reason)
 
 
-def group_of(source: Source, index: int, task: Task, *successes: bool, last: StopReason) -> RolloutGroup:
+def group_of(source: RolloutSource, index: int, task: Task, *successes: bool, last: StopReason) -> RolloutGroup:
     """A group whose last member was ended by `last`."""
     name = f"{source.phase}-{source.step}-{index}"
     made = make_group(seed=10 * source.step + index, group_id=name, num_rollouts=len(successes))
@@ -37,7 +46,7 @@ def source_of(
     phase: Phase, step: int, *groups: tuple[Task, tuple[bool, ...]], last: StopReason = StopReason.FINISHED
 ) -> list[Event]:
     """A step or evaluation up to the end of these groups; one more group of it has not ended."""
-    source = Source(phase=phase, step=step)
+    source = RolloutSource(phase=phase, step=step)
     tasks = (*(task for task, _ in groups), EASY)
     events: list[Event] = [SourceStarted(source=source, tasks=tasks, group_size=2, policy_version=max(0, step - 1))]
     for index, (task, successes) in enumerate(groups):

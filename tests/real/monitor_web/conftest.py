@@ -14,7 +14,7 @@ from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.browser.chromium import find_chromium
 from cua_rl.errors import ConfigError
-from cua_rl.events import EvaluationEnded, Source, StepTrained, TrainingEnded, TrainingStarted
+from cua_rl.events import EvaluationEnded, RolloutSource, StepTrained, TrainingEnded, TrainingStarted
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.types import RolloutGroup
 from scripts import seed_monitor
@@ -37,7 +37,7 @@ class RecordedRun:
     num_steps: int = 0
 
     async def add_evaluation(self, phase: str) -> None:
-        source = Source(phase=phase, step=self.num_steps)  # pyright: ignore[reportArgumentType]
+        source = RolloutSource(phase=phase, step=self.num_steps)  # pyright: ignore[reportArgumentType]
         self.policy.done_share = 0.5  # where it has done nothing: a wrong final state
         await seed_monitor.run_source(self.recorder, self.policy, source, num_groups=8, turns=2)
         self.policy.done_share = 0.0
@@ -50,7 +50,7 @@ class RecordedRun:
 
     async def run_rollouts(self, *, turns: int = 3, pause_s: float = 0.0) -> list[RolloutGroup]:
         """The groups of the next step, which are not trained on yet."""
-        source = Source(phase="step", step=self.num_steps + 1)
+        source = RolloutSource(phase="step", step=self.num_steps + 1)
         groups = await seed_monitor.run_source(
             self.recorder, self.policy, source, num_groups=3, turns=turns, pause_s=pause_s
         )

@@ -11,8 +11,8 @@ from cua_rl.events import (
     Event,
     GroupEnded,
     Phase,
+    RolloutSource,
     RolloutStarted,
-    Source,
     SourceStarted,
     StepTrained,
     TrainingEnded,
@@ -65,14 +65,14 @@ def group_of(name: str, task: Task = WIFI, *, seed: int = 0, has_fault: bool = F
 
 
 def begun(phase: Phase, step: int, task: Task = WIFI, *, version: int | None = None) -> SourceStarted:
-    source = Source(phase=phase, step=step)
+    source = RolloutSource(phase=phase, step=step)
     trained = step - 1 if phase == "step" else step
     return SourceStarted(source=source, tasks=(task,), group_size=3, policy_version=version or trained)
 
 
 def rollouts_of(phase: Phase, step: int, group: RolloutGroup, task: Task = WIFI) -> list[Event]:
     """The rollouts of a group with their turns; the group does not end yet."""
-    source = Source(phase=phase, step=step)
+    source = RolloutSource(phase=phase, step=step)
     events: list[Event] = []
     for rollout in (*group.rollouts, *group.faulty):
         started = RolloutStarted(
@@ -92,7 +92,7 @@ def rollouts_of(phase: Phase, step: int, group: RolloutGroup, task: Task = WIFI)
 def group_end(phase: Phase, step: int, group: RolloutGroup) -> GroupEnded:
     mean = sum(group.rewards) / max(1, len(group.rewards))
     advantages = tuple(reward - mean for reward in group.rewards) if phase == "step" else None
-    return GroupEnded(source=Source(phase=phase, step=step), group=group, advantages=advantages)
+    return GroupEnded(source=RolloutSource(phase=phase, step=step), group=group, advantages=advantages)
 
 
 def step(
@@ -116,7 +116,7 @@ def evaluation(phase: Phase, number: int, task: Task = HELD_OUT, prefix: str = "
         begun(phase, number, task),
         *rollouts_of(phase, number, group, task),
         group_end(phase, number, group),
-        EvaluationEnded(source=Source(phase=phase, step=number), metrics={}),
+        EvaluationEnded(source=RolloutSource(phase=phase, step=number), metrics={}),
     ]
 
 

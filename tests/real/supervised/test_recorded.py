@@ -13,7 +13,7 @@ from cua_rl.database.migrations import alembic_config, migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.errors import ConfigError
-from cua_rl.recipes.sft_data import build_recorded_examples
+from cua_rl.run.sft_plan import build_recorded_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
 from cua_rl.types import Rollout, RolloutGroup
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, source_events, start

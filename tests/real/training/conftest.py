@@ -1,6 +1,7 @@
-"""One tiny model on disk for all trainer tests."""
+"""One tiny model on disk for all trainer tests, and sequences to train it on."""
 
 import os
+import random
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its threads: test machines are shared
@@ -8,7 +9,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch starts its t
 import pytest
 
 from cua_rl.config import LoraConfig, TrainerConfig
-from tests.real.training.tiny_qwen3_vl import build_random_qwen3_vl
+from cua_rl.types import Datum
+from tests.real.training.tiny_qwen3_vl import build_random_qwen3_vl, draw_screenshot, make_datum
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +21,17 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def config(model_path: Path) -> TrainerConfig:
     return TrainerConfig(model_path=model_path, lora=LoraConfig(rank=4, alpha=8))
+
+
+@pytest.fixture
+def datums() -> list[Datum]:
+    """Different lengths, sizes and numbers of images; one screenshot in two sequences; one sequence without images."""
+    rng = random.Random(0)
+    small = [draw_screenshot(rng) for _ in range(2)]
+    wide = draw_screenshot(rng, width=160, height=64)
+    return [
+        make_datum(rng, [small[0], wide]),
+        make_datum(rng, [small[0]], text=9, sampled=7),
+        make_datum(rng, []),
+        make_datum(rng, [wide, small[1], small[0]], text=3, sampled=4),
+    ]

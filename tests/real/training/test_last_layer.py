@@ -5,7 +5,7 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLay
 
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError
-from cua_rl.training.last_layer import keep_predictors_only
+from cua_rl.training.layers import keep_predictors_only
 from cua_rl.training.model import PolicyModel
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS
 from tests.rounding import assert_equal_but_for_rounding

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cua_rl.config import KlKind, LossConfig, LossName
+from cua_rl.config import LossConfig, LossName
 from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
+from cua_rl.training.batching import turn_ids
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.loss_inputs import turn_ids
 from cua_rl.training.loss_metrics import effective_share, loss_metrics, ratio_metrics
 from cua_rl.training.losses import (
     KL_WEIGHT_CAP,
@@ -208,9 +208,8 @@ def test_under_gspo_weights_and_masks_are_the_turns() -> None:
     torch.testing.assert_close(gradient(LossConfig(name="gspo", tis_cap=1.1), tokens())[:2], torch.tensor([-2.2, -1.1]))
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("is_stale", [False, True])
-def test_the_mean_gradient_of_the_kl_term_is_that_of_the_divergence(kind: KlKind, is_stale: bool) -> None:
+def test_the_mean_gradient_of_the_kl_term_is_that_of_the_divergence(is_stale: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     logits, base, drift = torch.randn(3, 5, generator=generator)
     base, sampling = base.log_softmax(0), (logits + 0.5 * is_stale * drift).log_softmax(0)  # ratios below the cap
@@ -219,24 +218,24 @@ def test_the_mean_gradient_of_the_kl_term_is_that_of_the_divergence(kind: KlKind
     divergence = (policy.exp() * (policy - base)).sum()
 
     # every token once, weighted by how often the sampler draws it: the exact mean
-    losses, estimates = kl_to_reference(kind, policy, sampling, base)
+    losses, *estimates = kl_to_reference(policy, sampling, base)
     mean = (sampling.exp() * losses).sum()
 
     expected = torch.autograd.grad(divergence, logits, retain_graph=True)[0]
     torch.testing.assert_close(torch.autograd.grad(mean, logits)[0], expected)
-    if kind != "k2":  # k2 is biased as an estimate
-        torch.testing.assert_close((sampling.exp() * estimates).sum(), divergence)
+    for estimate in estimates:
+        torch.testing.assert_close((sampling.exp() * estimate).sum(), divergence)
 
 
 def test_kl_estimates_of_one_token_and_the_cap_on_its_weight() -> None:
     training, base = torch.tensor([-1.0]), torch.tensor([-3.0])
 
-    values = {kind: kl_to_reference(kind, training, training, base)[1].item() for kind in ("k1", "k2", "k3")}
-    stale = kl_to_reference("k1", training, torch.tensor([-9.0]), base)[1].item()
+    loss, k3, k1 = (values.item() for values in kl_to_reference(training, training, base))
+    *_, stale = kl_to_reference(training, torch.tensor([-9.0]), base)
 
-    # x = 2: 2, 4 / 2, exp(-2) - 1 + 2
-    assert values == pytest.approx({"k1": 2.0, "k2": 2.0, "k3": math.exp(-2) + 1}, abs=ROUNDING)
-    assert stale == pytest.approx(KL_WEIGHT_CAP * 2.0, abs=ROUNDING)
+    # x = 2: exp(-2) - 1 + 2
+    assert (loss, k3, k1) == pytest.approx((math.exp(-2) + 1, math.exp(-2) + 1, 2.0), abs=ROUNDING)
+    assert stale.item() == pytest.approx(KL_WEIGHT_CAP * 2.0, abs=ROUNDING)
 
 
 def test_the_kl_term_is_added_with_its_coefficient_and_spares_masked_tokens() -> None:
@@ -269,7 +268,7 @@ def test_every_run_of_trained_tokens_is_a_turn_and_datums_begin_new_ones() -> No
 
 
 def test_metrics_are_means_over_tokens_under_known_names() -> None:
-    config = LossConfig(name="ppo", kl_loss_coef=0.5, kl_loss_kind="k1", icepop_low=0.6, icepop_high=2.0)
+    config = LossConfig(name="ppo", kl_loss_coef=0.5, icepop_low=0.6, icepop_high=2.0)
     given = tokens(reference_logprobs=SAMPLING - 1.0)
     first, rest = slice(0, 1), slice(1, 3)
     losses = [
@@ -280,10 +279,12 @@ def test_metrics_are_means_over_tokens_under_known_names() -> None:
     metrics = loss_metrics(config, losses, TRAINING, SAMPLING)
 
     check_names(metrics)
-    # -1 * 2, -1.5 * 1, masked; x = 1 + log ratio, weighted by the ratio
-    kl = (1.0 + 1.5 * (1 + math.log(1.5))) / 3
+    # -1 * 2, -1.5 * 1, masked; x = 1 + log ratio, weighted by the ratio; k3 adds exp(-x) - 1 to x
+    k1 = (1.0 + 1.5 * (1 + math.log(1.5))) / 3
+    kl = k1 + (math.exp(-1) - 1 + 1.5 * (math.exp(-1) / 1.5 - 1)) / 3
     assert metrics["loss/policy"] == pytest.approx(-3.5 / 3, abs=ROUNDING)
     assert metrics["loss/kl_base"] == pytest.approx(kl, abs=ROUNDING)
+    assert metrics["loss/kl_base_k1"] == pytest.approx(k1, abs=ROUNDING)
     assert metrics["loss/total"] == pytest.approx(-3.5 / 3 + 0.5 * kl, abs=ROUNDING)
     assert metrics["policy/mask_frac"] == pytest.approx(1 / 3, abs=ROUNDING)
     assert metrics["policy/clip_frac"] == 0.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.metrics import check_names
-from cua_rl.rl.normalisation import token_weights
+from cua_rl.rl.train_step import token_weights
 from cua_rl.training import wire
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, Rollout

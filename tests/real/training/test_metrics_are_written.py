@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.agent.agent import AgentOutcome
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import DeviceLostError
 from cua_rl.judge.request import Case
@@ -26,16 +26,14 @@ from cua_rl.reporting.progress import ProgressDisplay
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl import async_loop, sync_loop
-from cua_rl.rl.curriculum import SuccessRates
-from cua_rl.rl.memory import Memory
-from cua_rl.rl.replay import ReplayBuffer
-from cua_rl.rl.sync_loop import LoopSettings, Parts
+from cua_rl.rl.curriculum import Memory, ReplayBuffer, SuccessRates
+from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import ImageChunk, Judgement, JudgeVote, StopReason
+from cua_rl.types import AgentTurn, ImageChunk, Judgement, JudgeVote, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 from tests.fakes import FakePolicy, make_task
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, VISION_END, VISION_START, draw_screenshot, image_chunk
@@ -53,7 +51,7 @@ class TwoTurns:
         self.screen: ImageChunk = image_chunk(draw_screenshot(random.Random(0)))
         self.num_runs = 0
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         self.num_runs += 1
         if self.num_runs == 1:
             raise DeviceLostError("the phone is gone")
@@ -63,20 +61,16 @@ class TwoTurns:
             turn = model_turn(
                 model_input, (40, 41), (-5.0, -6.0), policy_version=version, response_id=f"{number}-{index}"
             )
-            client.append(turn)
+            access.openai_client(task.rollout_id).append(turn)
             seen = await device.observe()
             await on_turn(
                 AgentTurn(
-                    index=index,
                     response_id=turn.response_id,
                     before=seen,
-                    action=None,
-                    action_error=None,
-                    after=None,
                     durations_s={"respond": 0.1, "execute": 0.2},
                 )
             )
-        device.state = "0" if instruction == "hopeless" else str(number % 2)
+        device.state = "0" if task.instruction == "hopeless" else str(number % 2)
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=2, answer="done")
 
 
@@ -101,7 +95,7 @@ class Runs:
     def __init__(self, trainer: TrainingClient, folder: Path) -> None:
         self.trainer, self.folder = trainer, folder
 
-    def parts(self, log: RunReport, memory: Memory) -> Parts:
+    def parts(self, log: RunReport, memory: Memory) -> LoopParts:
         policy = FakePolicy()
         agent: Any = TwoTurns(policy)
         made, bench, _, _ = parts(agent)
@@ -160,7 +154,7 @@ async def runs(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> As
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def written(runs: Runs) -> set[str]:
-    """The names that a synchronous, an early, an asynchronous and a run with everything on write."""
+    """The names that a synchronous run, one with everything on and an asynchronous one write."""
     loop = settings(image_token_id=IMAGE_PAD, train=train_settings(), save_every=0)
     everything = train_settings(
         loss=LossConfig(name="ppo", icepop_low=0.5, icepop_high=5.0, normalisation="token_mean"),
@@ -172,8 +166,7 @@ async def written(runs: Runs) -> set[str]:
     memory = Memory(rates=SuccessRates(), replay=ReplayBuffer(capacity_per_task=2))
     away = train_settings(loss=LossConfig(kl_loss_coef=0.1, normalisation="token_mean"))
     return set[str]().union(
-        await runs.run("early", replace(loop, train=train_settings(begins_early=True))),
-        await runs.run("everything", replace(loop, train=everything, advantages="batch_std"), memory),
+        await runs.run("everything", replace(loop, train=everything), memory),
         await runs.run("away", replace(loop, train=away)),
         await runs.run("async", loop, max_lag=1),
     )

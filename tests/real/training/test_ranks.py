@@ -61,7 +61,7 @@ async def test_two_processes_take_the_step_of_one_and_exchange_checkpoints(
     async with TrainingClient(chz.replace(config, num_processes=2), tmp_path / "trainer.log") as two:
         output = await two.forward_backward(datums, LossConfig())
         step = await two.optim_step(PLAIN_STEP)
-        account = await two.take_account()
+        account = await two.trainer_metrics()
         await two.save_weights_for_sampler(tmp_path / "two")
         await two.save_state(tmp_path / "state-of-two")
         broken = list(datums)
@@ -111,7 +111,7 @@ async def test_two_processes_that_hold_half_of_the_layers_take_the_step_of_one(
     async with TrainingClient(sharded, tmp_path / "trainer.log") as two:
         output = await two.forward_backward(datums, LossConfig())
         step = await two.optim_step(PLAIN_STEP)
-        account = await two.take_account()
+        account = await two.trainer_metrics()
         base = await two.base_logprobs(datums[:1])  # one rank has nothing to do
         await two.save_weights_for_sampler(tmp_path / "two")
         await two.save_state(tmp_path / "state-of-two")

@@ -1,9 +1,6 @@
-"""The trainer against Transformers' stock forward pass, itself in other batches, and itself after a restart."""
+"""The trainer: batches, optimizer steps, which weights answer, and what it refuses."""
 
-import io
 import json
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -11,11 +8,7 @@ from typing import Literal
 import chz
 import pytest
 import torch
-from peft import PeftModel
-from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Qwen2VLImageProcessor, Qwen3VLForConditionalGeneration
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
@@ -24,115 +17,9 @@ from cua_rl.training import wire
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, EncodedTextChunk, ModelInput
-from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, PREPROCESSOR, TINY_ROUNDINGS, draw_screenshot, make_datum
-from tests.rounding import KeepFloat64, assert_as_exact_as, assert_equal_but_for_rounding
-
-LOSS = LossConfig(name="importance_sampling")
-STEP = wire.OptimStep(optim=OptimConfig(learning_rate=1e-2))
-
-
-@pytest.fixture
-def datums() -> list[Datum]:
-    """Different lengths, sizes and numbers of images; one screenshot in two sequences; one sequence without images."""
-    rng = random.Random(0)
-    small = [draw_screenshot(rng) for _ in range(2)]
-    wide = draw_screenshot(rng, width=160, height=64)
-    return [
-        make_datum(rng, [small[0], wide]),
-        make_datum(rng, [small[0]], text=9, sampled=7),
-        make_datum(rng, []),
-        make_datum(rng, [wide, small[1], small[0]], text=3, sampled=4),
-    ]
-
-
-def forward(trainer: Trainer, datums: Sequence[Datum], temperature: float = 1.0) -> list[Tensor]:
-    request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="policy")
-    return [torch.tensor(row) for row in trainer.forward(request).training_logprobs]
-
-
-def train(trainer: Trainer, datums: Sequence[Datum], loss: LossConfig = LOSS) -> wire.ForwardBackwardOutput:
-    return trainer.forward_backward(wire.ForwardBackward(datums=tuple(datums), loss=loss))
-
-
-def gradients(trainer: Trainer) -> list[Tensor]:
-    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in trainer.model.trainable_parameters]
-
-
-def weights(trainer: Trainer) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in trainer.model.trainable_parameters]
-
-
-def moved(trainer: Trainer, datums: Sequence[Datum]) -> Trainer:
-    """The trainer after a step, so that the adapter does something."""
-    train(trainer, datums)
-    trainer.optim_step(STEP)
-    return trainer
-
-
-def stock_logprobs(model: torch.nn.Module, model_path: Path, datum: Datum, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities as a user of Transformers would compute them, 0.0 off-mask."""
-    ids = torch.tensor([datum.model_input.token_ids(IMAGE_PAD)])
-    images = [Image.open(io.BytesIO(chunk.data)).convert("RGB") for chunk in datum.model_input.images]
-    inputs = {}
-    if images:
-        inputs = dict(Qwen2VLImageProcessor.from_pretrained(model_path)(images=images, return_tensors="pt"))
-        inputs["mm_token_type_ids"] = (ids == IMAGE_PAD).int()
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0] / temperature
-    logprobs = logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    return torch.cat([torch.zeros(1).to(logprobs), logprobs]) * torch.tensor(datum.loss_mask)
-
-
-def load_stock(model_path: Path, dtype: torch.dtype = torch.float32) -> Qwen3VLForConditionalGeneration:
-    return Qwen3VLForConditionalGeneration.from_pretrained(model_path, dtype=dtype).eval()
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_are_as_exact_as_the_stock_forward_pass(
-    config: TrainerConfig, datums: list[Datum], temperature: float
-) -> None:
-    stock, exact = load_stock(config.model_path), load_stock(config.model_path, torch.float64)
-
-    rows = forward(Trainer(config), datums, temperature)
-
-    expected = [stock_logprobs(stock, config.model_path, datum, temperature) for datum in datums]
-    with KeepFloat64():
-        truth = [stock_logprobs(exact, config.model_path, datum, temperature) for datum in datums]
-    assert_as_exact_as(rows, expected, truth)
-
-
-def test_logprobs_and_gradients_with_a_moved_adapter_are_as_exact_as_those_of_peft_on_the_stock_model(
-    config: TrainerConfig, datums: list[Datum], tmp_path: Path
-) -> None:
-    trainer = moved(Trainer(config), datums)
-    trainer.save_weights_for_sampler(tmp_path / "adapter")
-    before = stock_logprobs(load_stock(config.model_path), config.model_path, datums[0])
-    stock, exact = (
-        PeftModel.from_pretrained(load_stock(config.model_path, dtype), tmp_path / "adapter", is_trainable=True)
-        for dtype in (torch.float32, torch.float64)
-    )
-    exact.double()
-
-    rows, expected = forward(trainer, datums), stock_rows_and_gradients(stock, config.model_path, datums)
-    train(trainer, datums)
-    with KeepFloat64():
-        truth = stock_rows_and_gradients(exact, config.model_path, datums)
-
-    assert_as_exact_as(rows, expected[0], truth[0])
-    assert max(gradient.abs().max() for gradient in truth[1]) > 0.1
-    assert_as_exact_as(gradients(trainer), expected[1], truth[1])
-    assert (rows[0] - before).abs().max() > 0.01
-
-
-def stock_rows_and_gradients(
-    model: PeftModel, model_path: Path, datums: Sequence[Datum]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Log-probabilities of all datums, and the gradient of their summed loss, -exp(log ratio) * advantage a token."""
-    rows = [stock_logprobs(model, model_path, datum) for datum in datums]
-    for row, datum in zip(rows, datums, strict=True):
-        log_ratios = row - torch.tensor(datum.sampling_logprobs).to(row)
-        (-log_ratios.exp() * torch.tensor(datum.advantages).to(row)).sum().backward()
-    trained = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
-    return [row.detach() for row in rows], [gradient for gradient in trained if gradient is not None]
+from tests.real.training.tiny_qwen3_vl import PREPROCESSOR, TINY_ROUNDINGS
+from tests.real.training.trainer_calls import STEP, forward, gradients, moved, train, weights
+from tests.rounding import assert_equal_but_for_rounding
 
 
 @pytest.mark.parametrize("name", ["importance_sampling", "cross_entropy"])
@@ -271,103 +158,6 @@ def test_gradient_checkpointing_changes_no_gradient(config: TrainerConfig, datum
         train(trainer, datums)
 
     for one, other in zip(gradients(plain), gradients(saving), strict=True):
-        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
-
-
-@pytest.mark.parametrize("full", [False, True])
-def test_continuing_from_a_checkpoint_equals_never_stopping(
-    config: TrainerConfig, datums: list[Datum], tmp_path: Path, full: bool
-) -> None:
-    config = chz.replace(config, lora=None) if full else config
-    trainer = moved(Trainer(config), datums)
-    trainer.save_state(tmp_path / "state")
-    outputs = [(train(trainer, datums).training_logprobs, trainer.optim_step(STEP)) for _ in range(2)]
-
-    resumed = Trainer(config)
-    resumed.load_state(tmp_path / "state", with_optimizer=True)
-    again = [(train(resumed, datums).training_logprobs, resumed.optim_step(STEP)) for _ in range(2)]
-
-    assert again == outputs
-    assert resumed.policy_version == 3
-    assert all(one.equal(other) for one, other in zip(weights(trainer), weights(resumed), strict=True))
-
-
-def test_weights_without_the_optimizer_start_a_new_run(
-    config: TrainerConfig, datums: list[Datum], tmp_path: Path
-) -> None:
-    trainer = moved(Trainer(config), datums)
-    trainer.save_state(tmp_path / "state")
-
-    fresh = Trainer(config)
-    fresh.load_state(tmp_path / "state", with_optimizer=False)
-
-    assert fresh.policy_version == 0
-    assert all(one.equal(other) for one, other in zip(weights(trainer), weights(fresh), strict=True))
-
-
-@pytest.mark.parametrize("name", ["trainer_state.pt", "adapter_model.safetensors", "checkpoint.json"])
-def test_a_damaged_checkpoint_is_refused_and_changes_nothing(
-    config: TrainerConfig, datums: list[Datum], tmp_path: Path, name: str
-) -> None:
-    trainer = moved(Trainer(config), datums)
-    trainer.save_state(tmp_path / "state")
-    before = weights(moved(trainer, datums))
-    data = bytearray((tmp_path / "state" / name).read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    (tmp_path / "state" / name).write_bytes(bytes(data))
-
-    with pytest.raises(TrainingError, match="damaged"):
-        trainer.load_state(tmp_path / "state", with_optimizer=True)
-
-    assert all(one.equal(other) for one, other in zip(before, weights(trainer), strict=True))
-
-
-def test_a_missing_checkpoint_and_one_of_another_rank_are_refused(
-    config: TrainerConfig, datums: list[Datum], tmp_path: Path
-) -> None:
-    trainer = moved(Trainer(config), datums)
-    trainer.save_state(tmp_path / "state")
-    other = Trainer(chz.replace(config, lora=chz.replace(config.lora, rank=2)))
-
-    with pytest.raises(TrainingError, match="found none"):
-        trainer.load_state(tmp_path / "elsewhere", with_optimizer=True)
-    with pytest.raises(TrainingError, match="another rank"):
-        other.load_state(tmp_path / "state", with_optimizer=True)
-
-
-def test_saving_again_replaces_the_folder_and_leaves_nothing_beside_it(config: TrainerConfig, tmp_path: Path) -> None:
-    trainer = Trainer(config)
-
-    trainer.save_weights_for_sampler(tmp_path / "policy")
-    trainer.save_weights_for_sampler(tmp_path / "policy")
-
-    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-
-
-def test_the_adapter_covers_the_language_model_and_has_the_servers_names(config: TrainerConfig, tmp_path: Path) -> None:
-    Trainer(config).save_weights_for_sampler(tmp_path / "adapter")
-
-    names = set(load_file(tmp_path / "adapter" / "adapter_model.safetensors"))
-
-    prefix = "base_model.model.model.language_model.layers"
-    modules = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
-    assert names == {f"{prefix}.{n}.{m}.lora_{ab}.weight" for n in range(3) for m in modules for ab in "AB"}
-
-
-def test_full_training_reaches_the_vision_tower_and_exports_a_model_folder(
-    config: TrainerConfig, datums: list[Datum], tmp_path: Path
-) -> None:
-    trainer = Trainer(chz.replace(config, lora=None))
-    loss = LossConfig(name="cross_entropy")
-    first = train(trainer, datums, loss).metrics["loss/cross_entropy"]
-    grads = {name: p.grad for name, p in trainer.model.base.named_parameters()}
-    trainer.optim_step(wire.OptimStep(optim=OptimConfig(learning_rate=1e-3)))
-    trainer.save_weights_for_sampler(tmp_path / "model")
-
-    assert {n for n, g in grads.items() if g is None or not g.abs().sum() > 0} == set()
-    assert train(trainer, datums, loss).metrics["loss/cross_entropy"] < first
-    reloaded = Trainer(chz.replace(config, lora=None, model_path=tmp_path / "model"))
-    for one, other in zip(forward(trainer, datums), forward(reloaded, datums), strict=True):
         assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
 
 

@@ -1,0 +1,1 @@
+"""Parses command lines and YAML files into configurations, and runs recipes."""

@@ -1,0 +1,212 @@
+"""From a command line or a YAML file to a chz configuration: `key=value`, `--key value`, `--key=value`, `--flag`,
+`--config FILE` and `--help`.
+
+Settings in groups have dots (`loss.clip_low=0.3`); underscores do too (`judge_model=...`), and so does the last part
+alone where it is unique (`clip_low=0.3`). Lists and dictionaries are JSON (`tasks='{"source_type": "ids"}'`); a list of
+words may be `a,b`; entries of a dictionary may be set one by one (`tasks.source_type=ids`). Later arguments win; the
+command line wins over files, files over presets and defaults.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import chz
+
+from cua_rl.command_line.settings import (
+    NO_PRESETS,
+    NO_SECTIONS,
+    REQUIRED,
+    Sections,
+    Setting,
+    SettingNames,
+    ShownPresets,
+    format_help,
+)
+from cua_rl.command_line.values import UnfitValueError, as_argument, holds, parse_value
+from cua_rl.errors import ConfigError
+
+Config = TypeVar("Config")
+
+CONFIG_FILE = "config"
+"""The argument that names a file of settings; no recipe has a setting of this name."""
+HELP_WORDS = ("--help", "-h", "help")
+
+
+def parse_command_line(
+    config_class: type[Config],
+    argv: Sequence[str],
+    shown_presets: ShownPresets = NO_PRESETS,
+    sections: Sections = NO_SECTIONS,
+) -> Config:
+    """Build the configuration.
+
+    Prints the settings of `sections` (or all) and exits with status 0 for `--help`, below them `shown_presets`: what
+    the class itself may set.
+
+    Raises:
+        ConfigError: a name is unknown, a value has the wrong type or is missing, or a rule between settings is broken.
+    """
+    if asked := [place for place, argument in enumerate(argv) if argument in HELP_WORDS]:
+        topics = [argument for argument in argv[asked[0] + 1 :] if "=" not in argument and argument.isidentifier()]
+        print(format_help(config_class, sections, shown_presets, topics[0] if topics else None))
+        raise SystemExit(0)
+    given = GivenSettings(config_class)
+    arguments = list(_split_arguments(argv, given.names))
+    for path in [text for name, text in arguments if name == CONFIG_FILE]:
+        given.set_file(Path(path))
+    for name, text in arguments:
+        if name != CONFIG_FILE:
+            given.set_text(name, text)
+    return make_config(config_class, given.values)
+
+
+def load_config(config_class: type[Config], path: Path | str, **given: object) -> Config:
+    """The configuration that a YAML file describes; what is `given` here wins over it.
+
+    Raises:
+        ConfigError: as for a command line.
+    """
+    settings = GivenSettings(config_class)
+    settings.set_file(Path(path))
+    return make_config(config_class, settings.values | given)
+
+
+def make_config(config_class: type[Config], settings: Mapping[str, object]) -> Config:
+    """The configuration with these values, under any of the names that a command line takes.
+
+    Raises:
+        ConfigError: a name is unknown, a value is missing, or a rule between settings is broken.
+    """
+    names = SettingNames(config_class)
+    # a group that is given whole stays whole
+    values = {name if chz.is_chz(value) else names.find(name).name: value for name, value in settings.items()}
+    missing = [name for name, setting in names.all.items() if setting.default is REQUIRED and "." not in name]
+    missing = [name for name in missing if not any(key == name or key.startswith(f"{name}.") for key in values)]
+    if missing:
+        raise ConfigError(f"expected a value for {', '.join(missing)}, got none; add {missing[0]}=...")
+    return _construct(config_class, values, names.all, "")
+
+
+def _construct(
+    config_class: type[Config], values: Mapping[str, object], settings: Mapping[str, Setting], prefix: str
+) -> Config:
+    """Build groups from the inside out, each with what was given only: the class fills in presets and defaults."""
+    given: dict[str, object] = {}
+    for path, value in values.items():
+        name, _, rest = path.partition(".")
+        if not rest:
+            given[name] = value
+    for name in dict.fromkeys(path.partition(".")[0] for path in values if "." in path):
+        group = settings[prefix + name].group
+        assert group is not None, "names have been looked up"
+        inner = {path.partition(".")[2]: value for path, value in values.items() if path.startswith(f"{name}.")}
+        given[name] = _construct(group, inner, settings, f"{prefix}{name}.")
+    try:
+        return config_class(**given)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{prefix}{str(error).strip()}") from error
+
+
+class GivenSettings:
+    """Collects what files and arguments say, by the full name of each setting."""
+
+    def __init__(self, config_class: type[Any]) -> None:
+        self.names = SettingNames(config_class)
+        self.values: dict[str, object] = {}
+
+    def set_file(self, path: Path) -> None:
+        """Set what a YAML file says; its keys are names of settings, those of groups with dots or as mappings.
+
+        Raises:
+            ConfigError: the file cannot be read, is no mapping of names to values, or a value is wrong.
+        """
+        for name, value in _read_yaml(path).items():
+            settings: dict[str, object] = {name: value}
+            if isinstance(value, Mapping) and name in self.names.all and self.names.all[name].group is not None:
+                settings = {f"{name}.{key}": entry for key, entry in cast("Mapping[str, object]", value).items()}
+            for setting, entry in settings.items():
+                try:
+                    self.set_text(setting, as_argument(entry))
+                except ConfigError as error:
+                    raise ConfigError(f"{path}: {error}") from None
+
+    def set_text(self, name: str, text: str) -> None:
+        """Set what an argument `name=text` says."""
+        entry = None if name in self.names.all else self.names.find_entry(name)
+        if entry is not None:
+            self._set_entry(*entry, text)
+            return
+        setting = self.names.find(name)
+        try:
+            self.values[setting.name] = parse_value(text, setting.kind)
+        except UnfitValueError as error:
+            meaning = f" ({setting.doc})" if setting.doc else ""
+            example = as_argument(setting.default)
+            advice = "see --help" if setting.default is REQUIRED else f"for example {name}={example}"
+            raise ConfigError(f"expected {name} to be {error}{meaning}, got {text!r}; {advice}") from None
+
+    def _set_entry(self, owner: Setting, key: str, text: str) -> None:
+        # the first entry that is set begins a new dictionary: it does not mix with the preset or the default
+        current = self.values.get(owner.name, {})
+        if not isinstance(current, dict):
+            raise ConfigError(
+                f"expected {owner.name} to be one dictionary, got {current!r}; put {owner.name}.{key} into its JSON"
+            )
+        try:
+            value: object = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        self.values[owner.name] = {**cast("dict[str, object]", current), key: value}
+
+
+def _read_yaml(path: Path) -> dict[str, object]:
+    import yaml  # most runs have no file
+
+    try:
+        content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: expected a YAML file, got {str(path)!r} ({error}); check the path") from None
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"config: expected YAML in {str(path)!r}, got {problem}; correct it there") from None
+    if content is None:
+        return {}
+    if not isinstance(content, Mapping):
+        raise ConfigError(
+            f"config: expected names and values, such as 'group_size: 8', in {str(path)!r}, got a "
+            f"{type(content).__name__}; write one setting a line"
+        )
+    settings = cast("Mapping[object, object]", content)
+    return {str(name).replace("-", "_"): value for name, value in settings.items()}
+
+
+def _split_arguments(argv: Sequence[str], names: SettingNames) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of each argument, whichever way it is written."""
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        name = argument.removeprefix("--").split("=", 1)[0].replace("-", "_")
+        if not argument.startswith("--") and "=" not in argument:
+            raise ConfigError(f"expected key=value or --key value, got {argument!r}; --help lists the settings")
+        is_setting = name != CONFIG_FILE and names.find_entry(name) is None
+        kind = names.find(name).kind if is_setting else str  # the name is looked up before a value is missed
+        if "=" in argument:
+            yield name, argument.split("=", 1)[1]
+        elif bool in holds(kind) and not (rest and _is_bool(rest[0])):
+            yield name, "true"
+        elif not rest or rest[0].startswith("--"):
+            raise ConfigError(f"expected a value after {argument!r}, got none; write {name}=...")
+        else:
+            yield name, rest.pop(0)
+
+
+def _is_bool(text: str) -> bool:
+    try:
+        parse_value(text, bool)
+    except UnfitValueError:
+        return False
+    return True

@@ -1,0 +1,48 @@
+"""A configuration as JSON that may be stored and shown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import chz
+
+from cua_rl.masking import environment_secrets, mask_secrets
+from cua_rl.settings import setting_fields
+
+
+def plain_config(config: object) -> dict[str, object]:
+    """A chz configuration or a mapping as JSON data, groups nested, without what only the run fills in.
+
+    Masked are values of settings named like `gbox_api_key`, passwords in URLs, and every value that an environment
+    variable with such a name holds.
+    """
+    plain = _plain(config)
+    if not isinstance(plain, dict):
+        raise TypeError(f"expected a chz configuration or a mapping, got {config!r}")
+    return mask_secrets(cast("dict[str, object]", plain), environment_secrets())
+
+
+def stored_setting(config: Mapping[str, Any], path: str) -> Any:
+    """The value of `loss.kl_loss_coef` in a stored configuration, None without; earlier runs stored `kl_loss_coef`.
+
+    Prefixes of groups were joined to names with an underscore (`judge_model`), or left out.
+    """
+    value: Any = config
+    for name in path.split("."):
+        value = cast("Mapping[str, Any]", value).get(name) if isinstance(value, Mapping) else None
+    if value is not None:
+        return value
+    return config.get(path.replace(".", "_"), config.get(path.rpartition(".")[2]))
+
+
+def _plain(value: object) -> object:
+    if chz.is_chz(value):
+        value = {name: getattr(value, name) for name in setting_fields(type(value))}
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            return {str(key): _plain(entry) for key, entry in cast("Mapping[Any, object]", value).items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(entry) for entry in cast("Sequence[object]", value)]
+        case _:
+            return str(value)

@@ -1,0 +1,178 @@
+"""The settings of a configuration class as people name them, and `--help`, which shows them."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import chz
+
+from cua_rl.command_line.values import as_argument, holds, is_mapping, type_name
+from cua_rl.errors import ConfigError
+from cua_rl.settings import metadata_of, setting_fields
+
+Sections = Mapping[str, Sequence[str]]
+"""Headings of `--help`, and the settings or groups below each."""
+ShownPresets = Mapping[str, Mapping[str, object]]
+"""Under which condition (a line of text) which settings have other values than their defaults."""
+NO_SECTIONS: Sections = MappingProxyType({})
+NO_PRESETS: ShownPresets = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One field of a configuration class; the name of one in a group has dots."""
+
+    name: str
+    kind: Any
+    """The annotated type."""
+    doc: str
+    default: object
+    """REQUIRED if there is none."""
+    group: type[Any] | None = None
+    """The nested configuration class, if the setting is a group."""
+    is_for_group: bool = False
+    """Meant when the group is given a plain value."""
+
+
+class _Required:
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = _Required()
+
+
+def list_settings(config_class: type[Any], prefix: str = "") -> list[Setting]:
+    """All settings of a chz class in the order of declaration, those of a group after the group."""
+    settings: list[Setting] = []
+    for name, field in setting_fields(config_class).items():
+        default: object = field._default  # chz has no public way to ask
+        if callable(field._default_factory):
+            default = field._default_factory()
+        elif type(default).__name__ == "MISSING_TYPE":
+            default = REQUIRED
+        group = next((kind for kind in holds(field.x_type) if chz.is_chz(kind)), None)
+        setting = Setting(
+            name=prefix + name,
+            kind=field.x_type,
+            doc=field._doc or (group.__doc__ if group else ""),
+            default=default,
+            group=group,
+            is_for_group=metadata_of(field).get("for_group", False),
+        )
+        settings.append(setting)
+        if group is not None:
+            settings.extend(list_settings(group, f"{setting.name}."))
+    return settings
+
+
+class SettingNames:
+    """Finds the setting that a name means: `loss.clip_low`, `loss_clip_low`, `clip_low`; `loss` for `loss.name`."""
+
+    def __init__(self, config_class: type[Any]) -> None:
+        self.all: Mapping[str, Setting] = {setting.name: setting for setting in list_settings(config_class)}
+
+    def find(self, name: str) -> Setting:
+        """The setting of this name; a group is one that is set as a whole.
+
+        Raises:
+            ConfigError: no setting has this name, or several groups have one.
+        """
+        if name in self.all:
+            setting = self.all[name]
+            own = [each for each in self._settings_of(name) if each.is_for_group] if setting.group else []
+            return own[0] if own else setting
+        joined = [setting for path, setting in self.all.items() if path.replace(".", "_") == name]
+        found = joined or [setting for path, setting in self.all.items() if path.rpartition(".")[2] == name]
+        if len(found) > 1:
+            choices = ", ".join(setting.name for setting in found)
+            raise ConfigError(f"expected one setting, got {name!r}, which several groups have; choose among {choices}")
+        if not found:
+            raise ConfigError(self._advice(name))
+        return found[0]
+
+    def find_entry(self, name: str) -> tuple[Setting, str] | None:
+        """The dictionary that `tasks.source_type` names an entry of, and the entry's key; None for other names."""
+        parts = name.split(".")
+        for number in range(len(parts) - 1, 0, -1):
+            try:
+                owner = self.find(".".join(parts[:number]))
+            except ConfigError:
+                continue
+            if any(is_mapping(kind) for kind in holds(owner.kind)):
+                return owner, ".".join(parts[number:])
+        return None
+
+    def _settings_of(self, group: str) -> list[Setting]:
+        return [setting for path, setting in self.all.items() if path.rpartition(".")[0] == group]
+
+    def _advice(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self.all, n=1, cutoff=0.5)
+        if not near:
+            leaves = {path.rpartition(".")[2]: path for path in self.all}
+            near = [leaves[leaf] for leaf in difflib.get_close_matches(name, leaves, n=1, cutoff=0.5)]
+        advice = f"did you mean {near[0]!r}?" if near else "see --help"
+        return f"expected the name of a setting, got {name!r}; {advice} (--help all lists all of them)"
+
+
+def explain_field(config_class: type[Any], name: str) -> str:
+    """What to write in Python instead of a name that is no field of the class."""
+    names = SettingNames(config_class)
+    try:
+        setting = names.find(name)
+    except ConfigError as error:
+        return f"{config_class.__name__}: {error}"
+    group, _, leaf = setting.name.rpartition(".")
+    group_class = names.all[group].group
+    assert group_class is not None, "a setting that is no field of the class itself lies in a group"
+    return (
+        f"{config_class.__name__}: expected {name} inside its group, got it beside; write "
+        f"{config_class.__name__}({group}={group_class.__name__}({leaf}=...))"
+    )
+
+
+def format_help(
+    config_class: type[Any],
+    sections: Sections = NO_SECTIONS,
+    presets: ShownPresets = NO_PRESETS,
+    topic: str | None = None,
+) -> str:
+    """What `--help` prints: the settings of `sections`; `topic` is a group of which all are shown, or "all".
+
+    Without sections, all settings are shown. What has other defaults under which condition comes last.
+    """
+    names = SettingNames(config_class)
+    lines = [
+        "Settings, as key=value, --key value or --key=value; later ones win.",
+        "--config FILE.yaml reads settings from a file; the command line wins over it.",
+        "The name of a setting in a group is enough where only one group has it: clip_low=0.3 is loss.clip_low=0.3.",
+    ]
+    settings = [setting for setting in names.all.values() if setting.group is None]
+    if topic == "all" or (topic is None and not sections):
+        lines += ["", *(line for setting in settings for line in _setting_lines(setting, setting.name))]
+    elif topic is not None:
+        if topic not in names.all or names.all[topic].group is None:
+            groups = ", ".join(name for name, setting in names.all.items() if setting.group is not None)
+            raise ConfigError(f"expected a group of settings after --help, got {topic!r}; choose among all, {groups}")
+        chosen = [setting for setting in settings if setting.name.startswith(f"{topic}.")]
+        lines += ["", *(line for setting in chosen for line in _setting_lines(setting, setting.name))]
+    else:
+        for heading, shown in sections.items():
+            lines += ["", f"{heading}:"]
+            lines += [line for name in shown for line in _setting_lines(names.find(name), name)]
+        groups = [setting for setting in names.all.values() if setting.group is not None]
+        lines += ["", "Groups of further settings; --help GROUP lists one, --help all lists everything:"]
+        lines += [f"  {setting.name}: {setting.doc}" for setting in groups]
+    for condition, values in presets.items():
+        lines += ["", f"{condition}:"]
+        lines += [f"  {name}={as_argument(value)}" for name, value in values.items()]
+    return "\n".join(lines)
+
+
+def _setting_lines(setting: Setting, name: str) -> list[str]:
+    return [
+        f"  {name}={as_argument(setting.default)}",
+        f"      {setting.doc or 'no description'} [{type_name(setting.kind)}]",
+    ]

@@ -1,0 +1,263 @@
+"""What both loops are made of: their settings and parts, and the stages beside the algorithm itself.
+
+A stage scores and records a group, records a step, saves a checkpoint or evaluates. Steps count from 1; an evaluation
+or checkpoint "at k" is after step k.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from cua_rl.evaluation.evaluate import EvalResult
+from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
+from cua_rl.rl.advantages import ScoredGroup, score_group
+from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
+from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
+from cua_rl.rl.served_policy import SavedPolicy
+from cua_rl.rl.step_metrics import rollout_metrics
+from cua_rl.rl.train_step import Trainer, TrainStepResult, TrainStepSettings
+from cua_rl.rollout.group import Runner
+from cua_rl.tasks.task import Task
+from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class TaskStream(Protocol):
+    """Training tasks. `batch` depends on its number and on recorded outcomes at most, so a resumed run sees the tasks
+    that the uninterrupted run would have seen. Batches count from 0: step 1 draws batch 0.
+    """
+
+    def batch(self, number: int, num_tasks: int) -> list[Task]: ...
+
+
+class Policy(Protocol):
+    """The trained weights on their way to the sampler and to disk."""
+
+    async def publish(self, step: int) -> AdapterRef:
+        """Serve the trainer's weights after `step` training steps."""
+        ...
+
+    async def save(self, step: int) -> SavedPolicy:
+        """The first half of `publish`: what must happen before the trainer's weights change again."""
+        ...
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef:
+        """The second half: returns when new requests get the adapter."""
+        ...
+
+    def hold(self, adapter: AdapterRef) -> AbstractContextManager[None]:
+        """Keep an adapter's folder, whatever is published meanwhile."""
+        ...
+
+    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+        """Save everything a resume needs; returns the folders of the training state and the sampler weights."""
+        ...
+
+
+class Evaluation(Protocol):
+    """Measures an adapter on held-out tasks."""
+
+    async def run(self, source: RolloutSource, adapter: AdapterRef) -> EvalResult: ...
+
+
+class StepLog(Protocol):
+    """Where people follow the run: metric files and the progress display."""
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def log_group(self, index: int, rewards: Sequence[float]) -> None: ...
+
+    def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
+
+
+@dataclass
+class Clock:
+    """Seconds per named phase of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    @contextmanager
+    def time(self, phase: str) -> Generator[None]:
+        """Measure the block as `phase`."""
+        start = time.monotonic()
+        yield
+        self.seconds[phase] = time.monotonic() - start
+
+    def metrics(self) -> dict[str, float]:
+        """`time/<phase>_s` for every phase measured."""
+        return {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedEvaluation:
+    """An evaluation of `adapter`, the policy after `step` steps."""
+
+    phase: Phase
+    step: int
+    adapter: AdapterRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """Settings of a loop."""
+
+    first_step: int
+    """The first step to train: 1, or the step after the checkpoint that the run resumes from."""
+    max_steps: int
+    groups_per_batch: int
+    group_size: int
+    params: SamplingParams
+    train: TrainStepSettings
+    eval_every: int
+    save_every: int
+    image_token_id: int
+    has_baseline: bool = True
+    """Whether the untrained policy is evaluated."""
+    num_groups_to_log: int = 0
+    min_group_size: int = 1
+    """A group with fewer members left by faults is not trained on."""
+    max_refill_factor: int = 1
+    """Constant groups are replaced until this many times `groups_per_batch` groups have run; 1 disables it."""
+    owed_evaluations: tuple[WantedEvaluation, ...] = ()
+    """Evaluations that an earlier attempt had due when it died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopParts:
+    """The components that a loop connects."""
+
+    tasks: TaskStream
+    runner: Runner
+    trainer: Trainer
+    policy: Policy
+    evaluator: Evaluation | None
+    recorder: Recorder
+    log: StepLog
+    memory: Memory = field(default_factory=Memory)
+    device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
+    """Metrics of the device pool since the last call."""
+
+
+async def score_and_record(
+    settings: LoopSettings,
+    parts: LoopParts,
+    source: RolloutSource,
+    group: RolloutGroup,
+    replaced_by: Task | None = None,
+) -> ScoredGroup:
+    """Compute the advantages of a group that has ended, and record it with them."""
+    scored = score_group(group, settings.train.advantages)
+    place = group.index % settings.groups_per_batch
+    if place < settings.num_groups_to_log:
+        parts.log.log_group(place, group.rewards)
+        logger.info("step=%d group=%d task=%s rewards=%s", source.step, group.index, group.task_id, group.rewards)
+    await parts.recorder.record(
+        GroupEnded(source=source, group=group, advantages=scored.advantages, replaced_by=replaced_by)
+    )
+    return scored
+
+
+async def build_step_batch(settings: LoopSettings, groups: Sequence[ScoredGroup]) -> Batch:
+    """Build the datums of a step, in a thread: they hold every token and image of its rollouts."""
+    keeps_constant = settings.train.has_kl_term
+    return await asyncio.to_thread(build_batch, groups, settings.image_token_id, keeps_constant=keeps_constant)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """A step that has trained, or found nothing to train on."""
+
+    step: int
+    groups: Sequence[ScoredGroup]
+    batch: Batch
+    result: TrainStepResult
+    old_version: int
+    """The policy version that the step began with."""
+    new_version: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the loop itself measured."""
+
+
+async def record_step(settings: LoopSettings, parts: LoopParts, trained: TrainedStep, clock: Clock) -> None:
+    """Remember the outcomes of a step's groups; record and log the step with its metrics."""
+    groups = [scored.group for scored in trained.groups]
+    metrics: dict[str, float] = {
+        **rollout_metrics(groups),
+        **curriculum_metrics(groups, settings.groups_per_batch),
+        **replay_metrics(groups, trained.old_version),
+        **trained.batch.metrics,
+        **trained.result.metrics,
+        **trained.metrics,
+        **await parts.memory.remember(trained.step, groups),
+        **parts.device_metrics(),
+        **clock.metrics(),
+        "progress/policy_version": float(trained.new_version),
+    }
+    metrics |= _speeds(metrics, clock.seconds)
+    # hashing all tokens and images of a step takes too long for the event loop
+    await parts.recorder.record(await asyncio.to_thread(_step_trained, trained, metrics))
+    parts.log.log_step(trained.step, metrics)
+
+
+def _speeds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Throughput of the step; no training throughput if it trained nothing."""
+    step_s, train_s = max(1e-9, seconds["step"]), seconds.get("train")
+    speeds = {
+        "time/tokens_per_s": metrics["rollout/sampled_tokens"] / step_s,
+        "time/rollouts_per_hour": 3600 * metrics["rollout/num_rollouts"] / step_s,
+    }
+    return speeds | ({"time/trained_tokens_per_s": metrics["rollout/datum_tokens"] / train_s} if train_s else {})
+
+
+def _step_trained(trained: TrainedStep, metrics: Mapping[str, float]) -> StepTrained:
+    batch, logprobs = trained.batch, trained.result.training_logprobs
+    return StepTrained(
+        step=trained.step,
+        policy_version=trained.new_version,
+        datums_sha256=datums_sha256(batch.datums),
+        num_datums=len(batch.datums),
+        training_logprobs=logprobs_by_turn(batch.datums, logprobs, leave_out=batch.replayed_ids),
+        metrics=metrics,
+    )
+
+
+def is_checkpoint_due(settings: LoopSettings, num_steps: int) -> bool:
+    """Whether a checkpoint is saved after `num_steps` steps; after the last step always."""
+    return num_steps == settings.max_steps or bool(settings.save_every and num_steps % settings.save_every == 0)
+
+
+async def save_checkpoint(parts: LoopParts, num_steps: int) -> None:
+    """Save everything a resume needs, in an order that a crash may interrupt anywhere."""
+    await parts.recorder.flush()  # a resumed run finds everything that this checkpoint builds on in the database
+    state_path, sampler_path = await parts.policy.save_checkpoint(num_steps)
+    await parts.recorder.record(
+        CheckpointSaved(step=num_steps, state_path=str(state_path), sampler_path=str(sampler_path))
+    )
+
+
+def is_evaluation_due(settings: LoopSettings, num_steps: int) -> bool:
+    """Whether the policy is evaluated after `num_steps` steps; after the last step always."""
+    return num_steps == settings.max_steps or bool(settings.eval_every and num_steps % settings.eval_every == 0)
+
+
+def first_evaluations(settings: LoopSettings, adapter: AdapterRef) -> list[WantedEvaluation]:
+    """The evaluations before the first step: the untrained policy, or those that a killed attempt did not finish."""
+    if settings.first_step == 1:
+        if not settings.has_baseline:
+            return []
+        return [WantedEvaluation(phase="baseline", step=0, adapter=adapter)]
+    return list(settings.owed_evaluations)
+
+
+async def evaluate(parts: LoopParts, wanted: WantedEvaluation) -> None:
+    """Measure an adapter on the held-out tasks, if there are any."""
+    if parts.evaluator is not None:
+        source = RolloutSource(phase=wanted.phase, step=wanted.step)
+        result = await parts.evaluator.run(source, wanted.adapter)
+        parts.log.log_evaluation(wanted.phase, wanted.step, result)

@@ -1,0 +1,179 @@
+"""Checkpoints and LoRA adapters on disk, inspected without torch: complete, of the right size, for this model?"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any, cast
+
+from cua_rl.errors import ConfigError, boundary
+from cua_rl.reporting.json_lines import read_records
+
+MANIFEST_NAME = "checkpoint.json"
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM accepts as --max-lora-rank
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def find_damage(folder: Path) -> str | None:
+    """Describe what is damaged in a checkpoint folder; None if it is complete.
+
+    A folder with a manifest (`{"files": {name: sha256}}`) must match it; without one, every file must have content, and
+    .safetensors files must be as long as their headers say.
+    """
+    if not folder.is_dir():
+        return f"{folder} is missing"
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not files:
+        return f"{folder} is empty"
+    if (folder / MANIFEST_NAME).is_file():
+        return _compare_with_manifest(folder)
+    return next((damage for file in files if (damage := _find_file_damage(file))), None)
+
+
+def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Path | None:
+    """The folder given by `load_checkpoint_path`; raises `ConfigError` if it is damaged or has another LoRA size."""
+    if path is None:
+        return None
+    folder = Path(path).expanduser().absolute()
+    _refuse_run(folder, path)
+    damage = find_damage(folder)
+    if damage is not None:
+        raise ConfigError(
+            f"load_checkpoint_path: expected a folder weights/<step> of an earlier run, got {path!r} ({damage}); "
+            "look into the checkpoints.jsonl of that run"
+        )
+    adapter_path = folder / ADAPTER_CONFIG
+    adapter: dict[str, Any] = json.loads(adapter_path.read_text(encoding="utf-8")) if adapter_path.is_file() else {}
+    rank, alpha = adapter.get("r", 0), adapter.get("lora_alpha", lora_alpha)
+    if (rank, alpha) != (lora_rank, lora_alpha):
+        raise ConfigError(
+            f"load_checkpoint_path: expected weights with lora_rank={lora_rank} lora_alpha={lora_alpha}, got "
+            f"lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
+        )
+    return folder
+
+
+def _refuse_run(folder: Path, path: str) -> None:
+    """Refuse the folder of a whole run, and explain how to resume it or to start from its weights."""
+    if not (folder / "checkpoints.jsonl").is_file():
+        return
+    states = [str(record["state_path"]) for record in read_records(folder / "checkpoints.jsonl")]
+    newest = next((state for state in reversed(states) if find_damage(folder / state) is None), None)
+    fresh = "" if newest is None else f"; to begin another run from its weights, load_checkpoint_path={folder / newest}"
+    raise ConfigError(
+        f"load_checkpoint_path: expected a folder weights/<step>, got {path!r}, the folder of a run with {len(states)} "
+        f"checkpoints; to go on with that run, drop it and set log_path={folder} "
+        f"behavior_if_log_dir_exists=resume{fresh}"
+    )
+
+
+def _compare_with_manifest(folder: Path) -> str | None:
+    try:
+        expected: dict[str, str] = json.loads((folder / MANIFEST_NAME).read_text())["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        return f"{folder / MANIFEST_NAME} is not a manifest: {type(error).__name__}: {error}"
+    for name, digest in expected.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{file} is missing"
+        with file.open("rb") as stream:
+            if file_digest(stream, "sha256").hexdigest() != digest:
+                return f"{file} is not what was saved: its sha256 differs from the manifest's"
+    return None
+
+
+def _find_file_damage(file: Path) -> str | None:
+    size = file.stat().st_size
+    if size == 0:
+        return f"{file} is empty"
+    if file.suffix == ".safetensors" and size != _safetensors_size(file):
+        return f"{file} is cut short"
+    return None
+
+
+def _safetensors_size(file: Path) -> int | None:
+    """File size according to the header: 8 bytes of header length, the JSON header, then the tensors."""
+    with file.open("rb") as stream:
+        header_length = int.from_bytes(stream.read(8), "little")
+        if header_length > file.stat().st_size:
+            return None
+        try:
+            header: dict[str, Any] = json.loads(stream.read(header_length))
+        except ValueError:
+            return None
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + header_length + max(ends, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFolder:
+    """A peft folder with a LoRA adapter."""
+
+    path: Path
+    rank: int
+    policy_version: int
+    """From the folder's name (sampler_weights/000048); 0 if the name is not a number."""
+    changes_model: bool
+    """False if all B matrices are zero, as in a new adapter."""
+
+
+def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
+    """Inspect an adapter and check that it fits the model in `model_path`.
+
+    Raises:
+        ConfigError: there is none, it is damaged, or it is for another model.
+    """
+    folder = path.expanduser().absolute()
+    missing = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
+    damage = f"no {' and no '.join(missing)}" if missing else find_damage(folder)
+    if damage is not None:
+        raise ConfigError(
+            f"adapter: expected a folder with a LoRA adapter, such as sampler_weights/<step> of a run, got "
+            f"{str(path)!r} ({damage}); look into the checkpoints.jsonl of that run"
+        )
+    with boundary(ConfigError, f"adapter: {str(folder)!r} cannot be read"):
+        settings: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        rank = int(settings["r"])
+        header, changes_model = _read_adapter(folder / ADAPTER_WEIGHTS)
+    _require_adapter_fits(folder, header, model_path)
+    return AdapterFolder(
+        path=folder,
+        rank=rank,
+        policy_version=int(folder.name) if folder.name.isdecimal() else 0,
+        changes_model=changes_model,
+    )
+
+
+def _read_adapter(path: Path) -> tuple[Mapping[str, Mapping[str, Any]], bool]:
+    """Tensor headers by name, and whether any B matrix is non-zero."""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = cast("dict[str, dict[str, Any]]", json.loads(data[8:start]))
+    header.pop("__metadata__", None)
+    spans = [entry["data_offsets"] for name, entry in header.items() if "lora_B" in name]
+    return header, any(data[start + low : start + high].strip(b"\0") for low, high in spans)
+
+
+def _require_adapter_fits(folder: Path, header: Mapping[str, Mapping[str, Any]], model_path: Path) -> None:
+    """Compare the language model's width and depth with the adapter's tensors."""
+    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    text: dict[str, Any] = settings.get("text_config", settings)
+    layers = [int(found[1]) for name in header if (found := re.search(r"language_model\.layers\.(\d+)\.", name))]
+    widths = {entry["shape"][1] for name, entry in header.items() if re.search(r"q_proj\.lora_A", name)}
+    depth, width = max(layers, default=-1) + 1, int(text.get("hidden_size", 0))
+    if depth > int(text.get("num_hidden_layers", depth)) or (widths and widths != {width}):
+        raise ConfigError(
+            f"adapter: expected one for {model_path.name} (hidden size {width}, {text.get('num_hidden_layers')} "
+            f"layers), got {str(folder)!r} for hidden size {sorted(widths)} and {depth} layers; name the model that it "
+            "was trained on"
+        )
+
+
+def max_lora_rank(rank: int) -> int:
+    """The smallest `--max-lora-rank` that vLLM accepts and that fits `rank`."""
+    fitting = [allowed for allowed in LORA_RANKS if allowed >= rank]
+    if not fitting:
+        raise ConfigError(f"lora_rank: expected at most {LORA_RANKS[-1]}, got {rank}; lower it")
+    return fitting[0]

@@ -1,0 +1,334 @@
+"""Resolves and checks an evaluation configuration before a model is loaded or an endpoint is called."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from cua_rl.agent.history import History, make_history
+from cua_rl.command_line.plain_config import plain_config, stored_setting
+from cua_rl.errors import ConfigError
+from cua_rl.evaluation.openai_endpoint import Endpoint
+from cua_rl.judge.judge import JudgeConfig
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.rewards.load_reward import load_reward
+from cua_rl.rewards.reward import RewardFunction
+from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder
+from cua_rl.run.evaluation_config import EvaluateConfig
+from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
+from cua_rl.run.judge import check_judge, plan_judge, require_precision
+from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
+from cua_rl.run.preflight import plan_max_images, require_model_server, require_room
+from cua_rl.run.rollouts import check_agent
+from cua_rl.run.site import Place, Site, find_place, make_site, name_gym, require_own_model
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.task import Task
+from cua_rl.types import SamplingParams
+
+_DEFINING = (
+    "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type",
+    "devices.coordinate_mode", "devices.screen_scale", "devices.browser_scale",
+    "renderer_name", "judge_fingerprint",
+)  # fmt: skip
+"""Settings that must not change when an evaluation is resumed; tasks, attempts and models may be added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model folder that vLLM serves, with or without an adapter."""
+
+    name: str
+    model_name: str | None
+    """As given by the user; None is the tiny model."""
+    model_path: Path
+    adapter: AdapterFolder | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteModel:
+    """A model behind a third-party endpoint. The API key is read from the environment when it is used."""
+
+    name: str
+    endpoint: Endpoint
+    api_key_env: str | None
+
+
+Model = LocalModel | RemoteModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngine:
+    """Renderer, context length and GPUs of a model folder."""
+
+    renderer: Renderer
+    max_model_len: int
+    gpus: GpuPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPlan:
+    """An evaluation configuration with all references resolved."""
+
+    config: EvaluateConfig
+    log_path: Path
+    models: tuple[Model, ...]
+    engines: Mapping[Path, LocalEngine]
+    """By the folder of the model."""
+    site: Site
+    tasks: tuple[Task, ...]
+    max_images: int
+    """Maximum images of one prompt."""
+    reward: RewardFunction
+    judge: JudgeConfig | None
+    history: History
+    params: SamplingParams
+
+    def settings(self) -> dict[str, object]:
+        """The whole configuration as JSON without secrets, for config.json, results.json and the dry run."""
+        return plain_config(self.config) | {
+            "models": [plain_config(shown_model(model)) for model in self.models],
+            "log_path": str(self.log_path),
+            "num_task_templates": len({task.task_id for task in self.tasks}),
+            "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
+        }
+
+
+async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
+    """Resolve the configuration; raises `ConfigError` for the first problem."""
+    models = parse_models(config.models, config.model_name)
+    paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
+    engines = {path: _plan_engine(path, config) for path in paths}
+    if config.base_url is not None and len(paths) > 1:
+        raise ConfigError(
+            f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
+            "evaluate them one after the other"
+        )
+    log_path = _log_path(config, models)
+    place = find_place(config.tasks, config.device)
+    _check_agent(config, place, models)
+    if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
+        require_own_model(place, None)
+    site = make_site(config, log_path)
+    held_out = load_tasks(
+        name_gym(config.tasks, config.devices),
+        seed=config.seed,
+        split="eval",
+        device=site.backend.abilities,
+        has_judge=config.judge.model is not None,
+    )
+    tasks = tuple(held_out.held_out(config.num_tasks))
+    judge = plan_judge(config.judge, config.reward, held_out)
+    await check_judge(judge)
+    if judge is not None and held_out.is_judged:
+        require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
+    max_images = await _require_room(config, site, engines, tasks)
+    return EvaluationPlan(
+        config=config,
+        log_path=log_path,
+        models=models,
+        engines=engines,
+        site=site,
+        tasks=tasks,
+        max_images=max_images,
+        reward=load_reward(config.reward),
+        judge=judge,
+        history=make_history(
+            config.agent.history, max_images=config.agent.history_images, block=config.agent.history_block
+        ),
+        params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
+    )
+
+
+async def _require_room(
+    config: EvaluateConfig, site: Site, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]
+) -> int:
+    """The images of the longest prompt; raises `ConfigError` if a model's context or its server cannot hold that."""
+    num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
+    screen, max_images = site.smallest_screen, plan_max_images(config, num_turns)
+    for engine in engines.values():
+        if screen is not None:
+            require_room(config, engine.renderer, screen, num_turns=num_turns, max_model_len=engine.max_model_len)
+        if config.base_url is not None:
+            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=max_images)
+    return max_images
+
+
+def _check_agent(config: EvaluateConfig, place: Place, models: Sequence[Model]) -> None:
+    check_agent(config, place)
+    others = [model.name for model in models if not isinstance(model, LocalModel)]
+    if config.agent.name != "gbox" and others:
+        raise ConfigError(
+            f"agent: expected agent=gbox for models behind somebody else's endpoint, got {config.agent.name!r} with "
+            f"{', '.join(others)}; evaluate them apart"
+        )
+
+
+def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if what is to be resumed measured something else."""
+    changed = [name for name in _DEFINING if stored_setting(before, name) != stored_setting(now, name)]
+    earlier = {_name(model): model for model in _models(before)}
+    changed += [f"models ({_name(model)})" for model in _models(now) if earlier.get(_name(model), model) != model]
+    if changed:
+        raise ConfigError(
+            f"expected the settings of the evaluation that is resumed, got other {', '.join(changed)}; use its "
+            "settings, another log_path, or behavior_if_log_dir_exists=overwrite"
+        )
+
+
+def _models(settings: Mapping[str, object]) -> Sequence[Mapping[str, Any]]:
+    models: Any = settings.get("models", [])
+    return models
+
+
+def _name(model: Mapping[str, Any]) -> str:
+    return str(model["name"])
+
+
+def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
+    renderer = make_image_renderer(model_path, config.renderer_name)
+    max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
+    wishes = GpuWishes(
+        server_gpus=config.server.gpus,
+        server_tensor_parallel=config.server.tensor_parallel,
+        gpu_memory_utilization=config.server.gpu_memory_utilization,
+        has_server=config.base_url is None,
+        has_trainer=False,
+    )
+    gpus = plan_gpus(visible_gpus(os.environ), wishes, num_attention_heads(model_path))
+    return LocalEngine(renderer=renderer, max_model_len=max_model_len, gpus=gpus)
+
+
+def _log_path(config: EvaluateConfig, models: Sequence[Model]) -> Path:
+    """The same models give the same folder, so that the same command can resume."""
+    if config.log_path is not None:
+        return Path(config.log_path).expanduser().absolute()
+    names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
+    return (Path("runs") / f"evaluate-{names[:80]}").absolute()
+
+
+_LOCAL_KEYS = ("name", "model_name", "adapter")
+_REMOTE_KEYS = ("name", "base_url", "model", "api", "api_key_env", "extra")
+_NO_KEY = "not-needed"  # what the openai package sends where nothing is asked for
+
+
+def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: str | None) -> tuple[Model, ...]:
+    """Resolve the entries of `models`.
+
+    Raises:
+        ConfigError: an entry cannot be meant, or names something that is not there.
+    """
+    if not entries:
+        raise ConfigError('models: expected at least one entry, got none; write models=\'[{"name": "base"}]\'')
+    models = tuple(_parse_entry(entry, default_model_name) for entry in entries)
+    names = [model.name for model in models]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"models: expected a different name for each entry, got {twice!r} more than once; rename one")
+    return models
+
+
+def read_api_key(model: RemoteModel) -> str:
+    """The endpoint's key from the environment.
+
+    Raises:
+        ConfigError: the variable is not set.
+    """
+    if model.api_key_env is None:
+        return _NO_KEY
+    key = os.environ.get(model.api_key_env)
+    if not key:
+        raise ConfigError(
+            f"models: expected the API key of {model.name!r} in the environment variable {model.api_key_env!r}, got "
+            "nothing there; set it, in the environment or in .env"
+        )
+    return key
+
+
+def _parse_entry(entry: object, default_model_name: str | None) -> Model:
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f'models: expected entries such as {{"name": "base"}}, got {entry!r}; write an object')
+    fields = cast("Mapping[str, object]", entry)
+    is_remote = any(key in fields for key in ("base_url", "model", "api", "api_key_env", "extra"))
+    _check_keys(fields, _REMOTE_KEYS if is_remote else _LOCAL_KEYS)
+    name = _entry_text(fields, "name")
+    if name is None:
+        raise ConfigError(f"models: expected a name in every entry, got {dict(fields)!r}; add one")
+    if is_remote:
+        return _remote_model(name, fields)
+    adapter = _entry_text(fields, "adapter")
+    model_name = _entry_text(fields, "model_name") or default_model_name
+    model_path = find_model(model_name)
+    return LocalModel(
+        name=name,
+        model_name=model_name,
+        model_path=model_path,
+        adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
+    )
+
+
+def _remote_model(name: str, fields: Mapping[str, object]) -> RemoteModel:
+    base_url, model, api = (
+        _entry_text(fields, "base_url"),
+        _entry_text(fields, "model"),
+        _entry_text(fields, "api") or "responses",
+    )
+    if base_url is None or urlsplit(base_url).scheme not in ("http", "https"):
+        raise ConfigError(
+            f"models: expected base_url of {name!r} as http://... or https://..., got {base_url!r}; write the address "
+            "up to its /v1"
+        )
+    if model is None:
+        raise ConfigError(f"models: expected the endpoint's own name of model {name!r}, got none; add model")
+    if api not in ("responses", "chat"):
+        raise ConfigError(f"models: expected api of {name!r} as responses or chat, got {api!r}; choose one")
+    extra = fields.get("extra", dict[str, object]())
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
+    remote = RemoteModel(
+        name=name,
+        endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=cast("Mapping[str, object]", extra)),
+        api_key_env=_entry_text(fields, "api_key_env"),
+    )
+    read_api_key(remote)
+    return remote
+
+
+def _check_keys(fields: Mapping[str, object], known: Sequence[str]) -> None:
+    for key in fields:
+        if key == "api_key":
+            raise ConfigError(
+                "models: expected api_key_env, the name of an environment variable that holds the key, got api_key; "
+                "keys are not written into commands"
+            )
+        if key not in known:
+            near = get_close_matches(key, [*_LOCAL_KEYS, *_REMOTE_KEYS], n=1)
+            advice = f"did you mean {near[0]!r}?" if near and near[0] in known else f"choose among {', '.join(known)}"
+            raise ConfigError(f"models: expected a key that goes with {', '.join(known[:3])}, got {key!r}; {advice}")
+
+
+def _entry_text(fields: Mapping[str, object], key: str) -> str | None:
+    value = fields.get(key)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ConfigError(f"models: expected {key} as text, got {value!r}; correct it")
+    return value
+
+
+def shown_model(model: Model) -> dict[str, Any]:
+    """A model as JSON, for config.json and results.json."""
+    match model:
+        case LocalModel():
+            adapter = None if model.adapter is None else str(model.adapter.path)
+            return {"name": model.name, "model_path": str(model.model_path), "adapter": adapter}
+        case RemoteModel():
+            return {
+                "name": model.name,
+                "base_url": model.endpoint.base_url,
+                "model": model.endpoint.model,
+                "api": model.endpoint.api,
+                "extra": json.loads(json.dumps(dict(model.endpoint.extra))),
+            }

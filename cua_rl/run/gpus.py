@@ -1,0 +1,154 @@
+"""Assigns GPUs to the model server and the trainer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cua_rl.errors import ConfigError
+
+ALONE_UTILIZATION = 0.85
+SHARED_UTILIZATION = 0.45
+"""The trainer holds the model a second time, and its activations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """GPUs under the names that CUDA_VISIBLE_DEVICES has for them; empty tuples where there are none."""
+
+    server_gpus: tuple[str, ...]
+    trainer_gpus: tuple[str, ...]
+    """One process each; without GPUs, `num_trainer_processes` share the CPU."""
+    num_trainer_processes: int
+    tensor_parallel: int
+    """GPUs that hold one copy of the server's model together."""
+    data_parallel: int
+    """Copies of the server's model."""
+    gpu_memory_utilization: float
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether server and trainer use the same GPUs."""
+        return bool(set(self.server_gpus) & set(self.trainer_gpus))
+
+    def effective(self) -> dict[str, object]:
+        """What is used, for people and for the dry run."""
+        server = {
+            "gpus": list(self.server_gpus),
+            "tensor_parallel": self.tensor_parallel,
+            "data_parallel": self.data_parallel,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+        }
+        trainer = {"gpus": list(self.trainer_gpus), "num_processes": self.num_trainer_processes}
+        return {"gpu_plan": {"server": server, "trainer": trainer}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuWishes:
+    """What the configuration says; GPUs are counted from 0 among those that are visible. None leaves it to us."""
+
+    server_gpus: Sequence[int] | None = None
+    server_tensor_parallel: int | None = None
+    gpu_memory_utilization: float | None = None
+    trainer_gpus: Sequence[int] | None = None
+    trainer_num_processes: int | None = None
+    has_server: bool = True
+    """Whether the run starts a server of its own."""
+    has_trainer: bool = True
+
+
+def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
+    """Names of the NVIDIA GPUs that a process here may use; no torch needed."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
+    return tuple(str(index) for index in range(len(list(devices.iterdir())) if devices.is_dir() else 0))
+
+
+def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPlan:
+    """Split the GPUs called `names` between server and trainer; raises `ConfigError` for wishes that cannot be met.
+
+    One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
+    the trainer gets the others. Who is named GPUs leaves all others to the other side.
+    """
+    for key, indices in (("server.gpus", wishes.server_gpus), ("trainer.gpus", wishes.trainer_gpus)):
+        _check_indices(key, indices, len(names))
+    server, trainer = _split(len(names), wishes)
+    if set(server) & set(trainer) and set(server) != set(trainer):
+        raise ConfigError(
+            f"server.gpus, trainer.gpus: expected GPUs of their own, or the same for both, got {server!r} and "
+            f"{trainer!r}; let them overlap wholly or not at all"
+        )
+    num_processes = _count_processes(len(trainer), wishes.trainer_num_processes)
+    trainer = trainer[:num_processes]
+    tensor_parallel = _tensor_parallel(len(server), wishes.server_tensor_parallel, num_heads)
+    default = SHARED_UTILIZATION if set(server) & set(trainer) else ALONE_UTILIZATION
+    return GpuPlan(
+        server_gpus=tuple(names[index] for index in server),
+        trainer_gpus=tuple(names[index] for index in trainer),
+        num_trainer_processes=num_processes,
+        tensor_parallel=tensor_parallel,
+        data_parallel=max(1, len(server) // tensor_parallel),
+        gpu_memory_utilization=wishes.gpu_memory_utilization or default,
+    )
+
+
+def _check_indices(key: str, indices: Sequence[int] | None, num_gpus: int) -> None:
+    if indices is None:
+        return
+    there = f"GPUs of 0 to {num_gpus - 1}, each once" if num_gpus else "None, as no GPU is visible here"
+    if not indices or len(set(indices)) < len(indices) or not all(0 <= index < num_gpus for index in indices):
+        raise ConfigError(
+            f"{key}: expected {there}, got {list(indices)!r}; count GPUs from 0 among those of CUDA_VISIBLE_DEVICES, "
+            "or leave it out"
+        )
+
+
+def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
+    everything = list(range(num_gpus))
+    server, trainer = wishes.server_gpus, wishes.trainer_gpus
+    if not wishes.has_server:
+        if server is not None or wishes.server_tensor_parallel is not None:
+            raise ConfigError(
+                "server.gpus, server.tensor_parallel: expected None with base_url, whose server has been started "
+                f"already, got {server!r} and {wishes.server_tensor_parallel!r}; leave them out"
+            )
+        return [], everything if trainer is None else list(trainer)
+    if not wishes.has_trainer:
+        return everything if server is None else list(server), []
+    if server is None and trainer is None:
+        server = everything[: _largest_power_of_two(num_gpus // 2)] if num_gpus > 1 else everything
+    if server is None:
+        server = _others(everything, trainer or ())
+    if trainer is None:
+        trainer = _others(everything, server)
+    return list(server), list(trainer)
+
+
+def _others(everything: Sequence[int], taken: Sequence[int]) -> Sequence[int]:
+    """The GPUs that are left, or the same if none is."""
+    return [index for index in everything if index not in taken] or taken
+
+
+def _count_processes(num_gpus: int, wanted: int | None) -> int:
+    if num_gpus and wanted is not None and wanted > num_gpus:
+        raise ConfigError(
+            f"trainer.num_processes: expected at most {num_gpus}, one per GPU of the trainer, got {wanted}; lower it, "
+            "or name more trainer.gpus"
+        )
+    return wanted or max(1, num_gpus)
+
+
+def _tensor_parallel(num_gpus: int, wanted: int | None, num_heads: int) -> int:
+    """As many GPUs per copy as divide both the GPUs and, being a power of two, the heads of the usual models."""
+    if wanted is None:
+        return max(1, num_gpus & -num_gpus)
+    if num_gpus % wanted or num_heads % wanted or wanted > max(1, num_gpus):
+        raise ConfigError(
+            f"server.tensor_parallel: expected a number that divides the server's {num_gpus} GPUs and the model's "
+            f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
+        )
+    return wanted
+
+
+def _largest_power_of_two(limit: int) -> int:
+    return 1 << (limit.bit_length() - 1)

@@ -1,0 +1,154 @@
+"""The judge of a run: built from its settings, checked against its calibration, opened with its API key."""
+
+import logging
+import os
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cua_rl.errors import ConfigError
+from cua_rl.evaluation.judge_calibration import load_calibration
+from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig
+from cua_rl.run.log_directory import run_folder
+from cua_rl.run.rollout_config import JudgeSettings
+from cua_rl.task_loader import TaskSet
+
+logger = logging.getLogger(__name__)
+
+CALIBRATIONS = "judge_calibrations"
+"""Folder of calibration records inside `log_dir`, one file per judge: <fingerprint>.json."""
+
+
+def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
+    """The judge that was asked for, None if none was; raises `ConfigError` for what can never work."""
+    if settings.base_url is None or settings.model is None:
+        return None
+    if not settings.base_url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"judge.base_url: expected an address such as 'http://localhost:8000/v1', got {settings.base_url!r}; "
+            "correct it"
+        )
+    if urlsplit(settings.base_url).username is not None:
+        raise ConfigError(
+            "judge.base_url: expected an address without a name or password, which would be stored with the run, got "
+            "one with them; put the key into JUDGE_API_KEY"
+        )
+    return JudgeConfig(
+        base_url=settings.base_url,
+        model=settings.model,
+        prompt=_read_prompt(settings.prompt),
+        num_votes=settings.votes,
+        screenshots=settings.screenshots,
+        timeout_s=settings.timeout_s,
+        max_retries=settings.max_retries,
+        max_concurrent=settings.max_concurrent,
+        input_usd_per_mtok=settings.input_price,
+        output_usd_per_mtok=settings.output_price,
+        extra=settings.extra,
+    )
+
+
+def plan_judge(settings: JudgeSettings, reward: str, *task_sets: TaskSet) -> JudgeConfig | None:
+    """The judge that tasks need, or that the user wants to compare with validators; None if there is none.
+
+    Raises:
+        ConfigError: a judge is asked for and missing or idle.
+    """
+    config, is_needed = make_judge_config(settings), any(tasks.is_judged for tasks in task_sets)
+    if reward == "judge" and config is None:
+        raise ConfigError(
+            "reward: expected judge.base_url and judge.model with reward=judge, got neither; name the judge, or choose "
+            "another reward"
+        )
+    if reward == "judge" and not is_needed:
+        raise ConfigError(
+            "reward: expected tasks without a validator with reward=judge, got only tasks whose validators decide; set "
+            "reward=binary (judge=compare records the judge's verdicts beside theirs)"
+        )
+    if config is None:
+        return None
+    if not is_needed and settings.mode != "compare":
+        logger.warning("judge.model has no effect: all tasks have validators, which decide; judge=compare asks it too")
+        return None
+    return config
+
+
+async def check_judge(config: JudgeConfig | None, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise `ConfigError` if the judge cannot be reached or does not take the key."""
+    if config is not None:
+        async with open_judge(config, environ) as judge:
+            await judge.check()
+
+
+def require_precision(
+    config: JudgeConfig, *, least: float | None, record: str | None, log_dir: str | None, is_forced: bool
+) -> None:
+    """Refuse a judge whose precision is not known to be sufficient: the policy would learn its false positives.
+
+    The lower end of the 95 % interval of its precision must reach `least`. Without `least`, an uncalibrated judge is
+    warned of.
+
+    Raises:
+        ConfigError: it is not known to be, and nobody forces it.
+    """
+    path = calibration_path(config, log_dir) if record is None else Path(record).expanduser()
+    problem = _problem(config, path, least, is_named=record is not None)
+    if problem is None:
+        return
+    advice = (
+        "calibrate it on recorded rollouts: python -m cua_rl.recipes.calibrate_judge run=... with the same judge "
+        "settings (docs/judge.md), or set judge.force=true to train on it all the same"
+    )
+    if least is None or is_forced:
+        logger.warning("%s; %s", problem, advice)
+        return
+    raise ConfigError(f"judge.min_precision: {problem}; {advice}")
+
+
+def calibration_path(config: JudgeConfig, log_dir: str | None) -> Path:
+    """Where the record of a judge's calibration is kept, unless somebody says otherwise."""
+    return run_folder(None, log_dir, CALIBRATIONS) / f"{config.fingerprint}.json"
+
+
+def _problem(config: JudgeConfig, path: Path, least: float | None, *, is_named: bool) -> str | None:
+    if not path.exists() and not is_named:
+        wanted = "" if least is None else f" of a precision of at least {least:g}"
+        return f"expected a calibration{wanted} of judge {config.model!r} with this prompt, got none at {path}"
+    calibration = load_calibration(path)
+    if calibration.fingerprint != config.fingerprint:
+        return (
+            f"expected a calibration of judge {config.model!r} with this prompt, these votes, screenshots and extra "
+            f"fields, got one of another judge in {path}"
+        )
+    value, low, high = calibration.precision
+    if least is not None and (value is None or low < least):
+        shown = "no verdict 'success'" if value is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+        return (
+            f"expected the 95 % interval of the judge's precision to begin at {least:g} or above, got {shown} from "
+            f"{calibration.num_verdicts} rollouts in {path}"
+        )
+    return None
+
+
+@asynccontextmanager
+async def open_judge(config: JudgeConfig, environ: Mapping[str, str] = os.environ) -> AsyncGenerator[Judge]:
+    """The judge, with its key from the environment."""
+    async with Judge(config, environ.get("JUDGE_API_KEY")) as judge:
+        yield judge
+
+
+def _read_prompt(path: str | None) -> str:
+    if path is None:
+        return DEFAULT_PROMPT.read_text(encoding="utf-8")
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"judge.prompt: expected a text file, got {path!r} ({error}); check the path") from None
+    missing = [word for word in ('"success"', '"reason"') if word not in text]
+    if missing:
+        raise ConfigError(
+            f"judge.prompt: expected a prompt that asks for a JSON object with {' and '.join(missing)}, got none in "
+            f"{path!r}; copy from {DEFAULT_PROMPT}"
+        )
+    return text

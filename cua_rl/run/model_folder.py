@@ -1,0 +1,132 @@
+"""Finds a model's files: in a folder, the hub's cache, on the hub, or the tiny model of this package."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cua_rl.errors import ConfigError, boundary
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.renderer import Renderer, make_renderer
+
+HUB_TIMEOUT_S = 3.0
+LONGEST_BY_DEFAULT = 16384
+TRAINABLE_TYPE = "qwen3_vl"
+_SETTINGS_FILES = ("*.json", "*.jinja", "*.txt")
+
+
+def find_model(name: str | None) -> Path:
+    """The folder of the model `name`; None is the tiny model. The weights of a hub model may not be downloaded yet.
+
+    Raises `ConfigError` if there is no such model, before anything is loaded.
+    """
+    if name is None:
+        return TINY_QWEN3_VL
+    folder = Path(name).expanduser()
+    if folder.exists():
+        return _require_model(folder.absolute(), name)
+    return _find_on_hub(name)
+
+
+def fetch_weights(name: str | None, model_path: Path) -> None:
+    """Download the weights of a model that `find_model` found on the hub, if they are not there yet."""
+    if name is None or _has_weights(model_path):
+        return
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
+
+    with boundary(
+        ConfigError, f"model_name: expected the weights of {name!r} on the hub; download them, then try again"
+    ):
+        snapshot_download(name)
+
+
+def require_trainable(model_path: Path) -> None:
+    """Raise `ConfigError` for a model that the trainer does not know, such as a mixture of experts."""
+    kind = json.loads((model_path / "config.json").read_text(encoding="utf-8")).get("model_type")
+    if kind != TRAINABLE_TYPE:
+        experts = " (a mixture of experts)" if str(kind).endswith("_moe") else ""
+        raise ConfigError(
+            f"model_name: expected a model of type {TRAINABLE_TYPE!r} to train, got {kind!r}{experts} in "
+            f"{str(model_path)!r}; choose a dense Qwen3-VL model, such as Qwen/Qwen3-VL-4B-Instruct"
+        )
+
+
+def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer:
+    """The model's renderer, or the named one; raises `ConfigError` for one that cannot show the model screenshots."""
+    renderer = make_renderer(model_path, renderer_name)
+    if not renderer.supports_images:
+        raise ConfigError(
+            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
+            "or leave renderer_name out"
+        )
+    return renderer
+
+
+def max_positions(model_path: Path) -> int:
+    """The longest sequence that the model can hold, tokens; very large for a model that does not say."""
+    return int(_language_settings(model_path).get("max_position_embeddings", 1 << 30))
+
+
+def find_max_model_len(model_path: Path, wanted: int | None, *, max_tokens: int) -> int:
+    """Maximum tokens of prompt and response together; raises `ConfigError` if the model or a response needs more."""
+    longest = max_positions(model_path)
+    max_model_len = wanted or min(longest, LONGEST_BY_DEFAULT)
+    if max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got {max_model_len}; set "
+            f"max_model_len={longest}"
+        )
+    if max_tokens >= max_model_len:
+        raise ConfigError(f"max_tokens: expected less than max_model_len={max_model_len}, got {max_tokens}; lower it")
+    return max_model_len
+
+
+def num_attention_heads(model_path: Path) -> int:
+    """Heads of the language model, which tensor parallelism splits evenly."""
+    return int(_language_settings(model_path)["num_attention_heads"])
+
+
+def _language_settings(model_path: Path) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    return settings.get("text_config", settings)
+
+
+def _require_model(folder: Path, name: str) -> Path:
+    missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
+    if missing:
+        raise ConfigError(
+            f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
+            f"{' and '.join(missing)}; name the folder of a Qwen3-VL checkpoint"
+        )
+    if not _has_weights(folder):
+        raise ConfigError(
+            f"model_name: expected a model folder with all its weights (.safetensors), got {name!r} without; download "
+            "the whole model"
+        )
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether the weights are there, all of them if an index lists several files."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return all((folder / name).is_file() for name in names)
+    return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin"))
+
+
+def _find_on_hub(name: str) -> Path:
+    # Imported here: 0.3 s, and most runs name a folder.
+    from huggingface_hub import HfApi, snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    problem = (
+        f"model_name: expected a folder, or a model of the hub that can be reached, got {name!r}; "
+        "check the spelling, or download the model and name its folder"
+    )
+    with boundary(ConfigError, problem):
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True))
+        except LocalEntryNotFoundError:
+            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+            folder = Path(snapshot_download(name, allow_patterns=list(_SETTINGS_FILES)))
+    return folder

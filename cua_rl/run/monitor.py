@@ -1,0 +1,98 @@
+"""The monitor process that a run starts, and the connection to a remote monitor."""
+
+import logging
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cua_rl.errors import ConfigError
+from cua_rl.events import Recorder
+from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
+from cua_rl.processes import OwnedProcess
+from cua_rl.run.training_config import MonitorSettings
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 8720
+
+
+def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.environ) -> MonitorAddress | None:
+    """Where the run is to be sent, by settings or environment, None for nowhere; raises `ConfigError`."""
+    base_url = settings.base_url or environ.get("MONITOR_BASE_URL") or None
+    if base_url is None:
+        _require_no_project(settings)
+        return None
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigError(
+            f"monitor.base_url: expected the address of a monitor (https://…), got {base_url!r}; correct or drop it"
+        )
+    token = settings.project_token or environ.get("MONITOR_PROJECT_TOKEN") or environ.get("PROJECT_TOKEN")
+    if not token:
+        raise ConfigError(
+            "project_token: expected the token of a project beside monitor.base_url, got none; make one there with "
+            "`python -m cua_rl.recipes.serve_monitor DATABASE_URL create_project=NAME` and set MONITOR_PROJECT_TOKEN"
+        )
+    project_id = settings.project_id or environ.get("PROJECT_ID") or None
+    return MonitorAddress(base_url=base_url, token=token, project_id=project_id)
+
+
+def _require_no_project(settings: MonitorSettings) -> None:
+    """Whoever names a project wants the run to be seen there; the environment may hold one for other programs."""
+    for name, value in (("project_token", settings.project_token), ("project_id", settings.project_id)):
+        if value:
+            raise ConfigError(
+                f"{name}: expected monitor.base_url, the address of the monitor that has the project, beside it, got "
+                f"none; set monitor.base_url=https://… (or MONITOR_BASE_URL), or drop {name}"
+            )
+
+
+def spool_folder(folder: Path) -> Path:
+    """Folder of events not yet delivered to the remote monitor."""
+    return folder / "monitor_spool"
+
+
+async def send_events(
+    stack: AsyncExitStack, recorder: Recorder, address: MonitorAddress | None, folder: Path, image_token_id: int
+) -> Recorder:
+    """The recorder, sending to another monitor too if there is one."""
+    if address is None:
+        return recorder
+    sender = SendingRecorder(recorder, address, spool_folder(folder), image_token_id=image_token_id)
+    return await stack.enter_async_context(sender)
+
+
+async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_url: str, folder: Path) -> str | None:
+    """Start a monitor of the run's database, which stops with the run; returns its address, or None if disabled.
+
+    If it cannot start or dies, training goes on.
+    """
+    if not settings.show:
+        return None
+    port = settings.port or _free_port(DEFAULT_PORT)
+    command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", f"port={port}"]
+    if shutil.which("nice"):
+        command = ["nice", "-n", "10", *command]  # training comes first
+    environment = {**os.environ, "DATABASE_URL": database_url}
+    log_path = folder / "logs" / "monitor.log"
+    process = OwnedProcess(command, name="monitor", log_path=log_path, environment=environment, stop_timeout_s=3.0)
+    await stack.enter_async_context(process)
+    return f"http://127.0.0.1:{port}"
+
+
+def _free_port(wanted: int) -> int:
+    """The wanted port if it is free, else any."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    return wanted

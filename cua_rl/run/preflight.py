@@ -1,0 +1,187 @@
+"""Checks before a run starts: packages, programs, servers, and room for all turns in the model's context.
+
+Nothing is loaded and nothing is downloaded; every question to a server has a short time limit.
+"""
+
+import base64
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any
+
+import httpx
+from PIL import Image
+
+from cua_rl.agent.tools import load_system_prompt, tool_for
+from cua_rl.conversation import EncodedImage, Message, TextPart
+from cua_rl.devices.device import DeviceKind
+from cua_rl.errors import ConfigError
+from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.sampling.server import ServedModel, fetch_model
+
+QUESTION_TIMEOUT_S = 2.0
+_EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+_PROBE_SIDE_PX = 64
+_PLENTY_OF_IMAGES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """The smallest screenshot that a kind of device gives."""
+
+    kind: DeviceKind
+    width_px: int
+    height_px: int
+
+    def scaled(self, factor: float) -> "Screen":
+        """The screen with both sides times `factor`."""
+        return replace(self, width_px=int(self.width_px * factor), height_px=int(self.height_px * factor))
+
+
+def require_adb(program: str = "adb") -> None:
+    """Raise `ConfigError` if there is no adb to reach phones with."""
+    if shutil.which(program) is None:
+        raise ConfigError(
+            f"device: expected the program {program} on the PATH for device=adb, got none; install the Android "
+            "platform tools (Debian and Ubuntu: apt-get install adb)"
+        )
+
+
+def most_screenshots(config: RolloutConfig, num_turns: int) -> int:
+    """Most screenshots of one prompt of our agent; every turn shows one, and old ones may be dropped."""
+    return num_turns if config.agent.history == "full" else min(num_turns, config.agent.history_images)
+
+
+def plan_max_images(config: RolloutConfig, num_turns: int) -> int:
+    """Images per prompt that the model server must accept; raises `ConfigError` if fewer are configured.
+
+    Agents that are not ours may show more than one a turn: they get what is configured, or plenty.
+    """
+    needed, configured = most_screenshots(config, num_turns), config.server.max_images
+    if config.agent.name != "gbox":
+        return configured or max(needed, _PLENTY_OF_IMAGES)
+    if configured is not None and configured < needed:
+        raise ConfigError(
+            f"max_images: expected at least {needed}, the screenshots of {num_turns} turns, got {configured}; raise "
+            "it, lower max_turns, or let old screenshots go with history=block_drop"
+        )
+    return configured or needed
+
+
+def require_room(
+    config: RolloutConfig, renderer: Renderer, screen: Screen, *, num_turns: int, max_model_len: int
+) -> None:
+    """Raise `ConfigError` if the last turn of a rollout cannot fit into the model's context.
+
+    What counts is the least that a rollout can take: instructions and tools, its screenshots, and the last answer.
+    Earlier answers come on top.
+    """
+    num_turns = min(num_turns, config.max_turns)
+    num_images = most_screenshots(config, num_turns)
+    none, one = (_prompt_tokens(renderer, screen, num_images=number) for number in (0, 1))
+    needed = none + num_images * (one - none) + config.max_tokens
+    if needed > max_model_len:
+        raise ConfigError(
+            f"max_model_len: expected at least {needed} tokens for {num_turns} turns (instructions {none}, "
+            f"{num_images} screenshots of at least {one - none}, an answer of max_tokens={config.max_tokens}, and "
+            f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or let old "
+            "screenshots go with history=block_drop"
+        )
+
+
+@asynccontextmanager
+async def ask_model_server(base_url: str) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
+    """A client of the vLLM server there, and the model that it serves; raises `ConfigError` if none answers."""
+    root = base_url.rstrip("/").removesuffix("/v1")
+    async with httpx.AsyncClient(base_url=root, trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
+        try:
+            yield client, await fetch_model(client)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
+            raise ConfigError(
+                f"base_url: expected a vLLM server at {root!r}, got {type(error).__name__}: {error}; start one there, "
+                "or leave base_url out"
+            ) from None
+
+
+async def require_model_server(base_url: str, *, max_model_len: int, num_images: int) -> None:
+    """Raise `ConfigError` unless a vLLM server answers there that holds such prompts and takes so many screenshots."""
+    async with ask_model_server(base_url) as (client, model):
+        complaint = await _complaint_about(client, model.name, num_images)
+    if model.max_model_len < max_model_len:
+        raise ConfigError(
+            f"max_model_len: expected at most {model.max_model_len}, the context of the server at {base_url!r}, got "
+            f"{max_model_len}; lower it, or start that server with --max-model-len {max_model_len}"
+        )
+    if complaint is not None:
+        raise ConfigError(
+            f"base_url: expected a server that takes the {num_images} screenshots of the longest prompt, got one at "
+            f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
+            f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
+        )
+
+
+async def require_monitor(address: MonitorAddress) -> None:
+    """Raise `ConfigError` unless a monitor answers there that knows the project's token."""
+    headers = {"Authorization": f"Bearer {address.token}"}
+    try:
+        async with httpx.AsyncClient(headers=headers, trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
+            answer = await client.post(address.ingest_url, json={})
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"monitor.base_url: expected a monitor that answers, got {type(error).__name__} {error} from "
+            f"{address.base_url!r}; start it (python -m cua_rl.recipes.serve_monitor), or leave monitor.base_url out"
+        ) from None
+    if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        raise ConfigError(
+            f"project_token: expected the token of a project of the monitor at {address.base_url!r}, got one that it "
+            "does not know; make one there with create_project=NAME"
+        )
+    if not answer.is_success and answer.status_code not in _EMPTY_BATCH_REFUSED:
+        raise ConfigError(
+            f"monitor.base_url: expected a monitor that takes runs at {address.ingest_url!r}, got status "
+            f"{answer.status_code}; check the address"
+        )
+
+
+def _prompt_tokens(renderer: Renderer, screen: Screen, *, num_images: int) -> int:
+    image = EncodedImage(
+        data=_blank_image(screen.width_px, screen.height_px),
+        format="png",
+        width_px=screen.width_px,
+        height_px=screen.height_px,
+    )
+    content = (TextPart(text="."), *[image] * num_images)
+    system = Message(role="system", content=(TextPart(text=load_system_prompt(screen.kind)),))
+    items = (system, Message(role="user", content=content))
+    return renderer.render(items, (tool_for(screen.kind),)).length
+
+
+def _blank_image(width_px: int, height_px: int) -> bytes:
+    buffer = BytesIO()
+    Image.new("1", (width_px, height_px)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+async def _complaint_about(client: httpx.AsyncClient, model: str, num_images: int) -> str | None:
+    """What the server says against so many images in one prompt; None if nothing, or if it is too busy to say."""
+    try:
+        answer = await client.post("/tokenize", json=_probe(model, num_images))
+    except httpx.ReadTimeout:
+        return None
+    start = answer.text.find("At most")
+    if answer.status_code != HTTPStatus.BAD_REQUEST or start < 0:
+        return None
+    return answer.text[start:].split('"')[0][:120]
+
+
+def _probe(model: str, num_images: int) -> dict[str, Any]:
+    """A request that makes the server count images, and compute nothing."""
+    data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    parts: Sequence[dict[str, Any]] = [image] * num_images
+    return {"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]}

@@ -1,0 +1,146 @@
+"""Where a resumed run continues: what its checkpoint, its folder and its database say together."""
+
+from dataclasses import dataclass, field, replace
+
+from cua_rl.database.progress import Progress, load_progress
+from cua_rl.database.queries import find_training, latest_trainings, rename_training
+from cua_rl.database.rebuild import load_rollouts
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.database.session import open_sessions
+from cua_rl.rl.advantages import score_group
+from cua_rl.rl.async_loop import AsyncStart
+from cua_rl.rl.curriculum import (
+    GroupOutcome,
+    Memory,
+    ReplayBuffer,
+    SuccessRates,
+    load_outcomes,
+    newest_success_ids,
+)
+from cua_rl.rl.group_buffer import WaitingGroup, fitting
+from cua_rl.rl.stages import WantedEvaluation
+from cua_rl.run.log_directory import LogDirectory
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.types import AdapterRef, Rollout, RolloutGroup
+
+OUTCOMES_NAME = "outcomes.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """State left by an earlier attempt; empty for a new run."""
+
+    start: AsyncStart = field(default_factory=AsyncStart)
+    owed_evaluations: tuple[WantedEvaluation, ...] = ()
+
+    @property
+    def kept_group_ids(self) -> tuple[str, ...]:
+        return tuple(waiting.scored.group.group_id for waiting in self.start.kept_groups)
+
+
+async def load_resumed(config: CLIConfig, folder: LogDirectory, run_name: str, num_done: int, url: str) -> Resumed:
+    """Load what a run that resumes after `num_done` steps can reuse, and delete the rest."""
+    if num_done == 0:
+        folder.remove_strays(0)
+        return Resumed()
+
+    async with open_sessions(url) as sessions, sessions() as session:
+        training = await find_training(session, run_name, str(folder.path))
+        if training is None:
+            folder.remove_strays(num_done)
+            return Resumed()
+        progress = await load_progress(session, training.training_id, num_done)
+    owed = _owed_evaluations(config, folder, progress, num_done)
+    folder.remove_strays(num_done, keep=[wanted.step for wanted in owed])
+    return Resumed(start=plan_start(config, progress, num_done), owed_evaluations=owed)
+
+
+async def follow_move(folder: LogDirectory, run_name: str, url: str) -> None:
+    """After a folder has been moved, rename the run in its embedded database accordingly."""
+    async with open_sessions(url) as sessions, sessions.begin() as session:
+        if await find_training(session, run_name, str(folder.path)) is None:
+            for training in await latest_trainings(session, limit=1):
+                await rename_training(session, training.training_id, run_name, str(folder.path))
+
+
+def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncStart:
+    """What asynchronous training keeps. Indices that repeat are of synchronous steps, which leave nothing behind."""
+    done = frozenset(progress.done_indices)
+    if len(done) < len(progress.done_indices) or not config.max_steps_off_policy:
+        in_order = frozenset(range(num_done * config.groups_per_batch))
+        return AsyncStart(done_ordinals=in_order | done, newest_steps=progress.newest_steps)
+    candidates = [
+        WaitingGroup(
+            scored=score_group(_as_counted(config, untrained.group), config.advantages),
+            last_step=min(untrained.last_step, config.max_steps),
+        )
+        for untrained in progress.untrained
+        if _is_fresh_enough(config, progress, untrained.group.compared, untrained.last_step)
+    ]
+    kept = fitting(candidates, num_done + 1, config.groups_per_batch)
+    return AsyncStart(done_ordinals=done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
+
+
+def _as_counted(config: CLIConfig, group: RolloutGroup) -> RolloutGroup:
+    """The group as it ended: whether too few members survived faults is not in the database, but follows from it."""
+    return replace(group, is_incomplete=len(group.rollouts) < config.sampling.min_group_size)
+
+
+def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Rollout, ...], last_step: int) -> bool:
+    """Whether even the last step that may train them finds no turn too old: a run may go on with a smaller bound."""
+    steps = [progress.newest_steps[turn.model.policy_version] for rollout in rollouts for turn in rollout.turns]
+    return last_step - 1 - min(steps, default=last_step) <= (config.max_steps_off_policy or 0)
+
+
+def _owed_evaluations(
+    config: CLIConfig, folder: LogDirectory, progress: Progress, num_done: int
+) -> tuple[WantedEvaluation, ...]:
+    """Evaluations that were due and are not recorded, of adapters that are still there."""
+    due = [step for step in range(1, num_done) if config.eval_every and step % config.eval_every == 0]
+    if num_done == config.max_steps or (config.eval_every and num_done % config.eval_every == 0):
+        due.append(num_done)
+    missing = [step for step in due if step not in progress.evaluated_steps and folder.sampler_path(step).exists()]
+    versions = {num_steps: version for version, num_steps in sorted(progress.newest_steps.items())}
+    newest = {step: max((v for s, v in versions.items() if s <= step), default=0) for step in missing}
+    return tuple(
+        WantedEvaluation(
+            phase="eval", step=step, adapter=AdapterRef(path=folder.sampler_path(step), policy_version=newest[step])
+        )
+        for step in missing
+    )
+
+
+async def load_memory(
+    config: CLIConfig, folder: LogDirectory, num_done: int, recorder: DatabaseRecorder, url: str
+) -> Memory:
+    """The memory after `num_done` steps: rates from the folder's outcomes, stored successes from the database.
+
+    Raises:
+        DatabaseError: a success that an earlier attempt stored is not in this database.
+    """
+    memory = Memory(
+        rates=SuccessRates() if config.curriculum.task_sampling == "success_rate" else None,
+        replay=ReplayBuffer(
+            capacity_per_task=config.curriculum.replay_capacity if config.curriculum.replay_successes else 0
+        ),
+        outcomes_path=folder.path / OUTCOMES_NAME,
+    )
+    outcomes = load_outcomes(folder.path / OUTCOMES_NAME, num_done)
+    if memory.rates is not None:
+        memory.rates.observe(outcomes)
+    await _load_successes(memory.replay, outcomes, recorder, url)
+    return memory
+
+
+async def _load_successes(
+    replay: ReplayBuffer, outcomes: list[GroupOutcome], recorder: DatabaseRecorder, url: str
+) -> None:
+    ids = newest_success_ids(outcomes, replay.capacity_per_task)
+    if not ids:
+        return
+
+    await recorder.flush()  # the training has its id once its start is written
+    if recorder.training_id is None:
+        raise ValueError("expected TrainingStarted to be recorded before memory is loaded")
+    async with open_sessions(url) as sessions, sessions() as session:
+        replay.add(await load_rollouts(session, recorder.training_id, ids))

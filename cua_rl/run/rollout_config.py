@@ -1,0 +1,283 @@
+"""Configuration of agents, devices, judge and model server, shared by all recipes that run rollouts."""
+
+from typing import Literal, cast
+
+import chz
+
+from cua_rl.agent.history import HistoryPolicy
+from cua_rl.errors import ConfigError
+from cua_rl.masking import secret_names
+from cua_rl.settings import Given, check_numbers, remembers_given, setting
+from cua_rl.tasks.source_config import TaskSources, find_site
+
+Tasks = dict[str, object] | list[dict[str, object]]
+
+_DAY_S = 86400.0
+_TIME_LIMIT = (0.0, _DAY_S)
+_PORT = (0, 65535)
+
+PAID_DEVICES: Given = {"max_concurrent_rollouts": 8}
+"""Boxes cost money while they run, and gym servers have few devices."""
+
+
+def device_presets(given: Given) -> Given:
+    """Defaults that depend on the device: Linux boxes imply GBox, and few paid devices run at a time."""
+    site = given_site(given.get("tasks"))
+    presets: dict[str, object] = {}
+    if site is None and given.get("box_type") == "linux":
+        presets["device"] = "gbox"
+    is_gbox = site is None and given.get("device", presets.get("device")) == "gbox"
+    return {**presets, **PAID_DEVICES} if is_gbox or site == "gym" else presets
+
+
+def given_site(tasks: object) -> str | None:
+    """The site on which these task sources run; None for the configured device, and for what cannot be read."""
+    if tasks is None:
+        return None
+    try:
+        return find_site(cast("TaskSources", tasks))
+    except ConfigError:
+        return None  # load_tasks reports what is wrong with them
+
+
+@chz.chz
+class AgentSettings:
+    """The agent, and which screenshots its prompts contain."""
+
+    name: Literal["gbox", "mini_agent", "external"] = setting(
+        "gbox",
+        "agent: gbox, the built-in agent; mini_agent, a gbox-mini-agent server on gym tasks; external, "
+        "your own program",
+        for_group=True,
+    )
+    command: str | None = setting(
+        None, "agent=external: command started for each rollout, with its parameters in environment variables"
+    )
+    url: str | None = setting(
+        None, "agent=external: address of a server that receives each rollout and responds when it is done"
+    )
+    gbox_mini_agent_base_url: str | None = setting(
+        None, "agent=mini_agent: address of the server; None is http://localhost:3000"
+    )
+    gbox_mini_agent_agent: Literal["mai-ui", "qwen3-vl"] = setting(
+        "mai-ui", "agent=mini_agent: name of the agent on that server"
+    )
+    gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = setting(
+        "mobile", "agent=mini_agent: its action space"
+    )
+    history: HistoryPolicy = setting(
+        "full",
+        "screenshots in the prompt: full: all; block_drop: the oldest are dropped in blocks; last_n: only the newest",
+    )
+    history_images: int = setting(8, "block_drop, last_n: maximum number of screenshots in the prompt", at_least=1)
+    history_block: int = setting(4, "block_drop: number of screenshots dropped at once", at_least=1)
+
+
+@chz.chz
+class DeviceSettings:
+    """Devices: screens, limits of time, GBox boxes, phones, gym servers."""
+
+    screen_scale: int = setting(1, "simulator: scale factor of the 192x320 pixel screen", at_least=1)
+    browser_scale: float | None = setting(
+        None, "web pages: scale factor of screenshots; None uses the task set's default", within=(0.0, 4.0)
+    )
+    coordinate_mode: Literal["direct", "gbox"] = setting(
+        "direct",
+        "direct: the model outputs coordinates, 0 to 1000; gbox: it describes elements, which GBox's "
+        "coordinate model locates",
+    )
+    gbox_screenshots: Literal["inline", "stored"] = setting(
+        "inline", "gbox: screenshots inside responses (inline), or through GBox's storage (stored)"
+    )
+    record_devices: bool = setting(
+        False, "gbox: record a video of every rollout as recordings/<rollout>.mp4 in the run's folder"
+    )
+    adb_serials: list[str] = setting(
+        doc="adb: serial numbers of the phones to use; empty uses all attached ones", factory=list[str]
+    )
+    device_creations_per_s: float | None = setting(
+        None, "maximum device creations per second; None is unlimited", within=(0.0, 1000.0)
+    )
+    lease_timeout_s: float = setting(300.0, "limit for obtaining a device, including retries", within=_TIME_LIMIT)
+    setup_timeout_s: float = setting(300.0, "limit for preparing a task on its device", within=_TIME_LIMIT)
+    turn_timeout_s: float = setting(
+        300.0, "limit for the time of model server and device in one turn; exceeding it is a fault", within=_TIME_LIMIT
+    )
+    task_timeout_s: float = setting(
+        1800.0,
+        "limit for the policy's own time in one rollout: its waits and, for an agent outside this "
+        "process, the time between requests; exceeding it ends the rollout as if out of turns",
+        within=_TIME_LIMIT,
+    )
+    validate_timeout_s: float = setting(60.0, "limit for validating a task on its device", within=_TIME_LIMIT)
+    gym_base_url: str | None = setting(
+        None, "gym server for task sources that name none; None is http://localhost:5010"
+    )
+    gym_id: str | None = setting(None, "gym for task sources that name none; None is umetrip")
+    gym_parallel_creates: int = setting(
+        1, "executions created concurrently on a gym server; some servers handle only one at a time", at_least=1
+    )
+
+
+@remembers_given
+@chz.chz
+class ServerSettings:
+    """The vLLM server that a run starts, and the context of the model."""
+
+    port: int | None = setting(None, "port of the server; None uses a free one", within=_PORT)
+    max_model_len: int | None = setting(
+        None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
+    )
+    max_num_seqs: int = setting(128, "maximum batch size, requests", at_least=1)
+    max_images: int | None = setting(
+        None, "maximum screenshots per prompt; None derives it from history and turns", at_least=1
+    )
+    gpus: list[int] | None = setting(
+        None, "GPUs, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
+    )
+    tensor_parallel: int | None = setting(
+        None, "GPUs per copy of the model; None is the largest power of two that divides their number", at_least=1
+    )
+    gpu_memory_utilization: float | None = setting(
+        None, "fraction of GPU memory; None is 0.85, or 0.45 on a GPU shared with the trainer", within=(0.0, 1.0)
+    )
+    start_timeout_s: float = setting(300.0, "limit for the start", within=_TIME_LIMIT)
+
+
+@chz.chz
+class GatewaySettings:
+    """The gateway through which agents outside this process reach the model."""
+
+    port: int | None = setting(None, "port to listen on; None uses a free one", within=_PORT)
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 allows agents on other machines")
+    public_url: str | None = setting(
+        None, "URL for agents on other machines, such as http://trainer:8100; None is the listening address"
+    )
+    allowed_media_domains: list[str] = setting(
+        doc="hosts from which screenshots are fetched that agents send as links", factory=list[str]
+    )
+
+
+@chz.chz
+class JudgeSettings:
+    """The judge of tasks without a validator; there is none unless `judge.model` is set."""
+
+    mode: Literal["where_needed", "compare"] = setting(
+        "where_needed",
+        "where_needed: judge only tasks without a validator; compare: judge all tasks, for comparison "
+        "with the validators, which decide",
+        for_group=True,
+    )
+    base_url: str | None = setting(
+        None,
+        "URL of the judge's OpenAI-compatible endpoint, including /v1; its key is read from "
+        "JUDGE_API_KEY, never stored",
+    )
+    model: str | None = setting(
+        None, "vision-language model that judges tasks without a validator from screenshots; None disables the judge"
+    )
+    prompt: str | None = setting(None, "text file with the judge's system prompt; None uses the package's")
+    votes: int = setting(1, "votes per rollout, odd; more than half must agree", at_least=1)
+    screenshots: Literal["final", "all"] = setting("final", "screenshots that the judge sees: the last one, or all")
+    timeout_s: float = setting(60.0, "limit for one vote, including retries after transport errors", within=_TIME_LIMIT)
+    max_retries: int = setting(
+        3,
+        "retries after transport errors (no connection, 408, 409, 429, 5xx); received answers are never "
+        "requested again",
+        at_least=0,
+    )
+    max_concurrent: int = setting(16, "maximum concurrent requests to the judge", at_least=1)
+    input_price: float | None = setting(
+        None, "price of the judge's prompt tokens, US dollars per million; None records no cost", at_least=0.0
+    )
+    output_price: float | None = setting(
+        None, "price of the judge's answer tokens, US dollars per million; None records no cost", at_least=0.0
+    )
+    extra: dict[str, object] = setting(
+        doc='additional fields of every request to the judge, such as {"temperature": 0.5}', factory=dict[str, object]
+    )
+
+
+_FIELDS_OF_EVERY_REQUEST = frozenset({"model", "messages", "stream", "n"})
+
+
+def check_judge_settings(judge: JudgeSettings) -> None:
+    """Raise `ValueError` for what no judge can work with."""
+    if judge.votes % 2 == 0:
+        raise ValueError(f"judge.votes: expected an odd number, for majorities, got {judge.votes}; add one")
+    pairs = (
+        {"base_url": judge.base_url, "model": judge.model},
+        {
+            "input_price": judge.input_price,
+            "output_price": judge.output_price,
+        },
+    )
+    for pair in pairs:
+        missing = [name for name, value in pair.items() if value is None]
+        if len(missing) == 1:
+            given = next(name for name in pair if name not in missing)
+            raise ValueError(f"judge.{missing[0]}: expected it beside judge.{given}, got none; set both")
+    if secrets := secret_names(judge.extra):
+        raise ValueError(
+            f"judge.extra: expected no secrets, which would be stored with the run, got {secrets[0]!r}; put the "
+            "judge's key into JUDGE_API_KEY"
+        )
+    if taken := _FIELDS_OF_EVERY_REQUEST & set(judge.extra):
+        raise ValueError(
+            f"judge.extra: expected fields beside those that every request has, got {min(taken)!r}; leave it out"
+        )
+
+
+@chz.chz
+class RolloutConfig:
+    """The settings that training and evaluation share."""
+
+    model_name: str | None = setting(
+        None, "folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
+    )
+    base_url: str | None = setting(None, "URL of a running vLLM server (with runtime LoRA updating); None starts one")
+    renderer_name: str | None = setting(
+        None,
+        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
+    )
+    tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"})
+    device: Literal["simulator", "gbox", "adb"] = setting(
+        "simulator",
+        "device that tasks run on: simulator (simulated phone), gbox (cloud or self-hosted boxes), adb "
+        "(attached phones)",
+    )
+    box_type: Literal["android", "linux"] = setting("android", "gbox: kind of box; linux implies device=gbox")
+    gbox_api_key: str | None = setting(
+        None, "API key of a GBox account, never stored; preferably set as GBOX_API_KEY in the environment"
+    )
+    max_turns: int = setting(20, "maximum turns of a rollout; a task may allow fewer", at_least=1)
+    max_tokens: int = setting(2048, "maximum tokens of one model response", at_least=1)
+    reward: str = setting(
+        "binary",
+        "reward function: binary, score, completion, efficiency, shaped, comprehensive, judge (binary, "
+        "for tasks that a judge decides), or module:function",
+    )
+    max_concurrent_rollouts: int = setting(
+        128, "maximum number of devices in use at a time; 8 with GBox and gyms", at_least=1
+    )
+    log_path: str | None = setting(
+        None, "folder of the run; None is a folder in ./runs (or log_dir) named after its settings"
+    )
+    behavior_if_log_dir_exists: Literal["ask", "overwrite", "skip", "resume"] = setting(
+        "ask", "what to do if the folder already holds a run; resume continues it"
+    )
+    dry_run: bool = setting(False, "check everything, print the effective configuration as JSON, and exit")
+    agent: AgentSettings = chz.field(default_factory=AgentSettings)
+    devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
+    server: ServerSettings = chz.field(default_factory=ServerSettings)
+    gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
+    judge: JudgeSettings = chz.field(default_factory=JudgeSettings)
+
+    @chz.validate
+    def _values_make_sense(self) -> None:
+        check_numbers(self)
+        check_judge_settings(self.judge)
+
+
+ROLLOUT_SECTIONS = {"Agent and devices": ("agent", "device", "box_type", "max_turns", "max_tokens")}
+"""What `--help` shows of these settings."""

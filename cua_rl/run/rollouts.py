@@ -1,0 +1,185 @@
+"""Makes what rollouts need: the model server, the gateway to it, the agent (built-in or external), the runner."""
+
+import shlex
+import shutil
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from cua_rl.agent.agent import Agent
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.history import History
+from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
+from cua_rl.config import ServerConfig
+from cua_rl.errors import ConfigError
+from cua_rl.evaluation.attempts import NoRecorder
+from cua_rl.events import Recorder
+from cua_rl.judge.judge import Judge
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.rewards.reward import RewardFunction
+from cua_rl.rollout.run import RecordingAccess, RolloutRunner
+from cua_rl.run.gpus import GpuPlan
+from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
+from cua_rl.run.site import OpenDevices, Place
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_images import ImageFetcher
+from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.types import SamplingParams
+
+_ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_url": "mini_agent"}
+
+
+def check_agent(config: RolloutConfig, place: Place) -> None:
+    """Raise `ConfigError` for agent settings that cannot work."""
+    agent = config.agent
+    given = {
+        "command": agent.command,
+        "url": agent.url,
+        "gbox_mini_agent_base_url": agent.gbox_mini_agent_base_url,
+    }
+    for name, value in given.items():
+        if value is not None and agent.name != _ONLY_WITH[name]:
+            raise ConfigError(
+                f"agent.{name}: expected it only with agent={_ONLY_WITH[name]}, got it with agent={agent.name}; set "
+                f"agent={_ONLY_WITH[name]} or leave it out"
+            )
+        if name != "command":
+            _require_address(f"agent.{name}", value)
+    _require_address("gateway.public_url", config.gateway.public_url)
+    if agent.name == "external":
+        _check_program(agent)
+    if agent.name != "gbox" and config.devices.coordinate_mode != "direct":
+        raise ConfigError(
+            f"coordinate_mode: expected 'direct' with agent={agent.name}, got {config.devices.coordinate_mode!r}; "
+            "leave it out, or set agent=gbox"
+        )
+    if agent.name == "mini_agent" and place != "gym":
+        raise ConfigError(
+            "agent: expected tasks of a gym server with agent=mini_agent, got others; set source_type to 'gym'"
+        )
+
+
+def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent:
+    """The configured agent; external programs write their output to `log_folder`."""
+    agent, devices = config.agent, config.devices
+    if agent.name == "mini_agent":
+        mini = MiniAgentSettings(
+            base_url=agent.gbox_mini_agent_base_url or DEFAULT_BASE_URL,
+            agent=agent.gbox_mini_agent_agent,
+            action_space=agent.gbox_mini_agent_standard_action_space,
+            max_run_time_s=devices.task_timeout_s + config.max_turns * devices.turn_timeout_s,
+            max_step_time_s=devices.turn_timeout_s,
+        )
+        return MiniAgent(mini)
+    if agent.command is not None:
+        argv = tuple(shlex.split(agent.command))
+        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder))
+    if agent.url is not None:
+        return ExternalAgent(AgentService(url=agent.url))
+    return own
+
+
+def make_runner(
+    config: RolloutConfig,
+    devices: OpenDevices,
+    access: RecordingAccess,
+    *,
+    history: History,
+    reward: RewardFunction,
+    judge: Judge | None,
+    log_folder: Path,
+    recorder: Recorder | None = None,
+    watch_goal: bool = False,
+) -> RolloutRunner:
+    """The runner of rollouts on a share of the devices; a third-party endpoint is always used by the built-in agent."""
+    own = GBoxAgent(history=history, grounder=devices.grounder)
+    return RolloutRunner(
+        devices=devices.pool.share(config.max_concurrent_rollouts),
+        gateway=access,
+        agent=make_agent(config, own, log_folder) if isinstance(access, Gateway) else own,
+        reward=reward,
+        watch_goal=watch_goal,
+        judge=judge,
+        judge_all=config.judge.mode == "compare",
+        recorder=recorder or NoRecorder(),
+        max_turns=config.max_turns,
+        time_limits=devices.time_limits,
+    )
+
+
+def make_server(
+    config: RolloutConfig,
+    model_path: Path,
+    gpus: GpuPlan,
+    log_path: Path,
+    *,
+    max_lora_rank: int,
+    max_model_len: int,
+    max_images: int,
+) -> VllmServer | ExternalServer:
+    """The model server, not yet started; the one at `base_url` if it is set."""
+    if config.base_url is not None:
+        return ExternalServer(config.base_url)
+    settings = ServerConfig(
+        model_path=model_path,
+        max_lora_rank=max_lora_rank,
+        max_model_len=max_model_len,
+        max_num_seqs=config.server.max_num_seqs,
+        max_images=max_images,
+        gpu_memory_utilization=gpus.gpu_memory_utilization,
+        gpus=gpus.server_gpus,
+        tensor_parallel=gpus.tensor_parallel,
+        data_parallel=gpus.data_parallel,
+        start_timeout_s=config.server.start_timeout_s,
+        port=config.server.port,
+    )
+    return VllmServer(settings, log_path)
+
+
+@asynccontextmanager
+async def open_gateway(
+    config: RolloutConfig, client: SamplingClient, renderer: Renderer, params: SamplingParams
+) -> AsyncGenerator[Gateway]:
+    """The gateway, listening on a port only if agents in other processes need it."""
+    gateway = Gateway(
+        client,
+        renderer,
+        params,
+        public_url=config.gateway.public_url,
+        images=ImageFetcher(config.gateway.allowed_media_domains),
+    )
+    if config.gateway.port is None and config.agent.name == "gbox":
+        yield gateway
+        return
+    async with gateway.serve(config.gateway.host, config.gateway.port or 0):
+        yield gateway
+
+
+def _check_program(agent: AgentSettings) -> None:
+    if (agent.command is None) == (agent.url is None):
+        raise ConfigError(
+            f"agent: expected either agent.command or agent.url with agent=external, got "
+            f"{'neither' if agent.url is None else 'both'}; say how the agent is reached"
+        )
+    if agent.command is not None:
+        _require_command(agent.command)
+
+
+def _require_address(name: str, value: str | None) -> None:
+    if value is not None and not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name}: expected an address such as 'http://localhost:4000', got {value!r}; correct it")
+
+
+def _require_command(command: str) -> None:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            f"agent.command: expected words as in a shell, got {command!r} ({error}); close the quotes"
+        ) from None
+    if not words or shutil.which(words[0]) is None:
+        raise ConfigError(
+            f"agent.command: expected a command whose program can be found, got {command!r}; write its whole path"
+        )

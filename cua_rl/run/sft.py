@@ -1,0 +1,235 @@
+"""Supervised fine-tuning: starts the trainer, draws batches, trains; measures the held-out loss and saves at times."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
+from cua_rl.devices.pool import DeviceBackend
+from cua_rl.metrics import mean_of
+from cua_rl.reporting.json_lines import read_records, write_text
+from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.progress import ProgressDisplay
+from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.model_folder import fetch_weights
+from cua_rl.run.reporting import open_run_log
+from cua_rl.run.sft_config import SftConfig
+from cua_rl.run.sft_plan import SftPlan, plan_sft, require_same_run
+from cua_rl.run.site import make_local_backend
+from cua_rl.supervised.learning_rate import learning_rate_at
+from cua_rl.training.client import TrainingClient
+from cua_rl.types import Datum
+
+
+async def run_sft(config: SftConfig) -> None:
+    """Check configuration and data, then train; returns when the run is complete and everything it owned is gone."""
+    backend = make_local_backend(config.tasks, screen_scale=config.screen_scale, browser_scale=config.browser_scale)
+    async with backend as devices:
+        await _plan_and_run(config, devices)
+
+
+async def _plan_and_run(config: SftConfig, devices: DeviceBackend) -> None:
+    plan = await plan_sft(config, devices)
+    settings = plain_config(config) | plan.effective()
+    if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
+        print(json.dumps(settings, indent=2))
+        return
+    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
+    with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+        if folder.decision is Decision.SKIP:
+            print(f"skipped: {folder.path} holds an earlier run")
+            return
+        if folder.decision is Decision.RESUME:
+            require_same_run(plan, folder)
+        folder.write_config(settings)
+        await _run(plan, folder)
+        _print_summary(plan, folder)
+
+
+async def _run(plan: SftPlan, folder: LogDirectory) -> None:
+    checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
+    first_step = checkpoint.step + 1 if checkpoint else 1
+    folder.truncate_after(checkpoint.step if checkpoint else -1)
+    async with AsyncExitStack() as stack:
+        open_run_log(stack, folder)
+        display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step))
+        display.note(f"run {plan.run_name} in {folder.path}")
+        display.note(f"learns from {plan.data.description}, {plan.data.num_held_out} held out")
+        log = stack.enter_context(_open_metrics(plan, folder, first_step))
+        display.status("starting the trainer")
+        trainer = await _start_trainer(stack, plan, folder, checkpoint)
+        loop = SftLoop(plan=plan, folder=folder, trainer=trainer, log=log, display=display)
+        await loop.run(first_step)
+
+
+def _open_metrics(plan: SftPlan, folder: LogDirectory, first_step: int) -> MetricLog:
+    return MetricLog(
+        folder.path,
+        config=plain_config(plan.config),
+        first_step=first_step,
+        wandb_project=plan.config.wandb_project,
+        wandb_name=plan.config.wandb_name or plan.run_name,
+    )
+
+
+async def _start_trainer(
+    stack: AsyncExitStack, plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+) -> TrainingClient:
+    """Start the trainer with the weights that the run begins with or goes on from."""
+    client = TrainingClient(
+        _trainer_config(plan), folder.path / "logs" / "trainer.log", num_threads=plan.config.num_threads
+    )
+    trainer = await stack.enter_async_context(client)
+    if checkpoint is not None:
+        await trainer.load_state(checkpoint.state_path)
+    elif plan.checkpoint_path is not None:
+        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+    return trainer
+
+
+def _trainer_config(plan: SftPlan) -> TrainerConfig:
+    """An adapter of the rank that was asked for, or all weights."""
+    config = plan.config
+    return TrainerConfig(
+        model_path=plan.model_path,
+        lora=LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed) if config.lora_rank else None,
+        dtype=config.trainer_dtype,
+        micro_batch_tokens=config.micro_batch_tokens,
+        gradient_checkpointing=config.gradient_checkpointing,
+        seed=config.seed,
+    )
+
+
+def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
+    """Write summary.json and say what came out and what it is good for."""
+    records = read_records(folder.metrics_path)
+    losses = [loss for record in records if (loss := record.get("eval/held_out/cross_entropy")) is not None]
+    last = folder.checkpoints()[-1]
+    summary = {
+        "run_name": plan.run_name,
+        "log_path": str(folder.path),
+        "num_steps": plan.max_steps,
+        "first_held_out_loss": losses[0] if losses else None,
+        "last_held_out_loss": losses[-1] if losses else None,
+        "state_path": str(last.state_path),
+        "sampler_path": str(last.sampler_path),
+    }
+    write_text(folder.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    if losses:
+        print(f"held-out loss {losses[0]:.4f} -> {losses[-1]:.4f} nats per token")
+    config = plan.config
+    if not config.lora_rank:
+        print(f"model: {last.sampler_path}")
+        print(f"go on: python -m cua_rl.recipes.train model_name={last.sampler_path}")
+        return
+    model = "" if config.model_name is None else f"model_name={config.model_name} "
+    print(f"adapter: {last.sampler_path}")
+    print(
+        f"go on: python -m cua_rl.recipes.train {model}lora_rank={config.lora_rank} lora_alpha={config.lora_alpha} "
+        f"load_checkpoint_path={last.state_path}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftLoop:
+    """A run. Batches and learning rates depend only on seed and step, so a resumed run is identical."""
+
+    plan: SftPlan
+    folder: LogDirectory
+    trainer: TrainingClient
+    log: MetricLog
+    display: ProgressDisplay
+
+    async def run(self, first_step: int) -> None:
+        """Train from `first_step` (1 in a new run) to the end; the next batch is drawn while this one trains."""
+        held_out = await self.plan.data.dataset.held_out()
+        if first_step == 1:
+            await self._evaluate(0, held_out)
+        self.display.begin_steps()
+        max_steps = self.plan.max_steps
+        async with asyncio.TaskGroup() as tasks:
+            drawing = tasks.create_task(self._draw(first_step))
+            for step in range(first_step, max_steps + 1):
+                started = time.monotonic()
+                datums = await drawing
+                waited_s = time.monotonic() - started
+                if step < max_steps:
+                    drawing = tasks.create_task(self._draw(step + 1))
+                metrics = await self._train(step, datums) | {"time/wait_s": waited_s}
+                self._log_step(step, metrics | {"time/step_s": time.monotonic() - started})
+                await self._after_step(step, held_out)
+
+    async def _draw(self, step: int) -> list[Datum]:
+        if step > self.plan.max_steps:
+            return []
+        return await self.plan.data.dataset.batch(step - 1, self.plan.config.batch_size)
+
+    async def _train(self, step: int, datums: Sequence[Datum]) -> dict[str, float]:
+        config = self.plan.config
+        learning_rate = learning_rate_at(
+            step,
+            highest=config.learning_rate,
+            schedule=config.learning_rate_schedule,
+            warmup_steps=config.warmup_steps,
+            max_steps=self.plan.max_steps,
+        )
+        optim = OptimConfig(
+            learning_rate=learning_rate, weight_decay=config.weight_decay, grad_clip_norm=config.grad_clip_norm
+        )
+        started = time.monotonic()
+        output = await self.trainer.forward_backward(datums, LossConfig(name="cross_entropy"))
+        taken = await self.trainer.optim_step(optim)
+        return dict(output.metrics) | {
+            "optim/grad_norm": taken.grad_norm,
+            "optim/learning_rate": taken.learning_rate,
+            "time/train_s": time.monotonic() - started,
+        }
+
+    def _log_step(self, step: int, metrics: dict[str, float]) -> None:
+        progress = {"progress/step": float(step), "progress/done_frac": step / self.plan.max_steps}
+        num_examples = self.plan.data.dataset.num_examples
+        if num_examples is not None:
+            progress["progress/epoch"] = float((step - 1) * self.plan.config.batch_size // num_examples)
+        self.log.log(step, progress | metrics)
+        self.display.step(step, metrics)
+
+    async def _after_step(self, step: int, held_out: Sequence[Datum]) -> None:
+        """Evaluate before saving: what a checkpoint covers is never measured again by a run that resumes from it."""
+        config, is_last = self.plan.config, step == self.plan.max_steps
+        if is_last or (config.eval_every and step % config.eval_every == 0):
+            await self._evaluate(step, held_out)
+        if is_last or (config.save_every and step % config.save_every == 0):
+            await self._save(step, is_final=is_last)
+
+    async def _evaluate(self, step: int, held_out: Sequence[Datum]) -> None:
+        """The mean loss per token of held-out answers."""
+        if not held_out:
+            return
+        started, losses = time.monotonic(), list[float]()
+        size = self.plan.config.batch_size
+        for part in (held_out[start : start + size] for start in range(0, len(held_out), size)):
+            rows = await self.trainer.forward(part)
+            losses += [
+                -logprob
+                for datum, row in zip(part, rows, strict=True)
+                for logprob, is_trained in zip(row, datum.loss_mask, strict=True)
+                if is_trained
+            ]
+        loss = mean_of(losses).value
+        metrics = {"eval/held_out/cross_entropy": loss, "eval/held_out/time_s": time.monotonic() - started}
+        self.log.log(step, metrics)
+        label = "Baseline" if step == 0 else "Eval"
+        self.display.note(f"{label} held_out | Loss: {loss:.4f} ({len(held_out)} sequences, {len(losses)} tokens)")
+
+    async def _save(self, step: int, *, is_final: bool) -> None:
+        """Write checkpoint and sampler weights, complete and recorded when this returns."""
+        state_path, sampler_path = self.folder.state_path(step), self.folder.sampler_path(step)
+        await self.trainer.save_weights_for_sampler(sampler_path)
+        await self.trainer.save_state(state_path)
+        checkpoint = Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path, is_final=is_final)
+        await asyncio.to_thread(self.folder.record_checkpoint, checkpoint)

@@ -1,0 +1,248 @@
+"""Resolves and checks a supervised configuration, data included, before a model is loaded."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.database.session import database_url
+from cua_rl.devices.pool import DeviceBackend
+from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.reporting.metric_log import require_wandb
+from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
+from cua_rl.run.checkpoints import find_checkpoint
+from cua_rl.run.log_directory import LogDirectory, run_folder
+from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
+from cua_rl.run.sft_config import SftConfig
+from cua_rl.run.site import find_place, make_experts, require_own_model
+from cua_rl.supervised.conversation_files import open_conversation_file
+from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
+from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
+from cua_rl.task_loader import load_tasks
+from cua_rl.types import Datum, Rollout
+
+EXPERT_STEPS = 100
+_FIXED = ("data_sha256", "model_path", "lora_rank", "lora_alpha", "seed", "batch_size", "num_eval_conversations")
+"""Settings that must not change on resume, or the loss curve would be meaningless."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedData:
+    """Validated conversations and their description."""
+
+    dataset: Dataset
+    num_held_out: int
+    sha256: str
+    """Changes if what is learned from changes: a run resumes only on the data it began with."""
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SftPlan:
+    """A supervised configuration with all references resolved, data included."""
+
+    config: SftConfig
+    run_name: str
+    log_path: Path
+    model_path: Path
+    renderer: Renderer
+    data: OpenedData
+    max_steps: int
+    checkpoint_path: Path | None
+
+    def effective(self) -> dict[str, object]:
+        """The values that the run uses, for config.json, `dry_run` and resume checks."""
+        return {
+            "run_name": self.run_name,
+            "log_path": str(self.log_path),
+            "model_path": str(self.model_path),
+            "renderer": self.renderer.name,
+            "data_description": self.data.description,
+            "data_sha256": self.data.sha256,
+            "num_train_conversations": self.data.dataset.num_examples,
+            "num_held_out_conversations": self.data.num_held_out,
+            "num_steps": self.max_steps,
+        }
+
+
+async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[str, str] = os.environ) -> SftPlan:
+    """Resolve the configuration; raises `ConfigError` for the first problem.
+
+    `devices` are where experts work; they stay open as long as the plan is used.
+    """
+    require_wandb(config.wandb_project)
+    if config.data == "experts":
+        require_own_model(find_place(config.tasks), config.model_name)
+    model_path = find_model(config.model_name)
+    renderer = make_image_renderer(model_path, config.renderer_name)
+    require_trainable(model_path)
+    checkpoint_path = find_checkpoint(
+        config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
+    )
+    max_tokens = _max_tokens(config, model_path)
+    recorded_in = database_url(environ) if config.data == "rollouts" else None
+    data = await open_data(config, renderer, devices, max_tokens=max_tokens, recorded_in=recorded_in)
+    num_examples = data.dataset.num_examples
+    pass_steps = EXPERT_STEPS if num_examples is None else ceil(num_examples / config.batch_size)
+    max_steps = pass_steps if config.max_steps is None else config.max_steps
+    if config.warmup_steps >= max_steps:
+        raise ConfigError(
+            f"warmup_steps: expected fewer than the {max_steps} steps of the run, got {config.warmup_steps}; lower it"
+        )
+    return SftPlan(
+        config=config,
+        run_name=run_name(config),
+        log_path=log_path(config),
+        model_path=model_path,
+        renderer=renderer,
+        data=data,
+        max_steps=max_steps,
+        checkpoint_path=checkpoint_path,
+    )
+
+
+def run_name(config: SftConfig) -> str:
+    """The same settings give the same name, so that the same command can resume."""
+    if config.log_path is not None:
+        return Path(config.log_path).name
+    model = "tiny" if config.model_name is None else Path(config.model_name).name
+    weights = f"r{config.lora_rank}" if config.lora_rank else "full"
+    data = f"{config.data}-{Path(config.from_run).name}" if config.from_run else Path(config.data).stem
+    return f"sft-{model}-{data}-{weights}-b{config.batch_size}-lr{config.learning_rate:g}-seed{config.seed}"
+
+
+def log_path(config: SftConfig) -> Path:
+    """Where the run writes."""
+    return run_folder(config.log_path, config.log_dir, run_name(config))
+
+
+def require_same_run(plan: SftPlan, folder: LogDirectory) -> None:
+    """Raises `ConfigError` if the run in `folder` began with other data or settings that its batches depend on."""
+    if not folder.config_path.is_file():
+        return
+    before: dict[str, Any] = json.loads(folder.config_path.read_text(encoding="utf-8"))
+    now = plain_config(plan.config) | plan.effective()
+    for name in _FIXED:
+        if before.get(name) != now[name]:
+            raise ConfigError(
+                f"{name}: expected {before.get(name)!r} as when the run in {str(folder.path)!r} began, got "
+                f"{now[name]!r}; go on with the same, or choose another log_path"
+            )
+
+
+def _max_tokens(config: SftConfig, model_path: Path) -> int:
+    longest = max_positions(model_path)
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
+            f"{config.max_model_len}; leave max_model_len out"
+        )
+    return config.max_model_len or longest
+
+
+async def open_data(
+    config: SftConfig, renderer: Renderer, devices: DeviceBackend, *, max_tokens: int, recorded_in: str | None
+) -> OpenedData:
+    """Find and check all data; raises `ConfigError` for the first thing that cannot be learned from."""
+    match config.data:
+        case "experts":
+            return await _open_experts(config, renderer, devices, max_tokens)
+        case "rollouts":
+            return await _open_rollouts(config, renderer, max_tokens, recorded_in)
+        case path:
+            return await asyncio.to_thread(_open_file, config, Path(path), renderer, max_tokens)
+
+
+async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBackend, max_tokens: int) -> OpenedData:
+    abilities, experts = devices.abilities, make_experts(config.tasks)
+    tasks = load_tasks(config.tasks, seed=config.seed, split="train", device=abilities)
+    require_experts(tasks.task_ids, experts)
+    held_out = load_tasks(config.tasks, seed=config.seed, split="eval", device=abilities)
+    held_out_tasks = held_out.held_out(config.num_eval_conversations)
+    dataset = ExpertExamples(
+        tasks=tasks,
+        held_out_tasks=held_out_tasks,
+        devices=devices,
+        experts=experts,
+        renderer=renderer,
+        error_rate=config.error_rate,
+        max_turns=config.max_turns,
+        seed=config.seed,
+    )
+    _require_room(await dataset.batch(0, 1), max_tokens)
+    identity = json.dumps([tasks.task_ids, config.error_rate, _screen(config), config.max_turns])
+    return OpenedData(
+        dataset=dataset,
+        num_held_out=len(held_out_tasks),
+        sha256=sha256(identity.encode()).hexdigest(),
+        description=f"demonstrations of {len(tasks.task_ids)} tasks, error rate {config.error_rate:g}",
+    )
+
+
+def _screen(config: SftConfig) -> list[float | None]:
+    return [config.screen_scale, config.browser_scale]
+
+
+async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int, recorded_in: str | None) -> OpenedData:
+    choice = Choice(num_steps=config.run_steps, max_per_task=config.max_per_task, seed=config.seed)
+    async with open_recorded_run(config.from_run or "", recorded_in) as (session, training):
+        successes = await load_successes(session, training.training_id, choice)
+    if successes.image_token_id != renderer.image_token_id:
+        raise ConfigError(
+            f"from_run: expected a run of a model with image token {renderer.image_token_id}, got "
+            f"{successes.image_token_id}: its tokens mean nothing to this model; name the model that was recorded"
+        )
+    examples = await asyncio.to_thread(build_recorded_examples, successes.rollouts, renderer.image_token_id)
+    datums = [datum for example in examples for datum in example]
+    _require_room(datums, max_tokens)
+    keys = [(rollout.task_id, rollout.seed) for rollout in successes.rollouts]
+    train, held_out = split_examples(keys, config.num_eval_conversations, config.seed)
+    num_tasks = len({rollout.task_id for rollout in successes.rollouts})
+    return OpenedData(
+        dataset=FixedExamples(load=lambda i: examples[i], train=train, held_out_indices=held_out, seed=config.seed),
+        num_held_out=len(held_out),
+        sha256=datums_sha256(datums),
+        description=f"{len(examples)} recorded successes of {num_tasks} tasks in run {training.run_name!r} "
+        f"(of {successes.num_successes}, {successes.num_repeats} of them repeats)",
+    )
+
+
+def build_recorded_examples(rollouts: Sequence[Rollout], image_token_id: int) -> list[Example]:
+    """The training sequences of recorded rollouts; raises `DatabaseError` unless they hold the sampled tokens."""
+    examples = [build_datums(rollout, 0.0, image_token_id).datums for rollout in rollouts]
+    num_retokenised = count_retokenised([datum for example in examples for datum in example], rollouts, image_token_id)
+    if num_retokenised:
+        raise DatabaseError(f"expected the sampled tokens in every sequence, got {num_retokenised} other ones")
+    return examples
+
+
+def _open_file(config: SftConfig, path: Path, renderer: Renderer, max_tokens: int) -> OpenedData:
+    file = open_conversation_file(path.expanduser().absolute(), renderer, max_tokens=max_tokens)
+    hashes = [line.content_sha256 for line in file.lines]
+    train, held_out = split_examples(hashes, config.num_eval_conversations, config.seed)
+
+    def load(index: int) -> Example:
+        return (file.load(index),)
+
+    return OpenedData(
+        dataset=FixedExamples(load=load, train=train, held_out_indices=held_out, seed=config.seed),
+        num_held_out=len(held_out),
+        sha256=sha256("".join(hashes).encode()).hexdigest(),
+        description=f"{len(hashes)} conversations in {path}",
+    )
+
+
+def _require_room(datums: Sequence[Datum], max_tokens: int) -> None:
+    longest = max(datum.model_input.length for datum in datums)
+    if longest > max_tokens:
+        raise ConfigError(
+            f"max_model_len: expected conversations of at most {max_tokens} tokens, got one of {longest}; raise "
+            "max_model_len if the model can hold more, or choose other data"
+        )

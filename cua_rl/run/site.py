@@ -1,0 +1,311 @@
+"""The site of a run: the kind of device that its tasks run on, resolved once, and its backend."""
+
+import os
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import ceil
+from pathlib import Path
+from typing import Literal
+
+from cua_rl.agent.element_tools import Grounder
+from cua_rl.devices.gym.client import GymLimits
+from cua_rl.devices.gym.device import AttachDevice
+from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
+from cua_rl.errors import ConfigError
+from cua_rl.rollout.run import TimeLimits
+from cua_rl.run.preflight import Screen, require_adb
+from cua_rl.run.rollout_config import DeviceSettings, RolloutConfig, Tasks
+from cua_rl.tasks.demo.expert import DemoExperts
+from cua_rl.tasks.demo.phone import SimulatedPhones
+from cua_rl.tasks.django_admin.device import AdminPages
+from cua_rl.tasks.django_admin.expert import AdminExperts
+from cua_rl.tasks.expert import Experts
+from cua_rl.tasks.gym_executions import GymExecutions
+from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID
+from cua_rl.tasks.miniwob.device import MiniWobPages
+from cua_rl.tasks.miniwob.expert import MiniWobExperts
+from cua_rl.tasks.miniwob.pages import DEFAULT_SCALE as MINIWOB_SCALE
+from cua_rl.tasks.page_tasks import UserPages
+from cua_rl.tasks.source_config import Site as TaskSite
+from cua_rl.tasks.source_config import Split, find_site, parse_sources
+
+Place = TaskSite | Literal["simulator", "gbox", "adb"]
+"""The kind of device: determined by the tasks, otherwise the configured device."""
+
+_SMALLEST_SCREENS = {
+    "simulator": Screen(kind="android", width_px=192, height_px=320),
+    "android": Screen(kind="android", width_px=720, height_px=1280),
+    "linux": Screen(kind="linux", width_px=1024, height_px=768),
+    "page": Screen(kind="browser", width_px=1024, height_px=768),
+    "miniwob": Screen(kind="browser", width_px=160, height_px=210),
+}
+_SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits do not cover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """The devices of a run, before they are opened."""
+
+    place: Place
+    backend: DeviceBackend
+    """Not yet entered."""
+    smallest_screen: Screen | None
+    """Lower bound on the size of screenshots; None if an external agent takes its own."""
+
+
+def find_place(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> Place:
+    """The kind of device that these tasks run on; raises `ConfigError` for a mixture."""
+    return find_site(tasks) or device
+
+
+def make_site(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] = os.environ) -> Site:
+    """Resolve the configured site; raises `ConfigError` if it cannot work."""
+    place = find_place(config.tasks, config.device)
+    screen = _smallest_screen(place, config) if config.agent.name == "gbox" else None
+    return Site(place=place, backend=_make_backend(place, config, log_path, environ), smallest_screen=screen)
+
+
+def _make_backend(place: Place, config: RolloutConfig, log_path: Path, environ: Mapping[str, str]) -> DeviceBackend:
+    if place == "gym":
+        return make_gym_executions(config, environ)
+    _check_devices(config, environ)
+    match place:
+        case "gbox":
+            return _make_boxes(config, log_path)
+        case "adb":
+            require_adb()
+            from cua_rl.devices.android.phones import AdbPhones
+
+            return AdbPhones(config.devices.adb_serials)
+        case _:
+            devices = config.devices
+            return make_local_backend(
+                config.tasks, screen_scale=devices.screen_scale, browser_scale=devices.browser_scale
+            )
+
+
+def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float | None) -> DeviceBackend:
+    """Simulated phones, or the browser or Linux desktop that tasks bring with them; raises `ConfigError`."""
+    match find_place(tasks):
+        case "desktop":
+            return _make_desktops()
+        case "miniwob":
+            return MiniWobPages(scale=browser_scale)
+        case "django_admin":
+            return AdminPages(scale=browser_scale)
+        case "page":
+            return UserPages(parse_sources(tasks), scale=browser_scale)
+        case _:
+            if browser_scale is not None:
+                raise ConfigError(
+                    f"browser_scale: expected it only with tasks on web pages, got {browser_scale!r}; leave it out"
+                )
+            return SimulatedPhones(scale=screen_scale)
+
+
+def _make_desktops() -> DeviceBackend:
+    if find_spec("Xlib") is None or find_spec("mss") is None:
+        raise ConfigError(
+            "tasks: expected the packages python-xlib and mss for Linux desktops, got none; install them: pip install "
+            "'cua_rl[desktop]'"
+        )
+    from cua_rl.tasks.desktop.desktops import LinuxDesktops
+
+    return LinuxDesktops()
+
+
+def make_experts(tasks: Tasks) -> Experts:
+    """The scripted experts for these tasks."""
+    match find_place(tasks):
+        case "miniwob":
+            return MiniWobExperts()
+        case "django_admin":
+            return AdminExperts()
+        case _:
+            return DemoExperts()
+
+
+def require_own_model(place: Place, model_name: str | None) -> None:
+    """Raise `ConfigError` if the included tiny model would run on a device other than the simulated phone."""
+    if model_name is None and place != "simulator":
+        raise ConfigError(
+            f"model_name: expected the name of a model for {place}, got none: the tiny model of this package knows the "
+            "simulated phone alone; set it, such as model_name=Qwen/Qwen3-VL-4B-Instruct"
+        )
+
+
+def _smallest_screen(place: Place, config: RolloutConfig) -> Screen:
+    match place:
+        case "miniwob":
+            return _SMALLEST_SCREENS["miniwob"].scaled(config.devices.browser_scale or MINIWOB_SCALE)
+        case "django_admin" | "page":
+            return _SMALLEST_SCREENS["page"].scaled(config.devices.browser_scale or 1.0)
+        case "simulator":
+            return _SMALLEST_SCREENS["simulator"].scaled(config.devices.screen_scale)
+        case "desktop":
+            return _SMALLEST_SCREENS["linux"]
+        case _:
+            return _SMALLEST_SCREENS[config.box_type]
+
+
+def _check_devices(config: RolloutConfig, environ: Mapping[str, str]) -> None:
+    if config.box_type != "android" and config.device != "gbox":
+        raise ConfigError(
+            f"box_type: expected 'android', the kind of device={config.device}, got {config.box_type!r}; leave it "
+            "out, or set device=gbox"
+        )
+    if "gbox" in (config.device, config.devices.coordinate_mode):
+        _check_gbox(config, environ)
+    for name, value, device in (
+        ("adb_serials", list(config.devices.adb_serials), "adb"),
+        ("record_devices", config.devices.record_devices, "gbox"),
+    ):
+        if value and config.device != device:
+            raise ConfigError(f"{name}: expected it only with device={device}, got {value!r}; leave it out")
+
+
+def _check_gbox(config: RolloutConfig, environ: Mapping[str, str]) -> None:
+    if find_spec("gbox_sdk") is None:
+        raise ConfigError(
+            "device: expected the package gbox-sdk for GBox, got none; install it: pip install 'cua_rl[gbox]'"
+        )
+    if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
+        raise ConfigError(
+            "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the environment or in "
+            ".env (a self-hosted server takes any text)"
+        )
+
+
+def _make_boxes(config: RolloutConfig, log_path: Path) -> DeviceBackend:
+    from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes, run_key
+    from cua_rl.devices.gbox.device import Capture
+    from cua_rl.devices.gbox.service import make_gbox
+
+    agent_s = config.devices.task_timeout_s + config.max_turns * config.devices.turn_timeout_s
+    stages = (config.devices.setup_timeout_s, agent_s, config.devices.validate_timeout_s)
+    plan = BoxPlan(
+        box_type=config.box_type,
+        run_name=log_path.name,
+        run_key=run_key(log_path),
+        expires_s=sum(stages) + _SPARE_S,
+        start_timeout_s=min(config.devices.lease_timeout_s, 300.0),  # the API's longest
+        capture=Capture(is_stored=config.devices.gbox_screenshots == "stored"),
+        recordings=log_path / "recordings" if config.devices.record_devices else None,
+    )
+    return GboxBoxes(plan, lambda: make_gbox(config.gbox_api_key))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDevices:
+    """The devices of a run, ready to be leased."""
+
+    pool: DevicePool
+    grounder: Grounder | None
+    """Finds described elements; None where the model gives coordinates itself."""
+    time_limits: TimeLimits
+
+
+@asynccontextmanager
+async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -> AsyncGenerator[OpenDevices]:
+    """Open the backend, which cleans up after a crashed attempt; everything is released on exit."""
+    devices = config.devices
+    limits = TimeLimits(
+        prepare_s=devices.setup_timeout_s,
+        turn_s=devices.turn_timeout_s,
+        agent_s=devices.task_timeout_s,
+        validate_s=devices.validate_timeout_s,
+    )
+    lease_timeout_s = devices.lease_timeout_s
+    if site.place == "gym":  # executions queue up for their turn, and are limited one by one
+        lease_timeout_s *= GymLimits().max_create_attempts * ceil(max_devices / devices.gym_parallel_creates)
+    pool_limits = PoolLimits(lease_timeout_s=lease_timeout_s, makes_per_s=devices.device_creations_per_s)
+    async with AsyncExitStack() as stack:
+        grounder = _open_grounder(stack, config.gbox_api_key) if devices.coordinate_mode == "gbox" else None
+        pool = await stack.enter_async_context(open_pool(site.backend, max_devices=max_devices, limits=pool_limits))
+        yield OpenDevices(pool=pool, grounder=grounder, time_limits=limits)
+
+
+def _open_grounder(stack: AsyncExitStack, gbox_api_key: str | None) -> Grounder:
+    from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
+    from cua_rl.devices.gbox.service import make_gbox
+
+    model = GboxCoordinateModel(make_gbox(gbox_api_key).client)
+    stack.push_async_callback(model.close)
+    return model
+
+
+def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.environ) -> GymExecutions:
+    """Gym executions, operated by gbox-mini-agent or as GBox boxes by the built-in agent; raises `ConfigError`."""
+    limits = GymLimits(
+        max_parallel_creates=config.devices.gym_parallel_creates,
+        create_timeout_s=config.devices.lease_timeout_s,
+        evaluate_timeout_s=config.devices.validate_timeout_s,
+    )
+    if config.agent.name == "mini_agent":
+        return GymExecutions(limits=limits)
+    if find_spec("gbox_sdk") is None:
+        raise ConfigError(
+            "tasks: expected the package gbox-sdk to operate the boxes of a gym server, got none; install it "
+            "(pip install 'cua_rl[gbox]'), or set agent=mini_agent"
+        )
+    if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
+        raise ConfigError(
+            "gbox_api_key: expected the key of the GBox account whose boxes the gym server uses, got none; set "
+            "GBOX_API_KEY in the environment or in .env, or set agent=mini_agent"
+        )
+
+    def open_attach() -> AbstractAsyncContextManager[AttachDevice]:
+        from cua_rl.devices.gbox.service import make_gbox
+        from cua_rl.devices.gym.held_boxes import open_held_boxes
+
+        return open_held_boxes(make_gbox(config.gbox_api_key), config.box_type)
+
+    return GymExecutions(open_attach=open_attach, limits=limits)
+
+
+def split_gyms(tasks: Tasks, eval_tasks: Tasks | None, devices: DeviceSettings) -> tuple[Tasks, Tasks | None]:
+    """Sources of training and evaluation, named as `name_gym` does; a gym that both use is split between them.
+
+    Where a source says itself which side it wants (`split_type`), it stays as it is.
+    """
+    tasks = name_gym(tasks, devices)
+    if eval_tasks is None:
+        return tasks, None
+    eval_tasks = name_gym(eval_tasks, devices)
+    shared = {_gym_of(source) for source in _listed(tasks)} & {_gym_of(source) for source in _listed(eval_tasks)}
+    return _take_side(tasks, "train", shared), _take_side(eval_tasks, "eval", shared)
+
+
+def _listed(tasks: Tasks) -> list[dict[str, object]]:
+    return tasks if isinstance(tasks, list) else [tasks]
+
+
+def _gym_of(source: Mapping[str, object]) -> tuple[object, object] | None:
+    """Server and name of a source's gym; None for other sources."""
+    if source.get("source_type") != "gym":
+        return None
+    return str(source.get("gym_base_url", DEFAULT_BASE_URL)).rstrip("/"), source.get("gym_id", DEFAULT_GYM_ID)
+
+
+def _take_side(tasks: Tasks, side: Split, shared: Collection[tuple[object, object] | None]) -> Tasks:
+    def sided(source: dict[str, object]) -> dict[str, object]:
+        gym = _gym_of(source)
+        return {"split_type": side} | source if gym is not None and gym in shared else source
+
+    return [sided(source) for source in tasks] if isinstance(tasks, list) else sided(tasks)
+
+
+def name_gym(tasks: Tasks, devices: DeviceSettings) -> Tasks:
+    """The sources with the configured server and gym where they name none."""
+    if isinstance(tasks, list):
+        return [_name_gym(source, devices) for source in tasks]
+    return _name_gym(tasks, devices)
+
+
+def _name_gym(source: dict[str, object], devices: DeviceSettings) -> dict[str, object]:
+    if source.get("source_type") != "gym":
+        return source
+    configured = {"gym_base_url": devices.gym_base_url, "gym_id": devices.gym_id}
+    return {name: value for name, value in configured.items() if value is not None} | source

@@ -1,0 +1,348 @@
+"""Runs a training: starts its components, trains, and records how it ended."""
+
+import asyncio
+import gc
+import json
+import logging
+import time
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from cua_rl.command_line.plain_config import plain_config
+from cua_rl.config import LoraConfig, TrainerConfig
+from cua_rl.database.migrations import migrate
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.evaluation.evaluate import Evaluator
+from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
+from cua_rl.judge.judge import Judge
+from cua_rl.reporting.run_report import RunReport
+from cua_rl.reporting.trace_folder import TraceRecorder
+from cua_rl.rl import async_loop, sync_loop
+from cua_rl.rl.async_loop import AsyncStart
+from cua_rl.rl.curriculum import Memory, SuccessRateStream
+from cua_rl.rl.served_policy import ServedPolicy, make_canary
+from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream
+from cua_rl.rl.train_step import TrainStepSettings
+from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
+from cua_rl.rollout.pressure import follow_load
+from cua_rl.run.judge import open_judge
+from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
+from cua_rl.run.model_folder import fetch_weights
+from cua_rl.run.monitor import send_events, show_run
+from cua_rl.run.reporting import finish_report, open_report, open_run_log
+from cua_rl.run.resume import follow_move, load_memory, load_resumed
+from cua_rl.run.rollouts import make_runner, make_server, open_gateway
+from cua_rl.run.site import OpenDevices, open_devices
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.run.training_plan import RunPlan, plan_run
+from cua_rl.sampling.canary import canary_tokens
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.settings import with_values
+from cua_rl.task_loader import SEED_RANGES, TaskSet
+from cua_rl.training.client import TrainingClient
+from cua_rl.types import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+async def run_training(config: CLIConfig) -> None:
+    """Check the configuration, then run it; returns when the run is complete and everything it owned is gone."""
+    started = time.monotonic()
+    plan = await plan_run(config)
+    if config.dry_run:
+        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
+        print(json.dumps(plain_config(config) | plan.effective(), indent=2))
+        return
+    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
+    with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+        if folder.decision is Decision.SKIP:
+            print(f"skipped: {folder.path} holds an earlier run")
+            return
+        folder.write_config(plain_config(config) | plan.effective())
+        await _run(plan, folder, started)
+
+
+async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
+    """Start the components, train, and record how the run ended."""
+    checkpoint = folder.latest_checkpoint() if folder.decision is Decision.RESUME else None
+    num_done = checkpoint.step if checkpoint else 0
+    first_step = num_done + 1
+    folder.truncate_after(num_done)
+    async with AsyncExitStack() as stack:
+        open_run_log(stack, folder)
+        url = await _open_database(stack, plan, folder)
+        if folder.decision is Decision.RESUME and plan.database_url is None:
+            await follow_move(folder, plan.run_name, url)
+        own = await stack.enter_async_context(DatabaseRecorder(url, image_token_id=plan.renderer.image_token_id))
+        recorder = await send_events(stack, own, plan.monitor, folder.path, plan.renderer.image_token_id)
+        if plan.config.trace:
+            recorder = await stack.enter_async_context(TraceRecorder(recorder, folder.path / "trace"))
+        report = open_report(stack, plan, folder, first_step)
+        shown_at = await show_run(stack, plan.config.monitor, url, folder.path)
+        if shown_at is not None:
+            report.display.note(f"monitor at {shown_at}")
+        resumed = await load_resumed(plan.config, folder, plan.run_name, num_done, url)
+        await recorder.record(
+            TrainingStarted(
+                run_name=plan.run_name,
+                log_path=str(folder.path),
+                config=plain_config(plan.config) | plan.effective(),
+                first_step=first_step,
+                total_steps=plan.config.max_steps,
+                kept_group_ids=resumed.kept_group_ids,
+            )
+        )
+        try:
+            devices = await stack.enter_async_context(
+                open_devices(plan.config, plan.site, max_devices=plan.config.max_concurrent_rollouts)
+            )
+            report.display.status("starting model server and trainer")
+            memory = await load_memory(plan.config, folder, num_done, own, url)
+            engine = await _start_engine(stack, plan, folder, checkpoint)
+            ready = time.monotonic()
+            report.display.begin_steps()
+            settings = replace(_loop_settings(plan, first_step), owed_evaluations=resumed.owed_evaluations)
+            parts = _parts(plan, folder, engine, devices, recorder, report, memory)
+            await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
+        except BaseException as error:
+            is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+            status = "cancelled" if is_cancelled else "failed"
+            ended = TrainingEnded(status=status, error=f"{type(error).__name__}: {error}")
+            await asyncio.shield(recorder.record(ended))
+            raise
+        await recorder.record(TrainingEnded(status="completed"))
+        await recorder.flush()
+    await finish_report(report, plan, folder, setup_time_s=ready - started, train_time_s=time.monotonic() - ready)
+
+
+async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory) -> str:
+    """URL of the configured database, or of an embedded one in the run's folder; migrated to the latest schema."""
+    url = plan.database_url
+    if url is None:
+        log_path = folder.path / "logs" / "postgres.log"
+        url = (await stack.enter_async_context(EmbeddedPostgres(folder.path / "postgres", log_path))).url
+    await migrate(url)
+    return url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """The running trainer, sampler, gateway and, if configured, judge."""
+
+    trainer: TrainingClient
+    sampler: SamplingClient
+    gateway: Gateway
+    judge: Judge | None
+
+
+async def _start_engine(
+    stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+) -> Engine:
+    """Start model server and trainer, and load the checkpoint to resume from.
+
+    They start side by side, but one after the other where they share a GPU: vLLM measures how much of it is free.
+    """
+    server = make_server(
+        plan.config,
+        plan.model_path,
+        plan.gpus,
+        folder.path / "logs" / "vllm.log",
+        max_lora_rank=plan.max_lora_rank,
+        max_model_len=plan.max_model_len,
+        max_images=plan.max_images,
+    )
+    trainer = TrainingClient(_trainer_config(plan), folder.path / "logs" / "trainer.log")
+    if plan.gpus.is_shared:
+        await stack.enter_async_context(server)
+        await stack.enter_async_context(trainer)
+    else:
+        async with asyncio.TaskGroup() as starting:
+            starting.create_task(stack.enter_async_context(server), name="start-server")
+            starting.create_task(stack.enter_async_context(trainer), name="start-trainer")
+    await _load_weights(trainer, plan, folder, checkpoint)
+    sampler = await stack.enter_async_context(SamplingClient(server))
+    gateway = await stack.enter_async_context(
+        open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config, plan.config.temperature))
+    )
+    judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
+    return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
+
+
+async def _load_weights(
+    trainer: TrainingClient, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
+) -> None:
+    """Load the weights that the run continues from, and the reference model of KL terms.
+
+    The reference is what the first attempt started from. A copy stays in the run's folder, so that a resumed run has
+    the same one even if the original folder has changed.
+    """
+    reference = folder.path / "reference"
+    if checkpoint is not None:
+        await trainer.load_state(checkpoint.state_path)
+    elif plan.checkpoint_path is not None:
+        await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
+        await trainer.save_weights_for_sampler(reference)
+    if plan.checkpoint_path is not None and train_step_settings(plan.config).has_kl_term:
+        await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
+
+
+def _trainer_config(plan: RunPlan) -> TrainerConfig:
+    config = plan.config
+    return TrainerConfig(
+        model_path=plan.model_path,
+        lora=LoraConfig(rank=config.lora_rank, alpha=config.trainer.lora_alpha, seed=config.seed),
+        dtype=config.trainer.dtype,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
+        num_processes=plan.gpus.num_trainer_processes,
+        gpus=plan.gpus.trainer_gpus,
+        sharding=config.trainer.sharding,
+        vision_cache_gib=config.trainer.vision_cache_gib,
+        seed=config.seed,
+    )
+
+
+def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
+    config = plan.config
+    return LoopSettings(
+        first_step=first_step,
+        max_steps=config.max_steps,
+        groups_per_batch=config.groups_per_batch,
+        group_size=config.group_size,
+        params=_sampling_params(config, config.temperature),
+        train=train_step_settings(config),
+        eval_every=config.eval_every,
+        save_every=config.save_every,
+        image_token_id=plan.renderer.image_token_id,
+        num_groups_to_log=config.num_groups_to_log,
+        has_baseline=not config.evaluation.skip_baseline,
+        min_group_size=config.sampling.min_group_size,
+        max_refill_factor=config.curriculum.max_refill_factor if config.curriculum.refill_groups else 1,
+    )
+
+
+def train_step_settings(config: CLIConfig) -> TrainStepSettings:
+    """How each batch of the run is trained on."""
+    return TrainStepSettings(
+        loss=with_values(config.loss, temperature=config.temperature),
+        optim=with_values(config.adam, learning_rate=config.learning_rate),
+        num_substeps=config.num_substeps,
+        parity_limit=config.trainer.parity_limit,
+        kl_penalty_coef=config.kl_penalty_coef,
+        compute_post_kl=config.compute_post_kl,
+        schedule=config.learning_rate_schedule,
+        warmup_steps=config.warmup_steps,
+        advantages=config.advantages,
+        seed=config.seed,
+    )
+
+
+def _sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
+    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)
+
+
+def _parts(
+    plan: RunPlan,
+    folder: LogDirectory,
+    engine: Engine,
+    devices: OpenDevices,
+    recorder: Recorder,
+    report: RunReport,
+    memory: Memory,
+) -> LoopParts:
+    """Wire the components of the training loop."""
+    config = plan.config
+    make_run_runner = partial(
+        make_runner,
+        config,
+        devices,
+        engine.gateway,
+        history=plan.history,
+        reward=plan.reward,
+        judge=engine.judge,
+        log_folder=plan.log_path / "logs" / "agents",
+        recorder=recorder,
+        watch_goal=config.sampling.watch_goal,
+    )
+    own_temperature = config.evaluation.eval_temperature
+    evaluator = Evaluator(
+        plan.eval_tasks,
+        runner=make_run_runner(),
+        params=_sampling_params(config, config.temperature if own_temperature is None else own_temperature),
+        recorder=recorder,
+        num_attempts=config.evaluation.eval_attempts,
+    )
+    return LoopParts(
+        tasks=make_task_stream(config, plan.train_tasks, memory),
+        runner=make_run_runner(),
+        trainer=engine.trainer,
+        policy=_served_policy(plan, engine, folder),
+        evaluator=evaluator if plan.eval_tasks else None,
+        recorder=recorder,
+        log=report,
+        memory=memory,
+        device_metrics=devices.pool.take_metrics,
+    )
+
+
+def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> ServedPolicy:
+    tokens = canary_tokens(plan.renderer)
+
+    def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> list[int]:
+        folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
+        return folder.prune_checkpoints(plan.config.checkpoints.keep_checkpoints, plan.config.checkpoints.keep_every)
+
+    return ServedPolicy(
+        trainer=engine.trainer,
+        make_canary=partial(make_canary, engine.trainer, tokens),
+        load_and_prove=engine.sampler.publish,
+        state_path=folder.state_path,
+        sampler_path=folder.sampler_path,
+        record_checkpoint=record_checkpoint,
+    )
+
+
+def make_task_stream(config: CLIConfig, tasks: TaskSet, memory: Memory) -> TaskStream:
+    """Tasks sampled uniformly, or by running success rate."""
+    if memory.rates is None:
+        return tasks
+    return SuccessRateStream(
+        templates=tasks.templates, seed=config.seed, instance_seeds=SEED_RANGES[tasks.split], rates=memory.rates
+    )
+
+
+async def run_loop(
+    config: CLIConfig, settings: LoopSettings, parts: LoopParts, start: AsyncStart, sampler: SamplingClient
+) -> None:
+    """Train to the end; the number of concurrent rollouts follows the model server's load if the run asks for it."""
+    limit = RolloutLimit(
+        largest=config.max_concurrent_rollouts, smallest=min(config.group_size, config.max_concurrent_rollouts)
+    )
+    freeze_loaded_objects()
+    async with AsyncExitStack() as stack:
+        if config.sampling.adaptive_concurrency:
+            follower = asyncio.create_task(follow_load(sampler.fetch_load, limit), name="follow-load")
+            stack.push_async_callback(_end, follower)
+        if config.max_steps_off_policy:
+            await async_loop.train(settings, parts, max_lag=config.max_steps_off_policy, limit=limit, start=start)
+        else:
+            await sync_loop.train(settings, replace(parts, runner=LimitedRunner(parts.runner, limit)))
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
+
+    Every full collection walked over it and held the event loop for up to 0.3 s.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

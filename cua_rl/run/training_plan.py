@@ -1,0 +1,265 @@
+"""Resolves and checks a training configuration before a model is loaded or a device is leased."""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cua_rl.agent.history import History, make_history
+from cua_rl.database.session import check_connection, database_url
+from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.judge.judge import JudgeConfig
+from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.reporting.metric_log import require_wandb
+from cua_rl.rewards.load_reward import load_reward
+from cua_rl.rewards.reward import RewardFunction
+from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
+from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
+from cua_rl.run.judge import check_judge, plan_judge, require_precision
+from cua_rl.run.log_directory import run_folder
+from cua_rl.run.model_folder import (
+    find_max_model_len,
+    find_model,
+    make_image_renderer,
+    num_attention_heads,
+    require_trainable,
+)
+from cua_rl.run.monitor import find_monitor, spool_folder
+from cua_rl.run.preflight import (
+    plan_max_images,
+    require_model_server,
+    require_monitor,
+    require_room,
+)
+from cua_rl.run.rollouts import check_agent
+from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
+from cua_rl.tasks.task import Task
+from cua_rl.training.loss_checks import check_loss_config
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A training configuration with all references resolved."""
+
+    config: CLIConfig
+    run_name: str
+    log_path: Path
+    model_path: Path
+    renderer: Renderer
+    site: Site
+    train_tasks: TaskSet
+    eval_tasks: tuple[Task, ...]
+    reward: RewardFunction
+    judge: JudgeConfig | None
+    """None if no task needs one, and none is asked for beside validators."""
+    history: History
+    max_model_len: int
+    max_images: int
+    """Maximum images of one prompt."""
+    max_lora_rank: int
+    gpus: GpuPlan
+    checkpoint_path: Path | None
+    database_url: str | None
+    """None for the embedded database."""
+    monitor: MonitorAddress | None
+    """Remote monitor to which the run is sent."""
+
+    def effective(self) -> dict[str, object]:
+        """The values that the run uses, for config.json and `dry_run`."""
+        return {
+            "run_name": self.run_name,
+            "log_path": str(self.log_path),
+            "model_path": str(self.model_path),
+            "renderer": self.renderer.name,
+            "num_eval_tasks": len(self.eval_tasks),
+            "database": "embedded" if self.database_url is None else "from the environment",
+            "max_model_len": self.max_model_len,
+            "max_images": self.max_images,
+            "sampler": self.config.base_url or "started by the run",
+            "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
+            **self.gpus.effective(),
+        }
+
+
+async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -> RunPlan:
+    """Resolve the configuration; raises `ConfigError` for the first problem."""
+    _warn_of_idle_keys(config)
+    place = find_place(config.tasks, config.device)
+    check_agent(config, place)
+    check_learning(config)
+    require_wandb(config.wandb_project)
+    require_own_model(place, config.model_name)
+    site = make_site(config, log_path(config), environ)
+    model_path = find_model(config.model_name)
+    renderer = make_image_renderer(model_path, config.renderer_name)
+    require_trainable(model_path)
+    max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
+    train_tasks, held_out = _load_task_sets(config, site)
+    eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
+    judge = plan_judge(config.judge, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
+    await check_judge(judge)
+    if judge is not None and train_tasks.is_judged:
+        require_precision(
+            judge,
+            least=config.judge.min_precision,
+            record=config.judge.calibration,
+            log_dir=config.log_dir,
+            is_forced=config.judge.force,
+        )
+    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
+    for group, port in ports.items():
+        _require_free_port(f"{group}.port", port)
+    num_turns = min(config.max_turns, max(task.max_turns for task in (*_one_of_each(train_tasks), *eval_tasks)))
+    if site.smallest_screen is not None:
+        require_room(config, renderer, site.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
+    max_images = plan_max_images(config, num_turns)
+    if config.base_url is not None:
+        await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
+    return RunPlan(
+        config=config,
+        run_name=run_name(config),
+        log_path=log_path(config),
+        model_path=model_path,
+        renderer=renderer,
+        site=site,
+        train_tasks=train_tasks,
+        eval_tasks=eval_tasks,
+        reward=load_reward(config.reward),
+        judge=judge,
+        history=make_history(
+            config.agent.history, max_images=config.agent.history_images, block=config.agent.history_block
+        ),
+        max_model_len=max_model_len,
+        max_images=max_images,
+        max_lora_rank=max_lora_rank(config.lora_rank),
+        gpus=_gpu_plan(config, model_path, environ),
+        checkpoint_path=find_checkpoint(
+            config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
+        ),
+        database_url=await _reachable_database(environ),
+        monitor=await _reachable_monitor(config, environ),
+    )
+
+
+def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
+    """Training tasks, and held-out tasks if configured; the two are disjoint."""
+    has_judge, device = config.judge.model is not None, site.backend.abilities
+    train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config.devices)
+    train_tasks = load_tasks(train_sources, seed=config.seed, split="train", device=device, has_judge=has_judge)
+    if eval_sources is None:
+        return train_tasks, None
+    held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
+    require_disjoint(train_tasks, held_out)
+    return train_tasks, held_out
+
+
+def _one_of_each(tasks: TaskSet) -> list[Task]:
+    return tasks.batch(0, len(tasks.templates))
+
+
+async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
+    """The remote monitor, if any; a resumed run may start while it is down and sends its events later."""
+    address = find_monitor(config.monitor, environ)
+    if address is not None and not spool_folder(log_path(config)).exists():
+        await require_monitor(address)
+    return address
+
+
+def run_name(config: CLIConfig) -> str:
+    """The same settings give the same name, so that the same command can resume."""
+    if config.log_path is not None:
+        return Path(config.log_path).name
+    model = "embedded-demo" if config.model_name is None else Path(config.model_name).name
+    return f"{model}-g{config.groups_per_batch}x{config.group_size}-lr{config.learning_rate:g}-seed{config.seed}"
+
+
+def log_path(config: CLIConfig) -> Path:
+    """Where the run writes."""
+    return run_folder(config.log_path, config.log_dir, run_name(config))
+
+
+def _warn_of_idle_keys(config: CLIConfig) -> None:
+    if config.gbox_api_key and "gbox" not in (config.device, config.devices.coordinate_mode):
+        logger.warning("gbox_api_key has no effect without device=gbox or coordinate_mode=gbox")
+    if config.tinker_api_key:
+        logger.warning("tinker_api_key has no effect: vLLM samples")
+
+
+def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -> GpuPlan:
+    wishes = GpuWishes(
+        server_gpus=config.server.gpus,
+        server_tensor_parallel=config.server.tensor_parallel,
+        gpu_memory_utilization=config.server.gpu_memory_utilization,
+        trainer_gpus=config.trainer.gpus,
+        trainer_num_processes=config.trainer.num_processes,
+        has_server=config.base_url is None,
+    )
+    plan = plan_gpus(visible_gpus(environ), wishes, num_attention_heads(model_path))
+    if config.trainer.sharding == "full" and plan.num_trainer_processes == 1:
+        raise ConfigError(
+            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
+            "trainer.num_processes, or name several trainer.gpus"
+        )
+    return plan
+
+
+def _require_free_port(name: str, port: int | None) -> None:
+    if port is None:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"{name}: expected a free port, got {port} ({error.strerror}); choose another one, or leave it out"
+            ) from None
+
+
+async def _reachable_database(environ: Mapping[str, str]) -> str | None:
+    url = database_url(environ)
+    if url is not None:
+        try:
+            await check_connection(url)
+        except DatabaseError as error:
+            raise ConfigError(str(error)) from None
+    return url
+
+
+def check_learning(config: CLIConfig) -> None:
+    """Raises `ConfigError` for settings that cannot be combined."""
+    check_loss_config(config.loss)
+    if config.kl_penalty_coef and config.loss.kl_loss_coef:
+        raise ConfigError(
+            f"kl_loss_coef: expected 0 where kl_penalty_coef={config.kl_penalty_coef:g} is in the reward already, got "
+            f"{config.loss.kl_loss_coef:g}; set one of them"
+        )
+    if config.warmup_steps >= config.max_steps:
+        raise ConfigError(
+            f"warmup_steps: expected less than max_steps={config.max_steps}, got {config.warmup_steps}; lower it"
+        )
+    _check_old_tokens(config)
+
+
+def _check_old_tokens(config: CLIConfig) -> None:
+    """Off-policy tokens need a loss that bounds their importance ratio."""
+    if config.loss.bounds_ratio or config.loss.force_untruncated:
+        return
+    has_old = {
+        "max_steps_off_policy": config.max_steps_off_policy,
+        "replay_successes": config.curriculum.replay_successes,
+    }
+    for name, value in has_old.items():
+        if value:
+            raise ConfigError(
+                f"loss: expected one that bounds the ratio where {name}={value}, got {config.loss.name} without "
+                "tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
+                "force_untruncated=true"
+            )

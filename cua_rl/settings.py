@@ -1,0 +1,148 @@
+"""Metadata of configuration fields (limits, fields set by the run) and presets.
+
+A configuration is a chz class; its fields that are chz classes themselves are groups (`loss.clip_low`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
+
+import chz
+
+Config = TypeVar("Config")
+Metadata = dict[str, Any]
+
+Given = Mapping[str, object]
+"""The settings that somebody wrote, by path."""
+
+
+def setting(
+    default: object = None,
+    doc: str = "",
+    *,
+    factory: Callable[[], object] | None = None,
+    at_least: float | None = None,
+    within: tuple[float, float] | None = None,
+    for_group: bool = False,
+    by_run: bool = False,
+) -> Any:
+    """A field of a configuration class, with its default (or the `factory` of one) and its meaning.
+
+    Numbers must be `at_least` this, or above the first and at most the second number of `within`; None is always right.
+    `for_group`: the setting that is meant when its group is given a plain value: `loss=ppo` is `loss.name=ppo`.
+    `by_run`: filled in by the run, no setting for people, and never stored.
+    """
+    metadata: Metadata = {"at_least": at_least, "within": within, "for_group": for_group, "by_run": by_run}
+    if factory is not None:
+        return chz.field(default_factory=factory, doc=doc, metadata=metadata)
+    return chz.field(default=default, doc=doc, metadata=metadata)
+
+
+def setting_fields(config_class: type[Any]) -> Mapping[str, Any]:
+    """The chz fields that people set, in the order of declaration."""
+    fields = cast("Mapping[str, Any]", chz.chz_fields(config_class))
+    return {name: field for name, field in fields.items() if not metadata_of(field).get("by_run")}
+
+
+def metadata_of(field: Any) -> Metadata:
+    """What the field of a configuration class says beside type, default and meaning."""
+    return cast("Metadata | None", field.metadata) or {}
+
+
+def with_values(config: Config, **changes: object) -> Config:
+    """The configuration or group with other values."""
+    return chz.replace(config, **changes)  # pyright: ignore[reportUnknownMemberType] # chz leaves them untyped
+
+
+def walk_settings(config: object, prefix: str = "") -> Iterator[tuple[str, Any, object]]:
+    """Path, chz field and value of every setting of a configuration, those of groups after the group itself."""
+    for name, field in setting_fields(type(config)).items():
+        value: object = getattr(config, name)
+        yield prefix + name, field, value
+        if chz.is_chz(value):
+            yield from walk_settings(value, f"{prefix}{name}.")
+
+
+def check_numbers(config: object) -> None:
+    """Raise `ValueError` for the first number outside the limits of its field; None is always right."""
+    for path, field, value in walk_settings(config):
+        limits = metadata_of(field)
+        if not isinstance(value, int | float):
+            continue
+        least, bounds = limits.get("at_least"), limits.get("within")
+        if least is not None and value < least:
+            raise ValueError(f"{path}: expected at least {least}, got {value!r}; set {path}={least} or more")
+        if bounds is not None and not bounds[0] < value <= bounds[1]:
+            raise ValueError(
+                f"{path}: expected a number above {bounds[0]} and at most {bounds[1]}, got {value!r}; change {path}"
+            )
+
+
+def with_presets(
+    find_presets: Callable[[Given], Given], explain: Callable[[type[Any], str], str]
+) -> Callable[[type[Config]], type[Config]]:
+    """Decorate a configuration class: what is not given comes from `find_presets(given)` before the field's default.
+
+    Command lines and callers in Python both construct the class, so one place decides. Presets of settings in groups
+    want groups decorated with `remembers_given`. `explain` says what is wrong with a name that is no field.
+    """
+
+    def decorate(config_class: type[Config]) -> type[Config]:
+        construct: Callable[..., None] = config_class.__init__
+        fields = cast("Mapping[str, Any]", chz.chz_fields(config_class))
+
+        @wraps(construct)
+        def construct_with_presets(self: Config, **given: Any) -> None:
+            for name in given:
+                if name not in fields:
+                    raise TypeError(explain(config_class, name))
+            values = dict(given)
+            for path, preset in find_presets(_given_paths(given)).items():
+                name, _, leaf = path.partition(".")
+                if not leaf:
+                    values.setdefault(name, preset)
+                elif leaf not in _given_names(given.get(name)):
+                    group = values[name] if name in values else fields[name]._default_factory()
+                    values[name] = _replace_one(group, leaf, preset)
+            construct(self, **values)
+
+        config_class.__init__ = construct_with_presets  # pyrefly: ignore[method-assign]
+        return config_class
+
+    return decorate
+
+
+_GIVEN = "_given_names"  # an attribute beside the fields: what equals a default may still have been asked for
+
+
+def remembers_given(group_class: type[Config]) -> type[Config]:
+    """Decorate the class of a group that has presets: its instances know which fields they were constructed with."""
+    construct: Callable[..., None] = group_class.__init__
+
+    @wraps(construct)
+    def construct_and_remember(self: Config, **given: Any) -> None:
+        object.__setattr__(self, _GIVEN, frozenset(given))
+        construct(self, **given)
+
+    group_class.__init__ = construct_and_remember  # pyrefly: ignore[method-assign]
+    return group_class
+
+
+def _given_names(group: object) -> frozenset[str]:
+    return frozenset() if group is None else cast("frozenset[str]", vars(group).get(_GIVEN, frozenset()))
+
+
+def _given_paths(given: Given) -> Given:
+    paths = dict(given)
+    for name, value in given.items():
+        if chz.is_chz(value):
+            paths |= {f"{name}.{leaf}": getattr(value, leaf) for leaf in _given_names(value)}
+    return MappingProxyType(paths)
+
+
+def _replace_one(group: object, leaf: str, value: object) -> object:
+    """The group with one other value; what it was constructed with stays what was asked for."""
+    changed = with_values(group, **{leaf: value})
+    object.__setattr__(changed, _GIVEN, _given_names(group))
+    return changed

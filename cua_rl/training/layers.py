@@ -1,0 +1,166 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Faster layers for Qwen3-VL with the same results: packed attention, the last layer, LoRA, the patch embedding."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from types import MethodType
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as PeftLinear
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers.modeling_utils import AttentionInterface
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel, rotate_half
+
+from cua_rl.errors import ConfigError
+
+PACKED_ATTENTION = "cua_rl_packed"
+"""The name of `packed_attention` in Transformers, which builds no mask for it."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    sequence_lengths: Sequence[int],
+    scaling: float,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Causal attention inside each sequence of a packed row: no padding, no attention across sequences.
+
+    query [1, heads, seq, head_dim], key and value [1, kv_heads, seq, head_dim]; `sequence_lengths` add up to seq.
+    Returns [1, seq, heads, head_dim], the layout of Transformers.
+    """
+    is_grouped = key.shape[1] != query.shape[1]
+    outputs = [
+        scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=is_grouped)
+        for q, k, v in zip(*(x.split(list(sequence_lengths), dim=2) for x in (query, key, value)), strict=True)
+    ]
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+
+
+def keep_predictors_only(model: Any) -> None:
+    """Make the last decoder layer return only the tokens that predict a trained token: [1, n, hidden].
+
+    Few tokens of a rollout are predicted, as most of them are screenshots, so the layer costs a fraction. Its keys and
+    values still come from every token: results do not change.
+
+    Calls of the language model then need `sequence_lengths`, which add up to seq, and `predictors`: the positions of
+    the n tokens in each sequence. Raises `ConfigError` if visual features are added after the last layer.
+    """
+    layers = model.language_model.layers
+    num_layers, num_levels = len(layers), len(model.config.vision_config.deepstack_visual_indexes)
+    if num_layers <= num_levels:
+        raise ConfigError(
+            f"expected a model with more decoder layers than levels of visual features, got {num_layers} layers and "
+            f"{num_levels} levels; use another model"
+        )
+    layer = layers[-1]
+    layer.forward = MethodType(last_layer_forward, layer)
+
+
+def last_layer_forward(
+    layer: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    *,
+    sequence_lengths: Sequence[int],
+    predictors: Sequence[Tensor],
+    **_: object,
+) -> Tensor:
+    """The forward pass of `keep_predictors_only`, [1, seq, hidden] -> [1, n, hidden]."""
+    attention = layer.self_attn
+    starts = accumulate(sequence_lengths[:-1], initial=0)
+    kept = torch.cat([start + places for start, places in zip(starts, predictors, strict=True)])
+    normed = layer.input_layernorm(hidden_states)
+
+    def heads(projected: Tensor) -> Tensor:
+        return projected.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+    # rotated to their positions: queries [1, heads, n, head_dim], keys and values [1, kv_heads, seq, head_dim]
+    cos, sin = (part[:, None] for part in position_embeddings)
+    query = attention.q_norm(heads(attention.q_proj(normed[:, kept])))
+    query = query * cos[:, :, kept] + rotate_half(query) * sin[:, :, kept]
+    key = attention.k_norm(heads(attention.k_proj(normed)))
+    key = key * cos + rotate_half(key) * sin
+    value = heads(attention.v_proj(normed))
+
+    # each predictor attends to the tokens of its sequence up to itself
+    outputs: list[Tensor] = []
+    counts, lengths = [len(places) for places in predictors], list(sequence_lengths)
+    parts = zip(query.split(counts, 2), key.split(lengths, 2), value.split(lengths, 2), predictors, strict=True)
+    for q, k, v, places in parts:
+        is_seen = torch.arange(k.shape[2], device=k.device) <= places[:, None]
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=attention.scaling))
+    attended = torch.cat(outputs, dim=2).transpose(1, 2).flatten(2)
+    states = hidden_states[:, kept] + attention.o_proj(attended)
+    return states + layer.mlp(layer.post_attention_layernorm(states))
+
+
+class FusedLoraLinear(PeftLinear):
+    """peft's LoRA layer with the update inside the matrix products: about half of the passes over the activations.
+
+    `_attach_lora` has peft use it for `nn.Linear`. Under autocast, or with the adapter disabled, peft's own code runs.
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """x [..., in] -> x W^T + scaling * x A^T B^T [..., out]."""
+        base = self.get_base_layer()
+        if self.disable_adapters or self.merged or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+            return super().forward(x, *args, **kwargs)
+        a, b = self.lora_A["default"].weight, self.lora_B["default"].weight
+        return _LoraLinear.apply(x, base.weight, base.bias, a, b, self.scaling["default"])  # type: ignore[no-any-return]
+
+
+class _LoraLinear(torch.autograd.Function):
+    """Rows x [n, in], frozen weight [out, in] and bias [out], a [rank, in], b [out, rank]."""
+
+    @staticmethod
+    def forward(  # pyrefly: ignore[bad-override] - torch's own takes anything
+        ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float
+    ) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        inner = rows @ a.T
+        output = torch.nn.functional.linear(rows, weight, bias).addmm_(inner, b.T, alpha=scaling)
+        ctx.save_for_backward(rows, inner, weight, a, b)
+        ctx.scaling = scaling  # type: ignore[attr-defined]
+        return output.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
+        rows, inner, weight, a, b = ctx.saved_tensors
+        gradient = gradients[0].reshape(-1, weight.shape[0])
+        inner_gradient = (gradient @ b).mul_(ctx.scaling)
+        to_x = None
+        if ctx.needs_input_grad[0]:
+            to_x = (gradient @ weight).addmm_(inner_gradient, a).view(*gradients[0].shape[:-1], -1)
+        return to_x, None, None, inner_gradient.T @ rows, (gradient.T @ inner).mul_(ctx.scaling), None
+
+
+class LinearPatchEmbed(nn.Module):
+    """The tower's patch embedding as one matrix product: its convolution is slow, and its windows do not overlap."""
+
+    def __init__(self, proj: nn.Conv3d) -> None:
+        super().__init__()
+        self.proj = proj
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """patches [num_patches, channels * patch_size**2], the same for every frame -> [num_patches, hidden]."""
+        weight = self.proj.weight  # [hidden, channels, frames, patch_size, patch_size]
+        one_frame = patches.to(weight.dtype).view(len(patches), weight.shape[1], 1, -1)
+        frames = one_frame.expand(-1, -1, weight.shape[2], -1)
+        return linear(frames.flatten(1), weight.flatten(1), self.proj.bias)
+
+
+def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:
+    """Replace the tower's patch embedding; parameters keep their names."""
+    tower.add_module("patch_embed", LinearPatchEmbed(tower.patch_embed.proj))

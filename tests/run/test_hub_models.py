@@ -1,0 +1,96 @@
+"""A model that is named by its id on the hub: looking at it takes its settings, a run its weights."""
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.sampling.gateway_app import serve_app
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FETCH = """
+import sys
+from pathlib import Path
+from cua_rl.run.model_folder import fetch_weights, find_model
+folder = find_model("someone/tiny")
+fetch_weights("someone/tiny", folder)
+fetch_weights("someone/tiny", folder)
+print(folder)
+"""
+
+
+@dataclass
+class Hub:
+    """Serves the tiny model as the hub would, and keeps which files were fetched."""
+
+    fetched: list[str] = field(default_factory=list[str])
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/api/models/someone/tiny", self._info),
+                Route("/api/models/someone/tiny/revision/main", self._info),
+                Route("/api/models/someone/tiny/tree/{revision}", self._tree),
+                Route("/someone/tiny/resolve/{revision}/{name}", self._file, methods=["GET", "HEAD"]),
+            ]
+        )
+
+    async def _info(self, request: Request) -> Response:
+        siblings = [{"rfilename": file.name} for file in sorted(TINY_QWEN3_VL.iterdir()) if file.is_file()]
+        return JSONResponse({"id": "someone/tiny", "sha": COMMIT, "siblings": siblings, "private": False})
+
+    async def _tree(self, request: Request) -> Response:
+        files = [file for file in sorted(TINY_QWEN3_VL.iterdir()) if file.is_file()]
+        entries = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40} for file in files]
+        return JSONResponse(entries)
+
+    async def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        content = (TINY_QWEN3_VL / name).read_bytes()
+        if request.method == "GET":
+            self.fetched.append(name)
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(content).hexdigest()}"'}
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+
+async def run(hub_url: str, home: Path, *arguments: str) -> tuple[int | None, str, str]:
+    """A Python program whose hub is the double."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        env={**os.environ, "HF_ENDPOINT": hub_url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "NO_PROXY": "*"},
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    output, errors = await process.communicate()
+    return process.returncode, output.decode(), errors.decode()
+
+
+async def test_a_dry_run_downloads_settings_and_a_run_the_weights_once(tmp_path: Path) -> None:
+    hub = Hub()
+    small = ["max_model_len=2048", "max_tokens=48", "dry_run=true", f"log_path={tmp_path / 'run'}"]
+    async with serve_app(hub.app(), "127.0.0.1", 0, grace_s=0) as url:
+        command = ["-m", "cua_rl.recipes.train", "model_name=someone/tiny", *small]
+        status, output, errors = await run(url, tmp_path / "home", *command)
+        assert status == 0, errors
+        looked_at = set(hub.fetched)
+        fetched = await run(url, tmp_path / "home", "-c", FETCH)
+
+    assert "config.json" in looked_at
+    assert "tokenizer.json" in looked_at
+    assert not [name for name in looked_at if name.endswith(".safetensors")]
+    assert fetched[0] == 0, fetched[2]
+    folder = Path(fetched[1].strip())
+    assert json.loads(output)["model_path"] == str(folder)
+    assert (folder / "model.safetensors").read_bytes() == (TINY_QWEN3_VL / "model.safetensors").read_bytes()
+    assert hub.fetched.count("model.safetensors") == 1

@@ -1,0 +1,86 @@
+"""What is looked for before a run starts, where it is there."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cua_rl.errors import ConfigError
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.renderers.qwen3_vl import load_qwen3_vl
+from cua_rl.run.preflight import (
+    Screen,
+    most_screenshots,
+    plan_max_images,
+    require_model_server,
+    require_monitor,
+    require_room,
+)
+from cua_rl.run.rollout_config import AgentSettings, ServerSettings
+from cua_rl.run.training_config import CLIConfig, MonitorSettings
+from cua_rl.run.training_plan import plan_run
+from cua_rl.sampling.gateway_app import serve_app
+from tests.sampling.fake_vllm import FakeVllm
+
+PHONE = Screen(kind="android", width_px=192, height_px=320)
+
+
+def test_the_last_prompt_shows_one_screenshot_a_turn_unless_history_drops_some() -> None:
+    assert most_screenshots(CLIConfig(), 7) == 7
+    assert most_screenshots(CLIConfig(agent=AgentSettings(history="last_n", history_images=3)), 7) == 3
+    assert most_screenshots(CLIConfig(agent=AgentSettings(history="block_drop", history_images=8)), 7) == 7
+    assert plan_max_images(CLIConfig(), 40) == 40
+    assert plan_max_images(CLIConfig(server=ServerSettings(max_images=64)), 40) == 64
+    # other agents may show several a turn
+    assert plan_max_images(CLIConfig(agent=AgentSettings(name="external", url="http://a")), 4) == 32
+
+
+def test_room_is_counted_to_the_token() -> None:
+    renderer = load_qwen3_vl(TINY_QWEN3_VL)
+    config = CLIConfig(max_turns=5, max_tokens=48)
+    with pytest.raises(ConfigError) as refused:
+        require_room(config, renderer, PHONE, num_turns=9, max_model_len=64)
+    # 192 x 320 pixels are 6 x 10 image tokens and two marks; at most max_turns of them
+    assert "5 screenshots of at least 62" in str(refused.value)
+    needed = int(str(refused.value).split("at least ")[1].split()[0])
+
+    require_room(config, renderer, PHONE, num_turns=9, max_model_len=needed)
+    with pytest.raises(ConfigError):
+        require_room(config, renderer, PHONE, num_turns=9, max_model_len=needed - 1)
+
+
+async def test_a_server_that_holds_all_this_is_taken() -> None:
+    fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), max_model_len=2048, max_images=4)
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
+        for address in (url, f"{url}/v1"):
+            await require_model_server(address, max_model_len=2048, num_images=4)
+
+
+@pytest.mark.parametrize(("status", "refused"), [(422, None), (404, "status 404"), (403, "project_token")])
+async def test_a_monitor_that_asks_for_more_than_an_empty_batch_is_one(status: int, refused: str | None) -> None:
+    async def take(_: Request) -> Response:
+        return Response("", status)
+
+    async with serve_app(
+        Starlette(routes=[Route("/api/ingest/batch", take, methods=["POST"])]), "127.0.0.1", 0, grace_s=0
+    ) as url:
+        with nullcontext() if refused is None else pytest.raises(ConfigError, match=refused):
+            await require_monitor(MonitorAddress(base_url=url, token="token"))
+
+
+async def test_a_run_that_goes_on_may_begin_while_its_monitor_is_away(tmp_path: Path) -> None:
+    config = CLIConfig(
+        log_path=str(tmp_path / "run"), monitor=MonitorSettings(base_url="http://127.0.0.1:9", project_token="token")
+    )
+    with pytest.raises(ConfigError, match=r"monitor\.base_url: expected a monitor that answers"):
+        await plan_run(config, {})
+    (tmp_path / "run" / "monitor_spool").mkdir(parents=True)
+
+    plan = await plan_run(config, {})
+
+    assert plan.monitor is not None
