@@ -227,7 +227,8 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
 def _python_values(config_class: type[Any], arguments: Sequence[str]) -> dict[str, Any]:
     """What a caller in Python writes for these arguments."""
     config, names = parse_command_line(config_class, arguments), SettingNames(config_class)
-    given = {re.split(r"[.=]", word.removeprefix("--"))[0].replace("-", "_") for word in arguments if "=" in word}
+    heads = [re.match(r"--([\w-]+)|([\w-]+)[\w.-]*=", word) for word in arguments]
+    given = {(head[1] or head[2]).replace("-", "_") for head in heads if head}
     fields = {names.find(name).name.split(".")[0] for name in given}
     return {name: getattr(config, name) for name in chz.chz_fields(config_class) if name in fields}
 
