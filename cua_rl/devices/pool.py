@@ -10,24 +10,36 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.gym.reference import GymTaskRef
 from cua_rl.devices.pool_meter import PoolMeter
+from cua_rl.devices.simulator.start import Start
 from cua_rl.errors import DeviceError, DeviceQuotaError, DeviceTimeoutError, SamplingError, boundary
-from cua_rl.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-MakeDevice = Callable[[Task], Awaitable[Device]]
-ResetDevice = Callable[[Device, Task], Awaitable[Device]]
 
-LEASED_FOR: ContextVar[str] = ContextVar("LEASED_FOR", default="")
-"""The rollout for which a device is made, for backends that label what they make."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest:
+    """What a device is leased for: a task instance, by name and seed, and the state in which the device begins."""
+
+    task_id: str
+    seed: int
+    start: Start | None = None
+    """How a simulated phone begins; None leaves it to the task's template."""
+    gym: GymTaskRef | None = None
+    """The task on its gym server, whose executions hold their devices."""
+    rollout_id: str = ""
+    """For backends that label the devices they make."""
+
+
+MakeDevice = Callable[[DeviceRequest], Awaitable[Device]]
+ResetDevice = Callable[[Device, DeviceRequest], Awaitable[Device]]
 
 
 class DeviceBackend(Protocol):
@@ -40,8 +52,8 @@ class DeviceBackend(Protocol):
     @property
     def abilities(self) -> DeviceAbilities: ...
 
-    async def make(self, task: Task) -> Device:
-        """A device on which `task` can be prepared; raises `DeviceError`. It cleans up after itself if cancelled."""
+    async def make(self, request: DeviceRequest) -> Device:
+        """A device on which the task can be prepared; raises `DeviceError`. It cleans up after itself if cancelled."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -55,8 +67,8 @@ class DeviceBackend(Protocol):
 class ResettingBackend(Protocol):
     """A backend whose devices can be used again."""
 
-    async def reset(self, device: Device, task: Task) -> Device:
-        """The device as if new and fit for `task`; raises `DeviceError` if it is not healthy, and it is closed then."""
+    async def reset(self, device: Device, request: DeviceRequest) -> Device:
+        """The device as if new; raises `DeviceError` if it is not healthy, and it is closed then."""
         ...
 
 
@@ -73,7 +85,7 @@ class FiniteBackend(Protocol):
 class DeviceSource(Protocol):
     """Whoever lends devices: a pool, or a share of one."""
 
-    def lease(self, task: Task, *, rollout_id: str = "") -> AbstractAsyncContextManager[Device]: ...
+    def lease(self, request: DeviceRequest) -> AbstractAsyncContextManager[Device]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +153,8 @@ class DevicePool:
         return self._meter.take()
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, rollout_id: str = "") -> AsyncGenerator[Device]:
-        """Wait for a free place and lend a device on which `task` can be prepared.
+    async def lease(self, request: DeviceRequest) -> AsyncGenerator[Device]:
+        """Wait for a free place and lend a device on which the task can be prepared.
 
         It is given back whatever happens, and before the lease ends, even if that is cancelled again.
         """
@@ -150,8 +162,8 @@ class DevicePool:
         await self._slots.acquire()
         tenancy = _Tenancy()
         try:
-            with boundary(DeviceError, f"make a device for task {task.task_id!r}"):
-                device = await self._obtain_in_time(tenancy, task, rollout_id)
+            with boundary(DeviceError, f"make a device for task {request.task_id!r}"):
+                device = await self._obtain_in_time(tenancy, request)
         except BaseException:
             ending = self._own(self._end(tenancy))
             if tenancy.making is None or tenancy.making.done():
@@ -182,30 +194,28 @@ class DevicePool:
         if self._ending:
             await wait_through(asyncio.create_task(_wait_for_all(set(self._ending)), name="end-pool"))
 
-    async def _obtain_in_time(self, tenancy: _Tenancy, task: Task, rollout_id: str) -> Device:
+    async def _obtain_in_time(self, tenancy: _Tenancy, request: DeviceRequest) -> Device:
         limit = asyncio.timeout(self._limits.lease_timeout_s)
         try:
             async with limit:
-                return await self._obtain(tenancy, task, rollout_id)
+                return await self._obtain(tenancy, request)
         except TimeoutError:
             if not limit.expired():
                 raise
             error = DeviceTimeoutError(
-                f"expected a device for task {task.task_id!r} within {self._limits.lease_timeout_s:g} s, got none; "
+                f"expected a device for task {request.task_id!r} within {self._limits.lease_timeout_s:g} s, got none; "
                 "look at the service that makes devices, or raise lease_timeout_s"
             )
             self._meter.count_fault(error)
             raise error from None
 
-    async def _obtain(self, tenancy: _Tenancy, task: Task, rollout_id: str) -> Device:
-        device = await self._reuse(tenancy, task)
+    async def _obtain(self, tenancy: _Tenancy, request: DeviceRequest) -> Device:
+        device = await self._reuse(tenancy, request)
         attempt = 1
         while device is None:
             await self._pace()
             started = time.monotonic()
-            token = LEASED_FOR.set(rollout_id)
-            tenancy.making = asyncio.ensure_future(self._make_device(task))
-            LEASED_FOR.reset(token)
+            tenancy.making = asyncio.ensure_future(self._make_device(request))
             try:
                 device = tenancy.device = await asyncio.shield(tenancy.making)
             except DeviceError as error:
@@ -221,12 +231,12 @@ class DevicePool:
                 self._meter.count_made(time.monotonic() - started)
         return device
 
-    async def _reuse(self, tenancy: _Tenancy, task: Task) -> Device | None:
+    async def _reuse(self, tenancy: _Tenancy, request: DeviceRequest) -> Device | None:
         """An idle device that is healthy and reset; those that are not are closed."""
         while self._idle and self._reset_device is not None:
             tenancy.device, tenancy.num_uses = self._idle.popleft()
             try:
-                tenancy.device = await self._reset_device(tenancy.device, task)
+                tenancy.device = await self._reset_device(tenancy.device, request)
             except DeviceError as error:
                 self._meter.count_fault(error)
                 device, tenancy.device, tenancy.num_uses = tenancy.device, None, 0
@@ -307,9 +317,9 @@ class PoolShare:
         self._slots = asyncio.Semaphore(max_devices)
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, rollout_id: str = "") -> AsyncGenerator[Device]:
+    async def lease(self, request: DeviceRequest) -> AsyncGenerator[Device]:
         """As `DevicePool.lease`."""
-        async with self._slots, self._pool.lease(task, rollout_id=rollout_id) as device:
+        async with self._slots, self._pool.lease(request) as device:
             yield device
 
 
