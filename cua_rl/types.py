@@ -1,14 +1,16 @@
 """The nouns of the system. A rollout has turns; training has steps. Standard library only; read first."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage, ParseFailure
+from cua_rl.judgement import Judgement
 
 Json = Mapping[str, object]
 """A JSON object from outside, whose values are unknown."""
@@ -63,13 +65,10 @@ class ModelInput:
 
     def token_ids(self, image_token_id: int) -> list[int]:
         """The flat ids, every image token as `image_token_id`."""
-        return [token for chunk in self.chunks for token in _chunk_ids(chunk, image_token_id)]
-
-
-def _chunk_ids(chunk: Chunk, image_token_id: int) -> Iterator[int]:
-    if isinstance(chunk, ImageChunk):
-        return iter([image_token_id] * chunk.expected_tokens)
-    return iter(chunk.tokens)
+        ids: list[int] = []
+        for chunk in self.chunks:
+            ids += [image_token_id] * chunk.length if isinstance(chunk, ImageChunk) else chunk.tokens
+        return ids
 
 
 class StopReason(StrEnum):
@@ -123,6 +122,13 @@ class SamplingParams:
     max_tokens: int
     temperature: float
     seed: int | None = None
+
+    def seeded(self, *place: object) -> "SamplingParams":
+        """The same parameters with a seed of their own for a place in the run; without a seed, unchanged."""
+        if self.seed is None:
+            return self
+        digest = sha256("/".join(map(str, (self.seed, *place))).encode()).digest()
+        return replace(self, seed=int.from_bytes(digest[:4], "big"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,72 +205,6 @@ class Validation:
     duration_s: float = 0.0
     score: float | None = None
     """How much of the goal was reached, from 0 to 1, where the validator says so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeVote:
-    """One answer of a judge; without a verdict if the endpoint failed or the answer was malformed."""
-
-    success: bool | None
-    reason: str = ""
-    score: float | None = None
-    error: str | None = None
-    """Why there is no verdict."""
-    is_malformed: bool = False
-    """The endpoint answered, but not with a verdict."""
-    text: str = ""
-    """The answer as it came."""
-    duration_s: float = 0.0
-    num_prompt_tokens: int = 0
-    num_answer_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What a judge (a vision-language model) says of a rollout: a verdict by majority, or none.
-
-    A majority is more than half of all votes that were asked for, so votes without a verdict count against it.
-    """
-
-    model: str
-    prompt: str
-    prompt_sha256: str
-    screenshots: str
-    """Which screenshots it saw: "final" or "all"."""
-    votes: tuple[JudgeVote, ...]
-    decides: bool
-    """True where the verdict is the rollout's validation; False beside a validator, which decides."""
-    duration_s: float
-    cost_usd: float | None = None
-    """None if no prices are set."""
-
-    @property
-    def success(self) -> bool | None:
-        """What more than half of the votes say; None if no such majority exists."""
-        for verdict in (True, False):
-            if 2 * sum(vote.success is verdict for vote in self.votes) > len(self.votes):
-                return verdict
-        return None
-
-    @property
-    def agreement(self) -> float:
-        """Share of the votes that say what the verdict says; 0 without a verdict."""
-        verdict = self.success
-        return sum(vote.success is verdict for vote in self.votes) / len(self.votes) if verdict is not None else 0.0
-
-    @property
-    def score(self) -> float | None:
-        """Mean score of the votes for the verdict, if each of them gives one."""
-        scores = [vote.score for vote in self.votes if self.success is not None and vote.success is self.success]
-        given = [score for score in scores if score is not None]
-        return sum(given) / len(given) if given and len(given) == len(scores) else None
-
-    @property
-    def reason(self) -> str:
-        """The first reason for the verdict, or why there is none."""
-        if self.success is None:
-            return next((vote.error for vote in self.votes if vote.error), "the votes are divided")
-        return next(vote.reason for vote in self.votes if vote.success is self.success)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
