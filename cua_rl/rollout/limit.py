@@ -30,7 +30,7 @@ INTERVAL_S = 1.0
 
 @dataclass
 class RolloutLimit:
-    """Slots for rollouts, given out in the order in which they are asked for."""
+    """Slots for rollouts, granted in the order of the requests."""
 
     largest: int
     smallest: int = 1
@@ -52,17 +52,17 @@ class RolloutLimit:
         return len(self._waiting)
 
     def grow(self) -> None:
-        """There is room: let a little more run, if what is allowed is used at all."""
+        """There is room: allow a little more, unless the present limit is not even used."""
         if self.num_running >= self.allowed:
             self._allowed = min(float(self.largest), self._allowed + self.growth)
             self._wake()
 
     def shrink(self) -> None:
-        """There is no room: start nothing until a quarter of what runs has ended."""
+        """There is no room: start nothing until a quarter of the running rollouts have ended."""
         self._allowed = max(float(self.smallest), SHRINK * min(self._allowed, max(1, self.num_running)))
 
     async def acquire(self) -> None:
-        """Wait for a slot; whoever gets it must give it back with `release`."""
+        """Wait for a slot, to be given back with `release`."""
         if not self._waiting and self.num_running < self.allowed:
             self.num_running += 1
             return
@@ -101,7 +101,7 @@ class RolloutLimit:
 
 @dataclass
 class LimitedRunner:
-    """Runs rollouts when the limit has a slot for them; `num_granted` slots are held for the first ones already."""
+    """Runs each rollout in a slot of the limit; the first `num_granted` rollouts use slots that are already held."""
 
     runner: Runner
     limit: RolloutLimit
@@ -121,7 +121,7 @@ class LimitedRunner:
 
 @dataclass
 class Pressure:
-    """Decides from one look after another; the number shrinks once per overload, not once per look."""
+    """Decides from successive looks at the load; the limit shrinks once per overload, not once per look."""
 
     limit: RolloutLimit
     _num_preemptions: int | None = None
@@ -132,7 +132,7 @@ class Pressure:
         is_preempting = last is not None and load.num_preemptions > last
         is_full = load.kv_cache_frac >= FULL_KV_CACHE and load.num_waiting > 0
         if is_preempting or is_full or free_memory_frac < LOW_MEMORY:
-            if self.limit.num_running <= self.limit.allowed:  # else the last time still has to take effect
+            if self.limit.num_running <= self.limit.allowed:  # else the last reduction has not taken effect yet
                 self.limit.shrink()
                 logger.info(
                     "fewer rollouts allowed=%d kv_cache=%.2f waiting=%d free_memory=%.2f",
@@ -145,7 +145,7 @@ class Pressure:
 async def follow_load(
     fetch_load: Callable[[], Awaitable[ServerLoad]], limit: RolloutLimit, interval_s: float = INTERVAL_S
 ) -> None:
-    """Adapt the limit for ever; a look that fails is skipped, the server's owner deals with its death."""
+    """Adapt the limit until cancelled. A look that fails is skipped: the server's owner handles its end."""
     pressure = Pressure(limit)
     while True:
         await asyncio.sleep(interval_s)
