@@ -1,4 +1,4 @@
-"""What a judge (a vision-language model) says of a rollout."""
+"""The verdict of a judge, a vision-language model that decides whether a rollout did its task."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class JudgeVote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a judge (a vision-language model) says of a rollout: a verdict by majority, or none.
+    """A judge's verdict on a rollout, by majority of its votes; there may be none.
 
     A majority is more than half of all votes that were asked for, so votes without a verdict count against it.
     """
@@ -35,14 +35,14 @@ class Judgement:
     """Which screenshots it saw: "final" or "all"."""
     votes: tuple[JudgeVote, ...]
     decides: bool
-    """True where the verdict is the rollout's validation; False beside a validator, which decides."""
+    """True if the verdict is the rollout's validation; False if a validator decides."""
     duration_s: float
     cost_usd: float | None = None
     """None if no prices are set."""
 
     @property
     def success(self) -> bool | None:
-        """What more than half of the votes say; None if no such majority exists."""
+        """The verdict of more than half of the votes; None if there is no such majority."""
         for verdict in (True, False):
             if 2 * sum(vote.success is verdict for vote in self.votes) > len(self.votes):
                 return verdict
@@ -50,13 +50,13 @@ class Judgement:
 
     @property
     def agreement(self) -> float:
-        """Share of the votes that say what the verdict says; 0 without a verdict."""
+        """Share of the votes that agree with the verdict; 0 without a verdict."""
         verdict = self.success
         return sum(vote.success is verdict for vote in self.votes) / len(self.votes) if verdict is not None else 0.0
 
     @property
     def score(self) -> float | None:
-        """Mean score of the votes for the verdict, if each of them gives one."""
+        """Mean score of the votes that agree with the verdict, if all of them give one."""
         scores = [vote.score for vote in self.votes if self.success is not None and vote.success is self.success]
         given = [score for score in scores if score is not None]
         return sum(given) / len(given) if given and len(given) == len(scores) else None

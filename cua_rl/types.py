@@ -1,4 +1,4 @@
-"""The nouns of the system. A rollout has turns; training has steps. Standard library only; read first."""
+"""The nouns of the system: a rollout has turns, training has steps. Read this first."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -79,11 +79,11 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The agent used up its turns."""
     MAX_TIME = "max_time"
-    """The agent used up its time: the waiting it asked for, or what it did between its requests."""
+    """The agent used up its time: the waits that it asked for, and its work between requests."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The next prompt would not fit into the model's context."""
     TIME_LIMIT = "time_limit"
-    """Model server, device, set-up or validation took longer than they may (an infrastructure fault)."""
+    """Model server, device, set-up or validation exceeded its time limit (an infrastructure fault)."""
     DEVICE_ERROR = "device_error"
     """The device failed (an infrastructure fault)."""
     SAMPLING_ERROR = "sampling_error"
@@ -111,13 +111,13 @@ class AdapterRef:
 
     @property
     def name(self) -> str:
-        """The unique name under which the model server knows this adapter."""
+        """The adapter's unique name on the model server."""
         return f"policy-{self.policy_version:06d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn; top-p and top-k stay off, because the trainer could not reproduce them."""
+    """How tokens are sampled. Top-p and top-k stay off, because the trainer could not reproduce them."""
 
     max_tokens: int
     temperature: float
@@ -133,7 +133,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTurn:
-    """One request to the model, as the gateway recorded it: what training needs, whatever the agent saw of it."""
+    """The model's side of a turn as the gateway recorded it: everything that training needs."""
 
     response_id: str
     prompt: ModelInput
@@ -181,7 +181,7 @@ class AgentTurn:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        return (*(() if self.action is None else (self.action,)), *self.more_actions)
+        return self.more_actions if self.action is None else (self.action, *self.more_actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """What a task's validator read from the device, compared with what it wanted."""
+    """What a task's validator read from the device, compared with what it expected."""
 
     query: str
     expected: str
@@ -204,12 +204,12 @@ class Validation:
     success: bool
     duration_s: float = 0.0
     score: float | None = None
-    """How much of the goal was reached, from 0 to 1, where the validator says so."""
+    """How much of the goal was reached, from 0 to 1, if the validator reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """The scalar that is trained on, and the parts it was made of."""
+    """The scalar that is trained on, and the parts that it consists of."""
 
     total: float
     parts: Mapping[str, float]
@@ -217,7 +217,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One attempt at a task. `reward` is None exactly if an infrastructure fault ended it."""
+    """One attempt at a task. `reward` is None if and only if an infrastructure fault ended it."""
 
     rollout_id: str
     task_id: str
@@ -234,7 +234,7 @@ class Rollout:
     started_at: float
     duration_s: float
     judgement: Judgement | None = None
-    """What a judge said, if one was asked; a fault too keeps the votes that it cost."""
+    """The judge's verdict, if one was asked for; a faulty rollout keeps the votes that it cost."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:
@@ -249,7 +249,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """Rollouts of one task instance (same task, same seed); faulty members are kept apart from the trained ones."""
+    """Rollouts of one task instance (same task, same seed); faulty members are kept apart."""
 
     group_id: str
     index: int
@@ -259,9 +259,9 @@ class RolloutGroup:
     """Members with a reward."""
     faulty: tuple[Rollout, ...] = ()
     replayed: tuple[Rollout, ...] = ()
-    """Successes of earlier steps that join the comparison; they are trained on, but not counted as this group's."""
+    """Successes of earlier steps that join the comparison: trained on, but not counted in the group's success."""
     is_incomplete: bool = False
-    """Too few members survived faults for a fair comparison: nothing of it is trained on."""
+    """Too few members have a reward for a fair comparison: the group is not trained on."""
     category: str = ""
     """The task's."""
 
@@ -280,7 +280,7 @@ class RolloutGroup:
 
     @property
     def is_constant(self) -> bool:
-        """True if all compared rewards are equal, or too few are left to compare: the group teaches nothing."""
+        """True if all compared rewards are equal, or too few are left to compare: there is no learning signal."""
         return self.is_incomplete or len(set(self.compared_rewards)) <= 1
 
 
@@ -292,7 +292,7 @@ def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
 class Datum:
     """One training sequence. `model_input` is the whole sequence; the per-token fields align with it, token for token.
 
-    Position t of `loss_mask`, `advantages` and `sampling_logprobs` speaks of token t itself (the trainer predicts it
+    Position t of `loss_mask`, `advantages` and `sampling_logprobs` belongs to token t itself (the trainer predicts it
     from the tokens before t). Off-mask values are 0.0. `policy_versions` has one entry per merged turn.
     """
 
@@ -304,7 +304,7 @@ class Datum:
     policy_versions: tuple[int, ...]
     turn_indices: tuple[int, ...] = ()
     group_id: str = ""
-    """Where its advantage comes from: a replayed rollout may be compared in several groups of a step."""
+    """The group of its advantage: a replayed rollout may be compared in several groups of a step."""
 
     def __post_init__(self) -> None:
         length = self.model_input.length
@@ -324,5 +324,5 @@ class Datum:
 
     @property
     def member(self) -> tuple[str, str]:
-        """Which member of which group: all datums of one share an advantage and a weight."""
+        """The member of the group: all its datums share an advantage and a weight."""
         return self.group_id, self.rollout_id
