@@ -1,4 +1,4 @@
-"""Which part of a rollout's history the model sees.
+"""The conversation as Responses items (JSON), and which part of this history the model sees.
 
 Training is cheapest if each prompt extends the previous one: turns then merge into one sequence, and the server's
 prefix cache hits. So history is edited only when necessary, and then many screenshots are dropped at once.
@@ -66,6 +66,27 @@ class DropOldScreenshots:
 
     def has_room(self, *, used_tokens: int) -> bool:
         return True
+
+
+def system_item(prompt: str) -> Json:
+    """The system prompt."""
+    return {"type": "message", "role": "system", "content": _content(prompt, None)}
+
+
+def user_item(text: str, image_url: str | None = None) -> Json:
+    """A message to the model, with a screenshot below the text if there is one."""
+    return {"type": "message", "role": "user", "content": _content(text, image_url)}
+
+
+def tool_result_item(call_id: str, text: str, image_url: str | None = None) -> Json:
+    """The result of a tool call: an error message, a screenshot, or both."""
+    return {"type": "function_call_output", "call_id": call_id, "output": _content(text, image_url)}
+
+
+def _content(text: str, image_url: str | None) -> list[Json]:
+    texts: list[Json] = [{"type": "input_text", "text": text}] if text else []
+    images: list[Json] = [{"type": "input_image", "image_url": image_url, "detail": "auto"}] if image_url else []
+    return texts + images
 
 
 def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> History:

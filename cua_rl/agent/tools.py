@@ -29,6 +29,7 @@ from cua_rl.actions import (
 )
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import DeviceKind
+from cua_rl.types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
@@ -122,6 +123,17 @@ def load_system_prompt(kind: DeviceKind, *, of_elements: bool = False) -> str:
     """The system prompt for a kind of device; `of_elements` for the tools that take descriptions, not coordinates."""
     name = f"{kind}_elements.txt" if of_elements else f"{kind}.txt"
     return files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8").strip()
+
+
+def function_tool(tool: Tool) -> Json:
+    """The tool as a function in the `tools` of a Responses request."""
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+        "strict": False,
+    }
 
 
 def tool_for(kind: DeviceKind) -> Tool:
