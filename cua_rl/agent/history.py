@@ -116,24 +116,17 @@ def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> Histo
 
 
 def _without_images(items: Sequence[Json], num_dropped: int) -> list[Json]:
+    """The items with a note in place of the first `num_dropped` screenshots."""
     kept: list[Json] = []
     for item in items:
         parts = _parts(item)
-        num_here = min(num_dropped, sum(part.get("type") == "input_image" for part in parts))
-        num_dropped -= num_here
-        kept.append(_replace_images(item, parts, num_here) if num_here else item)
+        shown: list[Json] = []
+        for part in parts:
+            is_dropped = num_dropped > 0 and part.get("type") == "input_image"
+            num_dropped -= is_dropped
+            shown.append({"type": "input_text", "text": DROPPED_IMAGE} if is_dropped else part)
+        kept.append(item if shown == parts else {**item, _content_key(item): shown})
     return kept
-
-
-def _replace_images(item: Json, parts: list[Json], num_here: int) -> Json:
-    replaced: list[Json] = []
-    for part in parts:
-        if part.get("type") == "input_image" and num_here:
-            num_here -= 1
-            replaced.append({"type": "input_text", "text": DROPPED_IMAGE})
-        else:
-            replaced.append(part)
-    return {**item, _content_key(item): replaced}
 
 
 def _parts(item: Json) -> list[Json]:
