@@ -29,6 +29,7 @@ from cua_rl.actions import (
 )
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import DeviceKind
+from cua_rl.types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
@@ -98,7 +99,7 @@ COMPUTER_USE = Tool(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The model ends the rollout. `success_claimed` is its claim, never a reward."""
+    """The model ends the rollout. `success_claimed` is only its claim, never a reward."""
 
     success_claimed: bool
     answer: str | None = None
@@ -106,7 +107,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arguments:
-    """The arguments of one call, with the geometry that they refer to."""
+    """The arguments of one call, with the size of the screenshot and the cursor that they refer to."""
 
     values: Mapping[str, object]
     width_px: int
@@ -115,13 +116,24 @@ class _Arguments:
 
 
 class _BadArguments(Exception):
-    """Arguments that make no action; the message is for the model."""
+    """Arguments that describe no action; the message is for the model."""
 
 
 def load_system_prompt(kind: DeviceKind, *, of_elements: bool = False) -> str:
     """The system prompt for a kind of device; `of_elements` for the tools that take descriptions, not coordinates."""
     name = f"{kind}_elements.txt" if of_elements else f"{kind}.txt"
     return files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8").strip()
+
+
+def function_tool(tool: Tool) -> Json:
+    """The tool as a function in the `tools` of a Responses request."""
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+        "strict": False,
+    }
 
 
 def tool_for(kind: DeviceKind) -> Tool:
@@ -132,16 +144,20 @@ def tool_for(kind: DeviceKind) -> Tool:
 def parse_action(
     call: ToolCall, *, width_px: int, height_px: int, cursor: tuple[int, int] | None = None
 ) -> Action | Finish | ParseFailure:
-    """Turn a tool call into an action in pixels of the screenshot it refers to.
+    """Parse a tool call into an action in pixels of the screenshot that it refers to.
 
-    `cursor` is where the mouse is, pixels: drags start and wheels turn there if it is known.
+    `cursor` is the position of the mouse in pixels, if known: drags start there, and so does scrolling by wheel.
     """
     makers = _MAKERS.get(call.name)
     if makers is None:
         return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(_MAKERS)}.")
     try:
         arguments = _Arguments(values=_object(call.arguments), width_px=width_px, height_px=height_px, cursor=cursor)
-        return _maker(makers, arguments)(arguments)
+        action = arguments.values.get("action")
+        maker = makers.get(action) if isinstance(action, str) else None
+        if maker is None:
+            raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
+        return maker(arguments)
     except _BadArguments as error:
         return ParseFailure(kind="tool_arguments", message=str(error))
 
@@ -159,32 +175,18 @@ def _object(text: str) -> Mapping[str, object]:
 _EXAMPLE = '{"action": "wait", "time": 1}'
 
 
-def _maker(makers: Mapping[str, "_Maker"], arguments: _Arguments) -> "_Maker":
-    action = arguments.values.get("action")
-    maker = makers.get(action) if isinstance(action, str) else None
-    if maker is None:
-        raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
-    return maker
-
-
 def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
-    """Relative coordinates to a pixel: 0 is the first, 1000 lies beyond the last and is clamped to it."""
+    """Relative coordinates to a pixel: 0 is the first one, 1000 lies beyond the last one and is clamped to it."""
     value = arguments.values.get(name)
-    expected = f"Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}."
-    numbers = cast("list[object]", value) if isinstance(value, list) else []
-    if len(numbers) != 2:
-        raise _BadArguments(f"{name} is {value!r}. {expected}")
-    x, y = (_relative(number, f"{name} is {value!r}. {expected}") for number in numbers)
+    given = cast("list[object]", value) if isinstance(value, list) else []
+    numbers = [number for number in given if isinstance(number, int | float) and not isinstance(number, bool)]
+    if len(given) != 2 or len(numbers) != 2 or not all(0 <= number <= MAX_COORDINATE for number in numbers):
+        raise _BadArguments(f"{name} is {value!r}. Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}.")
+    x, y = numbers
     return (
         min(round(x * arguments.width_px / MAX_COORDINATE), arguments.width_px - 1),
         min(round(y * arguments.height_px / MAX_COORDINATE), arguments.height_px - 1),
     )
-
-
-def _relative(number: object, complaint: str) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= MAX_COORDINATE:
-        raise _BadArguments(complaint)
-    return number
 
 
 def _text(arguments: _Arguments) -> str:
@@ -208,24 +210,14 @@ def _seconds(arguments: _Arguments, default: float) -> float:
     return seconds
 
 
-def _click(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return Click(x=x, y=y)
+def _at(kind: type[Click] | type[DoubleClick] | type[RightClick] | type[MoveMouse]) -> "_Maker":
+    """Makes an action that needs nothing but a point."""
 
+    def maker(arguments: _Arguments) -> Action:
+        x, y = _point(arguments)
+        return kind(x=x, y=y)
 
-def _double_click(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return DoubleClick(x=x, y=y)
-
-
-def _right_click(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return RightClick(x=x, y=y)
-
-
-def _mouse_move(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return MoveMouse(x=x, y=y)
+    return maker
 
 
 def _long_press(arguments: _Arguments) -> Action:
@@ -293,7 +285,7 @@ def _terminate(arguments: _Arguments) -> Finish:
 _Maker = Callable[[_Arguments], Action | Finish]
 _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
     MOBILE_USE.name: {
-        "click": _click,
+        "click": _at(Click),
         "long_press": _long_press,
         "swipe": _swipe,
         "type": _type,
@@ -305,11 +297,11 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
     COMPUTER_USE.name: {
         "key": _key,
         "type": _type,
-        "mouse_move": _mouse_move,
-        "left_click": _click,
+        "mouse_move": _at(MoveMouse),
+        "left_click": _at(Click),
         "left_click_drag": _left_click_drag,
-        "right_click": _right_click,
-        "double_click": _double_click,
+        "right_click": _at(RightClick),
+        "double_click": _at(DoubleClick),
         "scroll": _scroll,
         "wait": _wait,
         "terminate": _terminate,
@@ -318,4 +310,4 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
 }
 
 ACTION_NAMES: Mapping[str, frozenset[str]] = {name: frozenset(makers) for name, makers in _MAKERS.items()}
-"""The actions that each tool knows, by its name."""
+"""The actions of each tool, by the tool's name."""

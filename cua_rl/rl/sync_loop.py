@@ -25,7 +25,7 @@ from cua_rl.rl.stages import (
     score_and_record,
 )
 from cua_rl.rl.train_step import TrainStepResult, train_step
-from cua_rl.rollout.group import GroupPlan, collect_groups, run_group, seeded
+from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup
 
@@ -89,7 +89,7 @@ async def sample_groups(settings: LoopSettings, parts: LoopParts, step: int, ada
     plan = GroupPlan(
         source=source,
         group_size=settings.group_size,
-        params=seeded(settings.params, step - 1),
+        params=settings.params.seeded(step - 1),
         min_group_size=settings.min_group_size,
     )
 

@@ -26,8 +26,7 @@ from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream
 from cua_rl.rl.train_step import TrainStepSettings
-from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
-from cua_rl.rollout.pressure import follow_load
+from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.judge import open_judge
 from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -227,7 +226,7 @@ class Gateway:
     ) -> tuple[ModelTurn, ParsedAnswer, int]:
         """One answer of the model, what it says, and the length of its prompt."""
         rollout.num_requests += 1
-        seed = _request_seed(rollout.params.seed, rollout.num_requests)
+        seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
         if request.get("n") not in (None, 1):
             raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")
@@ -352,14 +351,6 @@ def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
             return "see that the server answers without a key, or start one without"
         case _:
             return None
-
-
-def _request_seed(seed: int | None, number: int) -> int | None:
-    """A seed of its own for every request of a rollout; rollouts have different seeds."""
-    if seed is None:
-        return None
-    digest = sha256(f"{seed}/{number}".encode()).digest()
-    return int.from_bytes(digest[:4], "big")
 
 
 def _answer(turn: ModelTurn, parsed: ParsedAnswer, num_prompt_tokens: int) -> Answer:
