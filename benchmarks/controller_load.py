@@ -31,7 +31,7 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.devices.pool import DevicePool
+from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, TrainingStarted
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.run_loop import freeze_loaded_objects
@@ -46,7 +46,6 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
 from tests.fakes import FakeDevice, FakeTrainer
@@ -172,7 +171,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                 )
             )
 
-            async def make_phone(task: Task) -> RemotePhone:
+            async def make_phone(_: DeviceRequest) -> RemotePhone:
                 return RemotePhone(screens)
 
             runner = RolloutRunner(

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from cua_rl.conversation import EncodedImage
+from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.renderers.images import image_size
 from cua_rl.types import (
     AgentTurn,
     Datum,
     EncodedTextChunk,
     ImageChunk,
-    Judgement,
-    JudgeVote,
     ModelInput,
     ModelTurn,
     Reward,

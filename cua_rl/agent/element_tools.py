@@ -1,7 +1,7 @@
-"""A second set of tools: the model says in words what it means, and a coordinate model finds it on the screenshot.
+"""Tools without coordinates: the model describes an element, and a coordinate model finds it on the screenshot.
 
-`mobile_act` operates phones, `computer_act` desktops and browsers. What needs no place on the screen (typing, keys,
-waiting, ending) is read as in the tools with coordinates.
+`mobile_act` operates phones, `computer_act` desktops and browsers. Actions without a target (typing, keys, waiting,
+ending) are the same as in the tools with coordinates.
 """
 
 import json
@@ -94,7 +94,7 @@ Aim = PointAt | DragBetween | ScrollAt
 
 
 class Grounder(Protocol):
-    """Finds described elements on a screenshot; raises `DeviceError` if whoever finds them does not answer."""
+    """Finds described elements on a screenshot; raises `DeviceError` if its model does not answer."""
 
     async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
         """The pixel of an element, None if it is not there."""
@@ -115,7 +115,7 @@ def element_tool_for(kind: DeviceKind) -> Tool:
 
 
 def parse_element_action(call: ToolCall) -> Aim | Action | Finish | ParseFailure:
-    """Turn a tool call into what it aims at, or at once into an action that needs no place."""
+    """Parse a tool call into its target, or directly into an action if it needs none."""
     known = {MOBILE_ACT.name: (_MOBILE, MOBILE_USE), COMPUTER_ACT.name: (_COMPUTER, COMPUTER_USE)}
     if call.name not in known:
         return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(known)}.")
@@ -191,7 +191,7 @@ async def resolve(aim: Aim, seen: EncodedImage, grounder: Grounder) -> Action:
 
     Raises:
         ActionRejected: the element is not there; the message is for the model.
-        DeviceError: whoever finds elements did not answer.
+        DeviceError: the grounder's model did not answer.
     """
     match aim:
         case PointAt(target=target, make=make):
@@ -206,7 +206,7 @@ async def resolve(aim: Aim, seen: EncodedImage, grounder: Grounder) -> Action:
 
 
 def _scroll(at: Pixel, direction: Direction, distance_px: int, seen: EncodedImage) -> Scroll:
-    """By what the coordinate model says, else by half a screen; the sign is what the model asked for."""
+    """By the coordinate model's distance, else by half a screen, in the direction that the model asked for."""
     vertical = direction in ("up", "down")
     amount = abs(distance_px) or (seen.height_px if vertical else seen.width_px) // 2
     signed = amount if direction in ("down", "right") else -amount

@@ -67,13 +67,13 @@ class GBoxAgent:
         seen = await timed.observe()
         system = load_system_prompt(device.kind, of_elements=self._grounder is not None)
         items = [system_item(system), user_item(task.instruction, images.url(seen))]
-        work = _Work(timed, self._grounder, images, seen, items)
+        conversation = _Conversation(timed, self._grounder, images, seen, items)
         for index in range(task.max_turns):
-            response = await self._respond(work, client)
+            response = await self._respond(conversation, client)
             if response is None:
                 return AgentOutcome(stop_reason=StopReason.CONTEXT_OVERFLOW, num_turns=index)
-            before = work.seen
-            done = await work.take_turn(response)
+            before = conversation.seen
+            done = await conversation.take_turn(response)
             step = DeviceStep() if isinstance(done, Finish) else done
             await on_turn(
                 AgentTurn(
@@ -82,7 +82,7 @@ class GBoxAgent:
                     action=step.action,
                     action_error=step.error,
                     after=step.after,
-                    durations_s=work.durations_s,
+                    durations_s=conversation.durations_s,
                 )
             )
             if clock.is_used_up:
@@ -96,11 +96,11 @@ class GBoxAgent:
                 )
         return AgentOutcome(stop_reason=StopReason.MAX_TURNS, num_turns=task.max_turns)
 
-    async def _respond(self, work: "_Work", client: "AsyncOpenAI") -> "Response | None":
+    async def _respond(self, conversation: "_Conversation", client: "AsyncOpenAI") -> "Response | None":
         """Ask the model; None if the conversation has outgrown the budget or the model's context."""
         from openai import BadRequestError  # loaded already by whoever made `client`
 
-        if not self._history.has_room(used_tokens=work.used_tokens):
+        if not self._history.has_room(used_tokens=conversation.used_tokens):
             return None
         clock = time.monotonic()
         with boundary(SamplingError, "asking the model"):
@@ -108,7 +108,10 @@ class GBoxAgent:
                 # as extra_body: what are arguments, openai walks through item by item, at half of a turn's whole cost
                 response = await client.responses.create(
                     model=self._model,
-                    extra_body={"input": self._history.visible(work.items), "tools": [function_tool(work.tool)]},
+                    extra_body={
+                        "input": self._history.visible(conversation.items),
+                        "tools": [function_tool(conversation.tool)],
+                    },
                 )
             except BadRequestError as error:
                 if error.code == CONFIGURATION:
@@ -116,15 +119,15 @@ class GBoxAgent:
                 if error.code != "context_length_exceeded":
                     raise
                 return None
-        work.durations_s = {"respond": time.monotonic() - clock}
-        work.used_tokens = response.usage.total_tokens if response.usage else 0
-        work.items += [cast("Json", item.to_dict()) for item in response.output]
+        conversation.durations_s = {"respond": time.monotonic() - clock}
+        conversation.used_tokens = response.usage.total_tokens if response.usage else 0
+        conversation.items += [cast("Json", item.to_dict()) for item in response.output]
         return response
 
 
 @dataclass(slots=True)
-class _Work:
-    """One task under way: the device, and the conversation with the model."""
+class _Conversation:
+    """The conversation with the model about one task, and the device that the task is done on."""
 
     device: Device
     grounder: Grounder | None

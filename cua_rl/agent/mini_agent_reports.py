@@ -34,7 +34,7 @@ _STEP_ENDS = ("step_end", "turn_end")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedAction:
-    """One action as the agent tells of it."""
+    """One action as the agent reports it."""
 
     name: str
     args: Json
@@ -52,30 +52,30 @@ class Step:
 
 
 class Journal:
-    """Events of a run, each taken once; steps may be numbered from 0 or from 1."""
+    """The events of a run, each counted once; steps may be numbered from 0 or from 1."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self._steps: dict[int, Step] = {}
         self.last_ts: str | None = None
-        """Time of the last event, from which to ask on."""
+        """Time of the last event: the next request asks for events from then on."""
         self.end: Json | None = None
         """The event that ended the run."""
         self.errors: list[str] = []
 
     def add(self, events: Sequence[object]) -> bool:
-        """Take events in; True if one of them is new."""
-        fresh = False
+        """Add events; True if one of them is new."""
+        is_new = False
         for event in events:
             key = json.dumps(event, sort_keys=True, default=str)
             if key not in self._seen and isinstance(event, Mapping):
                 self._seen.add(key)
                 self._take(cast("Json", event))
-                fresh = True
-        return fresh
+                is_new = True
+        return is_new
 
     def step_of(self, response_id: str, position: int) -> Step | None:
-        """The step with an answer of the model: known by the answer's id, else by its place among the steps."""
+        """The step of an answer of the model: found by the answer's id, else by its position among the steps."""
         steps = [self._steps[number] for number in sorted(self._steps)]
         found = next((step for step in steps if response_id in step.response_ids), None)
         if found is not None or any(step.response_ids for step in steps):
@@ -144,7 +144,7 @@ def parse_mini_agent_action(reported: ReportedAction, screen: EncodedImage) -> A
 
 
 def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
-    """A point, whose numbers go from 0 to 1 or from 0 to 1000."""
+    """A point; some agents report coordinates from 0 to 1, others from 0 to 1000."""
     given = next((args[name] for name in names if args.get(name) is not None), None)
     numbers = _numbers(given)
     if len(numbers) != 2:
@@ -162,10 +162,10 @@ def _numbers(value: object) -> list[float]:
     return [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
 
 
-def _at(make: Callable[[int, int], Action]) -> "_Maker":
+def _at(kind: type[Click] | type[DoubleClick] | type[RightClick] | type[MoveMouse]) -> "_Maker":
     def maker(args: Json, screen: EncodedImage) -> Action | None:
         pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
-        return None if pixel is None else make(*pixel)
+        return None if pixel is None else kind(x=pixel[0], y=pixel[1])
 
     return maker
 
@@ -184,7 +184,7 @@ def _drag(args: Json, screen: EncodedImage) -> Action | None:
 
 
 def _scroll(args: Json, screen: EncodedImage) -> Action | None:
-    """A direction says what comes into view: down is what lies below."""
+    """The direction names the side that comes into view: down shows what is below."""
     x, y = _pixel(args, screen, "point", "coordinate") or (screen.width_px // 2, screen.height_px // 2)
     across, along = round(screen.width_px * _SCROLL_SHARE), round(screen.height_px * _SCROLL_SHARE)
     match args.get("direction"):
@@ -222,28 +222,22 @@ def _open(args: Json, screen: EncodedImage) -> Action | None:
     return OpenApp(name=app) if isinstance(app, str) else None
 
 
-def _wait(args: Json, screen: EncodedImage) -> Action | None:
-    return Wait(duration_s=_seconds(args, 1.0))
-
-
 def _seconds(args: Json, default: float) -> float:
     given = args.get("durationMs")
     return given / 1000 if isinstance(given, int | float) and not isinstance(given, bool) else default
 
 
 _Maker = Callable[[Json, EncodedImage], Action | None]
-_click = _at(lambda x, y: Click(x=x, y=y))
-_double_click = _at(lambda x, y: DoubleClick(x=x, y=y))
 _MAKERS: Mapping[str, _Maker] = {
-    "click": _click,
-    "tap": _click,
-    "left_click": _click,
-    "double_click": _double_click,
-    "double_tap": _double_click,
-    "left_double": _double_click,
-    "right_click": _at(lambda x, y: RightClick(x=x, y=y)),
-    "right_single": _at(lambda x, y: RightClick(x=x, y=y)),
-    "move": _at(lambda x, y: MoveMouse(x=x, y=y)),
+    "click": _at(Click),
+    "tap": _at(Click),
+    "left_click": _at(Click),
+    "double_click": _at(DoubleClick),
+    "double_tap": _at(DoubleClick),
+    "left_double": _at(DoubleClick),
+    "right_click": _at(RightClick),
+    "right_single": _at(RightClick),
+    "move": _at(MoveMouse),
     "long_press": _long_press,
     "swipe": _drag,
     "drag": _drag,
@@ -259,5 +253,5 @@ _MAKERS: Mapping[str, _Maker] = {
     "press_back": _button(Button.BACK),
     "open": _open,
     "open_app": _open,
-    "wait": _wait,
+    "wait": lambda args, screen: Wait(duration_s=_seconds(args, 1.0)),
 }

@@ -1,4 +1,4 @@
-"""The seam between agents and whatever they operate."""
+"""The seam between agents and the devices that they operate."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -10,15 +10,11 @@ DeviceKind = Literal["android", "linux", "browser"]
 
 
 class ActionRejected(Exception):
-    """The device understood the action but cannot do it; the message is told to the model (a policy fault, no
-    error).
-    """
+    """The device cannot execute the action. The message is shown to the model: the policy erred, nothing is broken."""
 
 
 class Device(Protocol):
-    """One leased device. Methods raise `DeviceError` if the device itself fails, `ActionRejected` if the action
-    cannot be done.
-    """
+    """One leased device. Methods raise `DeviceError` if it fails, and `ActionRejected` if it cannot do an action."""
 
     @property
     def device_id(self) -> str: ...
@@ -31,7 +27,7 @@ class Device(Protocol):
         ...
 
     async def execute(self, action: Action) -> None:
-        """Do one action and wait until the screen has settled."""
+        """Execute one action and wait until the screen has settled."""
         ...
 
     async def query(self, name: str) -> str:

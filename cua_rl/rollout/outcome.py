@@ -6,8 +6,9 @@ from typing import Protocol
 
 from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.judge.request import Case
+from cua_rl.judgement import Judgement
 from cua_rl.tasks.task import Task
-from cua_rl.types import Judgement, StopReason, Turn, Validation
+from cua_rl.types import StopReason, Turn, Validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,7 +143,7 @@ class RolloutRunner:
         task, max_turns = plan.task, min(plan.task.max_turns, self._max_turns)
         first_success_turn: int | None = None
 
-        async with self._devices.lease(task, rollout_id=rollout_id) as device:
+        async with self._devices.lease(task.device_request(rollout_id)) as device:
             clock = RolloutClock(policy_s=self._limits.agent_s, turn_s=self._limits.turn_s)
 
             async def on_turn(done: AgentTurn) -> None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -217,10 +216,8 @@ class Gateway:
 
     async def _answer(self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api) -> Answer:
         rollout.num_requests += 1
-        seed = rollout.params.seed
-        if seed is not None:  # every request of a rollout gets its own seed; rollouts already have different ones
-            digest = sha256(f"{seed}/{rollout.num_requests}".encode()).digest()
-            seed = int.from_bytes(digest[:4], "big")
+        # every request gets its own seed; rollouts already have different ones
+        seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
         if request.get("n") not in (None, 1):
             raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")

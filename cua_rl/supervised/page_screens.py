@@ -92,7 +92,7 @@ async def collect_screens(
                 on_screen(place)
                 name, instance = plans[place]
                 task = MiniWobTemplate(name=name).make_task(instance)
-                device = await pages.make(task)
+                device = await pages.make(task.device_request())
                 try:
                     await prepare(task, device)
                     screens[place] = await look_at(device, name)

@@ -18,6 +18,7 @@ from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.tasks.custom import DEFAULT_MAX_TURNS, parse_goal
 from cua_rl.tasks.demo.template import Goal
@@ -90,9 +91,9 @@ class UserPages:
         urls = allowed_urls(configs)
         self.pages = BrowserPages(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """A blank page; `task.prepare` opens the address."""
-        return await self.pages.lend(task.task_id)
+        return await self.pages.lend(request.task_id)
 
     async def __aenter__(self) -> Self:
         await self.pages.__aenter__()

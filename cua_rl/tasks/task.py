@@ -6,6 +6,7 @@ from typing import Literal
 
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.simulator.start import Start
 from cua_rl.types import Validation
 
@@ -38,3 +39,9 @@ class Task:
     """How the simulated phone begins; None leaves it to the task's template."""
     gym: GymTaskRef | None = None
     """Where a gym server has it."""
+
+    def device_request(self, rollout_id: str = "") -> DeviceRequest:
+        """The request with which a device is leased for this task."""
+        return DeviceRequest(
+            task_id=self.task_id, seed=self.seed, start=self.start, gym=self.gym, rollout_id=rollout_id
+        )

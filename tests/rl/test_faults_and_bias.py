@@ -58,7 +58,7 @@ class CountedDevices:
         self.most_leased = 0
 
     @asynccontextmanager
-    async def lease(self, task: Any, **_: Any) -> Any:
+    async def lease(self, request: Any) -> Any:
         self.num_leased += 1
         self.most_leased = max(self.most_leased, self.num_leased)
         try:

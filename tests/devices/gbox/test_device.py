@@ -32,7 +32,7 @@ from tests.fakes import make_task
 async def lend(gbox: GboxService, box_type: str = "android", **changes: object) -> GboxDevice:
     backend = gbox.backend_with(box_type=box_type, **changes)
     await backend.__aenter__()
-    device = await backend.make(make_task())
+    device = await backend.make(make_task().device_request())
     assert isinstance(device, GboxDevice)
     return device
 

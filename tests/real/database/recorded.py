@@ -18,14 +18,13 @@ from cua_rl.events import (
     TrainingStarted,
     TurnTaken,
 )
+from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.tasks.task import Task
 from cua_rl.types import (
     AgentTurn,
     Chunk,
     EncodedTextChunk,
     ImageChunk,
-    Judgement,
-    JudgeVote,
     ModelInput,
     ModelTurn,
     Reward,

@@ -35,7 +35,7 @@ async def backend() -> AsyncIterator[LinuxDesktops]:
 
 @pytest.fixture
 async def desktop(backend: LinuxDesktops) -> AsyncIterator[LinuxDesktop]:
-    device = await backend.make(DESKTOP_TASKS[0].make_task(0))
+    device = await backend.make(DESKTOP_TASKS[0].make_task(0).device_request())
     assert isinstance(device, LinuxDesktop)
     try:
         yield device
@@ -62,7 +62,7 @@ async def test_an_untouched_desktop_fails_and_the_expert_succeeds(
     template: DesktopTemplate, backend: LinuxDesktops
 ) -> None:
     task, instance = template.make_task(7), template.instance(7)
-    desktop = await backend.make(task)
+    desktop = await backend.make(task.device_request())
     assert isinstance(desktop, LinuxDesktop)
     try:
         assert task.prepare is not None
@@ -136,7 +136,7 @@ async def test_a_reset_desktop_is_as_new(backend: LinuxDesktops, desktop: LinuxD
     await desktop.write_file("note.txt", "old")
     await desktop.run_program(["mousepad", "note.txt"], window="note.txt")
 
-    assert await backend.reset(desktop, task) is desktop
+    assert await backend.reset(desktop, task.device_request()) is desktop
 
     assert await desktop.query("window_titles") == ""
     assert await desktop.query("files") == ""
@@ -150,7 +150,7 @@ async def test_a_killed_controller_leaves_no_process_and_the_next_one_no_folder(
         "from cua_rl.tasks.desktop.templates import DESKTOP_TASKS\n"
         "async def main():\n"
         "    async with LinuxDesktops() as backend:\n"
-        "        desktop = await backend.make(DESKTOP_TASKS[0].make_task(0))\n"
+        "        desktop = await backend.make(DESKTOP_TASKS[0].make_task(0).device_request())\n"
         "        print(desktop.home, flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
