@@ -9,21 +9,19 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
-
-import httpx
 
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
-from cua_rl.judge.judge import is_loopback
+from cua_rl.judge.judge import external_client
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.client import RequestRejected
-from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, make_gateway_app
+from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
@@ -100,18 +98,8 @@ class EndpointAccess:
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for an agent in this process, like that of the gateway."""
-        from openai import AsyncOpenAI
-
         self._open(rollout_id)
-        transport = httpx.ASGITransport(self._app)
-        http_client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
-        return AsyncOpenAI(
-            base_url=f"http://endpoint/rollouts/{rollout_id}/v1",
-            api_key="not-needed",
-            max_retries=0,
-            timeout=None,
-            http_client=cast("Any", http_client),
-        )
+        return in_process_client(self._app, rollout_id)
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
         """Ask the endpoint in its own API and record the turn.
@@ -182,14 +170,8 @@ class EndpointAccess:
         return self._rollouts[rollout_id]
 
     async def __aenter__(self) -> Self:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-        self._client = AsyncOpenAI(
-            base_url=self._endpoint.base_url,
-            api_key=self._api_key,
-            max_retries=MAX_RETRIES,
-            timeout=self._timeout_s,
-            http_client=DefaultAsyncHttpxClient(trust_env=not is_loopback(self._endpoint.base_url)),
+        self._client = external_client(
+            self._endpoint.base_url, self._api_key, max_retries=MAX_RETRIES, timeout_s=self._timeout_s
         )
         return self
 

@@ -160,14 +160,11 @@ class Judge:
             )
 
     async def __aenter__(self) -> Self:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-        self._client = AsyncOpenAI(
-            base_url=self.config.base_url,
-            api_key=self._api_key or "none",
+        self._client = external_client(
+            self.config.base_url,
+            self._api_key or "none",
             max_retries=self.config.max_retries,
-            timeout=self.config.timeout_s,
-            http_client=DefaultAsyncHttpxClient(trust_env=not is_loopback(self.config.base_url)),
+            timeout_s=self.config.timeout_s,
         )
         return self
 
@@ -258,8 +255,18 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
+def external_client(base_url: str, api_key: str, *, max_retries: int, timeout_s: float) -> "AsyncOpenAI":
+    """A client for an OpenAI-compatible endpoint; proxies are only used for endpoints on other machines."""
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    http_client = DefaultAsyncHttpxClient(trust_env=not is_loopback(base_url))
+    return AsyncOpenAI(
+        base_url=base_url, api_key=api_key, max_retries=max_retries, timeout=timeout_s, http_client=http_client
+    )
+
+
 def is_loopback(url: str) -> bool:
-    """True for addresses of this machine, which no proxy can reach."""
+    """True for addresses of this machine, which a proxy cannot reach."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback

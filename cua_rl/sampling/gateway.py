@@ -16,10 +16,8 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
-
-import httpx
 
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
@@ -30,7 +28,13 @@ from cua_rl.renderers.openai_items import conversation_from_chat, conversation_f
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
-from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, make_gateway_app, serve_app
+from cua_rl.sampling.gateway_app import (
+    ContextOverflow,
+    UnknownRollout,
+    in_process_client,
+    make_gateway_app,
+    serve_app,
+)
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
@@ -89,11 +93,8 @@ class Gateway:
         public_url: str | None = None,
         images: ImageFetcher | None = None,
     ) -> None:
-        # imported here because it takes two seconds, too long for `--help` and for the first rollout
-        from openai import AsyncOpenAI
-
-        import_module("openai.resources.responses")  # the client would import it when it is first used
-        self._make_openai_client = AsyncOpenAI
+        # the import takes two seconds: too long for `--help`, and for the first rollout
+        import_module("openai.resources.responses")
         self._client = client
         self._renderer = renderer
         self._params = params
@@ -134,17 +135,9 @@ class Gateway:
         return self._open(rollout_id).images
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for an agent in this process: no socket, and no retries in addition to the gateway's."""
+        """A client for an agent in this process."""
         self._open(rollout_id)
-        transport = httpx.ASGITransport(self.app)
-        http_client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
-        return self._make_openai_client(
-            base_url=f"http://gateway/rollouts/{rollout_id}/v1",
-            api_key="not-needed",
-            max_retries=0,
-            timeout=None,
-            http_client=cast("Any", http_client),  # openai 3 is written against httpx2, but takes httpx too
-        )
+        return in_process_client(self.app, rollout_id)
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
