@@ -3,7 +3,7 @@
 
 `n` is the number of trained tokens; every vector has shape [n] and dtype float32 unless stated otherwise. Only
 `training_logprobs` carry a gradient; `sampling_logprobs` come from the server that sampled the tokens. Losses are per
-token, and the trainer sums them with weights that are defined over the whole step (`cua_rl/rl/normalisation.py`).
+token, and the trainer sums them with weights that are defined over the whole step (`cua_rl/rl/train_step.py`).
 Therefore the split of tokens into sequences and micro-batches does not change the result.
 
 By default a loss has one ratio, training over sampling probability. With `decoupled_ppo`, `tis_cap` or `icepop_*` it
