@@ -27,7 +27,7 @@ LIMITS: Mapping[str, float] = {
     "all code lines": 42_929,
     "single-use helpers %": 28.7,
     "small modules with one importer": 24,
-    "settings in train --help": 155,
+    "settings in train --help": 138,
 }
 """The code may shrink but not grow: lower a limit when a change gets below it."""
 
@@ -156,8 +156,8 @@ def find_small_modules(modules: Sequence[Module]) -> list[tuple[Module, Module]]
 
 
 def count_settings(help_text: str) -> int:
-    """Settings are the lines `  name=default`."""
-    return len(re.findall(r"^  [a-z][\w.]*=", help_text, re.MULTILINE))
+    """Settings are the lines `  name=default` with a description below; presets have none."""
+    return len(re.findall(r"^  [a-z][\w.]*=.*\n {6}\S", help_text, re.MULTILINE))
 
 
 def measure(modules: Sequence[Module], imports_elsewhere: Collection[str], help_text: str) -> dict[str, float]:

@@ -91,8 +91,17 @@ class Thing:
     assert [function.name for function in module.functions if function.is_annotated] == ["good"]
 
 
-def test_settings_are_the_lines_of_the_help_that_begin_with_a_name():
-    text = "Settings, as key=value\n\n  agent=gbox\n      agent=external: command\n  loss.name=ppo\n      the loss\n"
+def test_settings_are_the_lines_of_the_help_that_begin_with_a_name_and_have_a_description():
+    text = """Settings, as key=value
+
+  agent=gbox
+      agent=external: command
+  loss.name=ppo
+      the loss
+
+Presets:
+  agent=external
+"""
 
     assert count_settings(text) == 2
 

@@ -1,6 +1,7 @@
 """Compares models on the same task instances: figures of each, and paired tests against the first."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 
 from cua_rl.evaluation.attempts import Attempt, outcomes_by_position
@@ -12,28 +13,8 @@ from cua_rl.reporting.comparison import Comparison, ModelRow, PairRow
 def compare_models(attempts: Sequence[Attempt], names: Sequence[str]) -> Comparison:
     """The figures of the models in the order of `names`, and the comparison of each later one with the first."""
     outcomes = {name: outcomes_by_position(attempts, name) for name in names}
-    rows: list[ModelRow] = []
-    for name, tasks in outcomes.items():
-        result = summarise(list(tasks.values()))
-        rows.append(
-            ModelRow(
-                name=name,
-                success_rate=result.success_rate,
-                low=result.low,
-                high=result.high,
-                pass_at=result.pass_at,
-                num_tasks=result.num_tasks,
-                num_rollouts=result.num_rollouts,
-                num_successes=result.num_successes,
-                num_faults=result.num_faults,
-                num_turns_mean=result.num_turns_mean,
-                reward_mean=result.reward_mean,
-                success_rate_by_category=result.success_rate_by_category,
-                success_rate_by_difficulty=result.success_rate_by_difficulty,
-                worst=result.worst,
-                best=result.best,
-            )
-        )
+    # a row has the fields of an `EvalResult`, and its name
+    rows = [ModelRow(name=name, **asdict(summarise(list(tasks.values())))) for name, tasks in outcomes.items()]
     pairs = [compare_pair(names[0], outcomes[names[0]], other, outcomes[other]) for other in names[1:]]
     return Comparison(models=tuple(rows), pairs=tuple(pairs))
 

@@ -1,4 +1,4 @@
-"""How good is a policy? Held-out task instances, one adapter version, success with its uncertainty."""
+"""Evaluates a policy version on held-out task instances; success rates have confidence intervals."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcomes:
-    """What became of the attempts at one task instance; faults are counted, not judged."""
+    """Outcomes of the attempts at a task instance; faults are counted, not judged."""
 
     category: str
     difficulty: str
@@ -22,15 +22,15 @@ class TaskOutcomes:
     num_turns: tuple[int, ...]
     rewards: tuple[float, ...] = ()
     num_faults: int = 0
-    """Tries that infrastructure ended."""
+    """Tries that an infrastructure fault ended."""
     retried: tuple[bool, ...] = ()
-    """Those of `successes` that were seen at a later try only."""
+    """The entries of `successes` from retries after a fault."""
     num_given_up: int = 0
-    """Attempts of which no try ended without a fault."""
+    """Attempts whose tries all ended with a fault."""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The success rate of the first tries, if all that a fault ended had failed, and if they had succeeded."""
+        """The success rate of first tries if those that a fault ended had all failed, and if they had succeeded."""
         num_attempts, num_unknown = len(self.successes) + self.num_given_up, len(self.retried) + self.num_given_up
         num_successes = sum(self.successes) - sum(self.retried)
         return num_successes / num_attempts, (num_successes + num_unknown) / num_attempts
@@ -38,7 +38,7 @@ class TaskOutcomes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """Success over `num_rollouts` held-out rollouts; the interval is Wilson's at 95 %, by independent trials."""
+    """Success over `num_rollouts` held-out rollouts; `low` and `high` are the 95 % interval of `success_interval`."""
 
     success_rate: float
     low: float
@@ -49,18 +49,18 @@ class EvalResult:
     success_rate_by_category: Mapping[str, float]
     success_rate_by_difficulty: Mapping[str, float] = field(default_factory=dict[str, float])
     pass_at: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Of 1, 2, 4, ... attempts and of all of them; over the tasks with so many."""
+    """pass@k for 1, 2, 4, ... and all attempts, over the tasks with at least k attempts."""
     num_tasks: int = 0
-    """Tasks with at least one attempt that was no fault."""
+    """Tasks with at least one attempt without a fault."""
     num_successes: int = 0
     reward_mean: float = 0.0
     worst: float = 0.0
-    """The success rate of first tries if all that a fault ended had failed, mean over tasks."""
+    """The success rate of first tries if those that a fault ended had all failed, mean over tasks."""
     best: float = 0.0
     """The same if they had succeeded."""
 
     def metrics(self, suite: str) -> dict[str, float]:
-        """The result under its metric names, `eval/<suite>/...`."""
+        """The result as metrics, `eval/<suite>/...`."""
         values = {
             "success_rate": self.success_rate,
             "success_rate_low": self.low,
@@ -80,7 +80,7 @@ class EvalResult:
 
 
 class Evaluator:
-    """Runs the same held-out tasks every time, `num_attempts` each, pinned to the adapter it is asked about."""
+    """Attempts the same held-out tasks `num_attempts` times in every evaluation, with the adapter pinned."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Evaluator:
 
 
 def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
-    """What an evaluation needs of a group."""
+    """Outcomes of a group's rollouts."""
     struck, judged = ({rollout.member_index for rollout in some} for some in (group.faulty, group.rollouts))
     return TaskOutcomes(
         category=task.category,
@@ -137,9 +137,8 @@ def task_outcomes(group: RolloutGroup, task: Task) -> TaskOutcomes:
 def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
     """Success over all attempts that ended without a fault.
 
-    Whether faults strike where the policy would have failed, or succeeded, nobody can tell; so the bounds say how much
-    may hang on it. They are about first tries: a try that is made again because of a fault is no replacement for what
-    the first would have come to, if faults depend on that.
+    Nobody knows whether the policy would have failed or succeeded where a fault struck, so `worst` and `best` bound its
+    influence. They count first tries: if faults depend on the outcome, a retry does not replace the first try.
     """
     judged = [task for task in outcomes if task.successes]
     successes = [success for task in judged for success in task.successes]
@@ -164,7 +163,7 @@ def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
 
 
 def _rates(outcomes: Sequence[TaskOutcomes], name_of: Callable[[TaskOutcomes], str]) -> dict[str, float]:
-    """Success rate per name, in the order of the names."""
+    """Success rate per name, sorted by name."""
     by_name: dict[str, list[bool]] = {}
     for task in sorted(outcomes, key=name_of):
         by_name.setdefault(name_of(task), []).extend(task.successes)

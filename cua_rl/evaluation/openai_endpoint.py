@@ -1,6 +1,6 @@
-"""Agents through somebody else's OpenAI-compatible endpoint, for evaluation: no tokens, no log-probabilities.
+"""Evaluation of models behind external OpenAI-compatible endpoints, without tokens and log-probabilities.
 
-It stands where the gateway stands for our own models, so that the same agent runs on both.
+It replaces the gateway of our own models, so that the same agent runs on both.
 """
 
 import logging
@@ -9,22 +9,19 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
-
-import httpx
 
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
-from cua_rl.judge.judge import is_loopback
+from cua_rl.judge.judge import external_client
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.client import RequestRejected
-from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, make_gateway_app
+from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
@@ -34,19 +31,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Api = Literal["responses", "chat"]
-MAX_RETRIES = 5  # the openai package waits as the endpoint asks, or longer each time
+MAX_RETRIES = 5  # the openai package waits as long as the endpoint asks, or longer each time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a model of somebody else is asked."""
+    """An external model."""
 
     base_url: str
-    """With its `/v1`, or whatever the endpoint has there."""
+    """Including `/v1`, or whatever path the endpoint uses."""
     model: str
     api: Api = "responses"
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Fields set in every request; None takes one away."""
+    """Fields set in every request; None removes one."""
 
 
 @dataclass(slots=True)
@@ -57,9 +54,9 @@ class _OpenRollout:
 
 
 class EndpointAccess:
-    """What a `RolloutRunner` needs of the gateway, over an endpoint; an async context manager.
+    """The model access of a `RolloutRunner` over an endpoint; an async context manager.
 
-    The API key is held here and in the request's header, nowhere else.
+    Only it and the request header hold the API key.
     """
 
     def __init__(self, endpoint: Endpoint, api_key: str, params: SamplingParams, *, timeout_s: float = 600.0) -> None:
@@ -74,13 +71,13 @@ class EndpointAccess:
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
     ) -> None:
-        """Open a rollout's address; the endpoint has no adapters of ours."""
+        """Open a rollout's address; an endpoint cannot load adapters."""
         if adapter is not None:
             raise ValueError(f"expected no adapter at {self._endpoint.base_url!r}, got {adapter.name!r}")
         self._rollouts[rollout_id] = _OpenRollout(params or self._params)
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        """Close a rollout's address and take its turns."""
+        """Close a rollout's address and return its turns."""
         turns = self.turns(rollout_id)
         del self._rollouts[rollout_id]
         return turns
@@ -90,7 +87,7 @@ class EndpointAccess:
         return tuple(self._open(rollout_id).turns)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        """The screenshots of an open rollout as its requests carry them."""
+        """The screenshots of an open rollout and their URLs in its requests."""
         return self._open(rollout_id).images
 
     def expose(
@@ -100,27 +97,17 @@ class EndpointAccess:
         raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for a rollout in this process, as the gateway gives one."""
-        from openai import AsyncOpenAI
-
+        """A client for an agent in this process, like that of the gateway."""
         self._open(rollout_id)
-        transport = httpx.ASGITransport(self._app)
-        http_client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
-        return AsyncOpenAI(
-            base_url=f"http://endpoint/rollouts/{rollout_id}/v1",
-            api_key="not-needed",
-            max_retries=0,
-            timeout=None,
-            http_client=cast("Any", http_client),
-        )
+        return in_process_client(self._app, rollout_id)
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
-        """Ask the endpoint in its own API and keep the turn.
+        """Ask the endpoint in its own API and record the turn.
 
         Raises:
-            ContextOverflow: the conversation does not fit into the model's context.
-            RequestRejected: the endpoint refuses the request.
-            SamplingError: it does not answer, or not as the API says.
+            ContextOverflow: the conversation exceeds the model's context.
+            RequestRejected: the endpoint rejects the request.
+            SamplingError: it does not answer, or does not follow the API.
         """
         rollout = self._open(rollout_id)
         read = conversation_from_responses if api == "responses" else conversation_from_chat
@@ -129,9 +116,30 @@ class EndpointAccess:
         body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
         started_at, clock = time.time(), time.monotonic()
         reply = await self._ask(body)
-        turn = _turn(reply, rollout.images.without_images(request), started_at, time.monotonic() - clock)
+        parsed = reply.parsed
+        turn = ModelTurn(
+            response_id=f"resp_{uuid4().hex}",
+            prompt=ModelInput(chunks=()),
+            sampled_tokens=(),
+            sampling_logprobs=(),
+            policy_version=0,
+            stop="stop" if reply.is_complete else "length",
+            text=write_answer(reasoning=parsed.reasoning, text=parsed.text, tool_calls=parsed.tool_calls),
+            failure=parsed.failure,
+            prompt_matches_renderer=True,
+            request=rollout.images.without_images(request),
+            started_at=started_at,
+            duration_s=time.monotonic() - clock,
+            cached_tokens=reply.num_cached_tokens,
+        )
         rollout.turns.append(turn)
-        return _answer(turn, reply, self._endpoint.model)
+        return Answer(
+            turn=turn,
+            parsed=parsed,
+            model=self._endpoint.model,
+            num_prompt_tokens=reply.num_prompt_tokens,
+            num_sampled_tokens=reply.num_sampled_tokens,
+        )
 
     async def _ask(self, body: Mapping[str, object]) -> Reply:
         from openai import APIStatusError, BadRequestError
@@ -148,7 +156,10 @@ class EndpointAccess:
                 except APIStatusError as error:
                     raise RequestRejected(error.status_code, error.message) from error
         except RequestRejected as rejected:
-            if isinstance(rejected.__cause__, BadRequestError) and _is_overflow(rejected.__cause__):
+            cause = rejected.__cause__
+            if isinstance(cause, BadRequestError) and (
+                cause.code == "context_length_exceeded" or "context length" in cause.message
+            ):
                 raise ContextOverflow(rejected.message) from rejected
             raise
         return parse_responses_reply(answer) if is_responses else parse_chat_reply(answer)
@@ -159,14 +170,8 @@ class EndpointAccess:
         return self._rollouts[rollout_id]
 
     async def __aenter__(self) -> Self:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-        self._client = AsyncOpenAI(
-            base_url=self._endpoint.base_url,
-            api_key=self._api_key,
-            max_retries=MAX_RETRIES,
-            timeout=self._timeout_s,
-            http_client=DefaultAsyncHttpxClient(trust_env=not is_loopback(self._endpoint.base_url)),
+        self._client = external_client(
+            self._endpoint.base_url, self._api_key, max_retries=MAX_RETRIES, timeout_s=self._timeout_s
         )
         return self
 
@@ -175,41 +180,3 @@ class EndpointAccess:
     ) -> None:
         if self._client is not None:
             await self._client.close()
-
-
-def _is_overflow(error: Any) -> bool:
-    return error.code == "context_length_exceeded" or "context length" in str(error.message)
-
-
-def _turn(reply: Reply, request: Mapping[str, object], started_at: float, duration_s: float) -> ModelTurn:
-    parsed = reply.parsed
-    text = write_answer(reasoning=parsed.reasoning, text=parsed.text, tool_calls=parsed.tool_calls)
-    return ModelTurn(
-        response_id=f"resp_{uuid4().hex}",
-        prompt=ModelInput(chunks=()),
-        sampled_tokens=(),
-        sampling_logprobs=(),
-        policy_version=0,
-        stop="stop" if reply.is_complete else "length",
-        text=text,
-        failure=parsed.failure,
-        prompt_matches_renderer=True,
-        request=request,
-        started_at=started_at,
-        duration_s=duration_s,
-        cached_tokens=reply.num_cached_tokens,
-    )
-
-
-def _answer(turn: ModelTurn, reply: Reply, model: str) -> Answer:
-    parsed: ParsedAnswer = reply.parsed
-    return Answer(
-        response_id=turn.response_id,
-        model=model,
-        created_at=int(turn.started_at),
-        parsed=parsed,
-        is_complete=reply.is_complete,
-        num_prompt_tokens=reply.num_prompt_tokens,
-        num_cached_tokens=reply.num_cached_tokens,
-        num_sampled_tokens=reply.num_sampled_tokens,
-    )

@@ -1,4 +1,4 @@
-"""Requests to any OpenAI-compatible endpoint, in its Responses or its Chat API, and what its answers say."""
+"""Requests to OpenAI-compatible endpoints, in their Responses or Chat API, and the parsing of their answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,13 @@ from cua_rl.conversation import (
 from cua_rl.errors import SamplingError
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.openai_items import responses_input, responses_tools
+from cua_rl.sampling.openai_answers import chat_tool_calls
 from cua_rl.types import JsonDict, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an endpoint answered; token counts are its own, 0 if it gives none."""
+    """An endpoint's answer; token counts are its own, 0 if it reports none."""
 
     parsed: ParsedAnswer
     is_complete: bool
@@ -36,7 +37,7 @@ class Reply:
 
 
 def responses_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> JsonDict:
-    """A Responses request. Thoughts are left out: an endpoint takes back only those that it keeps itself."""
+    """A Responses request, without reasoning, because an endpoint only accepts reasoning that it has stored itself."""
     spoken = [item for item in items if not isinstance(item, Reasoning)]
     return {
         "model": model,
@@ -72,25 +73,38 @@ def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: 
 def chat_messages(items: Sequence[Item]) -> list[JsonDict]:
     """Conversation items as Chat messages.
 
-    One answer is one message. Tool results are text there, so their screenshots follow in a message of the user.
+    An answer is one message. Tool results can only be text, so their screenshots follow in a user message.
     """
     messages: list[JsonDict] = []
     for kind, run in groupby((item for item in items if not isinstance(item, Reasoning)), _kind):
         group = list(run)
         if kind == "answer":
-            messages.append(_chat_answer(group))
+            text = "".join(_text(item) for item in group if isinstance(item, Message))
+            calls = chat_tool_calls([item for item in group if isinstance(item, ToolCall)])
+            with_calls = {"content": text or None, "tool_calls": calls} if calls else {}
+            messages.append({"role": "assistant", "content": text, **with_calls})
         elif kind == "result":
-            messages += _chat_results([item for item in group if isinstance(item, ToolResult)])
+            results = [item for item in group if isinstance(item, ToolResult)]
+            for result in results:
+                content = "".join(part.text for part in result.content if isinstance(part, TextPart)) or "Done."
+                messages.append({"role": "tool", "tool_call_id": result.call_id, "content": content})
+            parts = [part for result in results for part in result.content]
+            if images := [_chat_part(part) for part in parts if isinstance(part, EncodedImage)]:
+                messages.append({"role": "user", "content": images})
         else:
-            messages += [_chat_message(item) for item in group if isinstance(item, Message)]
+            for message in group:
+                if isinstance(message, Message) and message.role == "user":
+                    messages.append({"role": "user", "content": [_chat_part(part) for part in message.content]})
+                elif isinstance(message, Message):  # a developer message is a system message here
+                    messages.append({"role": "system", "content": _text(message)})
     return messages
 
 
 def parse_responses_reply(body: object) -> Reply:
-    """Read a Response object.
+    """Parse a Response object.
 
     Raises:
-        SamplingError: it is none.
+        SamplingError: the answer is something else.
     """
     try:
         fields = cast("JsonDict", body)
@@ -119,10 +133,10 @@ def parse_responses_reply(body: object) -> Reply:
 
 
 def parse_chat_reply(body: object) -> Reply:
-    """Read a Chat completion.
+    """Parse a Chat completion.
 
     Raises:
-        SamplingError: it is none.
+        SamplingError: the answer is something else.
     """
     try:
         fields = cast("JsonDict", body)
@@ -147,7 +161,7 @@ def parse_chat_reply(body: object) -> Reply:
 
 
 def _parsed(text: str, reasoning: str | None, calls: Sequence[ToolCall]) -> ParsedAnswer:
-    """The answer; calls that an endpoint without a tool parser left in the text are read from there."""
+    """The answer, with tool calls from the text if the endpoint has no tool parser."""
     if calls or "<tool_call>" not in text:
         return ParsedAnswer(reasoning=reasoning, text=text.strip(), tool_calls=tuple(calls))
     parsed = parse_answer(text)
@@ -164,7 +178,7 @@ def _call(call_id: object, name: str, arguments: object) -> ToolCall:
 
 
 def _count(usage: object, *path: str) -> int:
-    """A number of tokens; not every endpoint counts."""
+    """A token count; 0 if the endpoint does not report it."""
     for key in path:
         usage = cast("JsonDict", usage).get(key) if isinstance(usage, dict) else None
     return usage if isinstance(usage, int) else 0
@@ -185,40 +199,6 @@ def _kind(item: Item) -> str:
             return "told"
         case _:
             return "answer"
-
-
-def _chat_answer(group: Sequence[Item]) -> JsonDict:
-    text = "".join(_text(item) for item in group if isinstance(item, Message))
-    calls = [
-        {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-        for item in group
-        if isinstance(item, ToolCall)
-    ]
-    return {"role": "assistant", "content": text or None, "tool_calls": calls} if calls else _assistant(text)
-
-
-def _assistant(text: str) -> JsonDict:
-    return {"role": "assistant", "content": text}
-
-
-def _chat_results(results: Sequence[ToolResult]) -> list[JsonDict]:
-    images = [_chat_part(part) for result in results for part in result.content if isinstance(part, EncodedImage)]
-    messages: list[JsonDict] = [
-        {
-            "role": "tool",
-            "tool_call_id": result.call_id,
-            "content": "".join(part.text for part in result.content if isinstance(part, TextPart)) or "Done.",
-        }
-        for result in results
-    ]
-    return [*messages, {"role": "user", "content": images}] if images else messages
-
-
-def _chat_message(message: Message) -> JsonDict:
-    role = "system" if message.role == "developer" else message.role
-    if role == "system":
-        return {"role": role, "content": _text(message)}
-    return {"role": role, "content": [_chat_part(part) for part in message.content]}
 
 
 def _chat_part(part: TextPart | EncodedImage) -> Mapping[str, object]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,11 @@ from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
 from cua_rl.judge.request import Case, Part, Screenshots, build_messages
-from cua_rl.judge.verdict import MalformedVerdict, Verdict, parse_verdict
 from cua_rl.judgement import Judgement, JudgeVote
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_PROMPT = Path(__file__).parent / "prompts" / "judge.txt"
 _TRANSPORT_STATUSES = (408, 409, 429)  # and 5xx: the request was fine, the endpoint could not answer it now
 CHECK_TIMEOUT_S = 2.0
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n```", re.DOTALL)
+_KEYS = {"success", "reason", "score"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +160,11 @@ class Judge:
             )
 
     async def __aenter__(self) -> Self:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
-        self._client = AsyncOpenAI(
-            base_url=self.config.base_url,
-            api_key=self._api_key or "none",
+        self._client = external_client(
+            self.config.base_url,
+            self._api_key or "none",
             max_retries=self.config.max_retries,
-            timeout=self.config.timeout_s,
-            http_client=DefaultAsyncHttpxClient(trust_env=not is_loopback(self.config.base_url)),
+            timeout_s=self.config.timeout_s,
         )
         return self
 
@@ -210,8 +209,64 @@ def read_vote(answer: object, duration_s: float) -> JudgeVote:
     )
 
 
+class MalformedVerdict(ValueError):
+    """The answer is not a verdict; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A judge's answer."""
+
+    success: bool
+    reason: str
+    score: float | None = None
+
+
+def parse_verdict(text: str) -> Verdict:
+    """Parse {"success": bool, "reason": text, "score": 0 to 1 (optional)}; a code fence around it is allowed.
+
+    JSON inside other text is ignored: it could be a quotation of what the agent wrote.
+
+    Raises:
+        MalformedVerdict: the answer is anything else.
+    """
+    fenced = _FENCE.fullmatch(text.strip())
+    try:
+        value: object = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=_unique)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise MalformedVerdict(f"expected one JSON object, got {text[:200]!r} ({error})") from None
+    found = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    success, reason = found.get("success"), found.get("reason")
+    if not isinstance(success, bool) or not isinstance(reason, str) or not set(found) <= _KEYS:
+        raise MalformedVerdict(
+            f'expected "success" (true or false), "reason" (text), perhaps "score", nothing else, got {text[:200]!r}'
+        )
+    score = found.get("score")
+    if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1):
+        raise MalformedVerdict(f'expected "score" as a number from 0 to 1, got {text[:200]!r}')
+    return Verdict(success=success, reason=reason, score=None if score is None else float(score))
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Refuse duplicate keys: which of the values counts would depend on the parser."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise MalformedVerdict(f"expected every key once, got {[key for key, _ in pairs]!r}")
+    return found
+
+
+def external_client(base_url: str, api_key: str, *, max_retries: int, timeout_s: float) -> "AsyncOpenAI":
+    """A client for an OpenAI-compatible endpoint; proxies are only used for endpoints on other machines."""
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    http_client = DefaultAsyncHttpxClient(trust_env=not is_loopback(base_url))
+    return AsyncOpenAI(
+        base_url=base_url, api_key=api_key, max_retries=max_retries, timeout=timeout_s, http_client=http_client
+    )
+
+
 def is_loopback(url: str) -> bool:
-    """True for addresses of this machine, which no proxy can reach."""
+    """True for addresses of this machine, which a proxy cannot reach."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ip_address(host).is_loopback

@@ -1,6 +1,6 @@
-"""What a judge is asked: the record of an attempt and its screenshots, as one Chat Completions request.
+"""The request to a judge: the record of an attempt and its screenshots as Chat Completions messages.
 
-Everything that came from the agent or the device is inside JSON strings, so nothing in it can end the record.
+All text of the agent and the device is inside JSON strings, so that none of it can end the record.
 """
 
 import json
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import JudgeError
 from cua_rl.types import StopReason, Turn
@@ -19,7 +18,7 @@ Part = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One attempt at a task, as a judge gets it. The agent's thoughts are left out: they are no evidence."""
+    """An attempt at a task without the agent's reasoning, which is no evidence."""
 
     instruction: str
     turns: Sequence[Turn]
@@ -28,16 +27,21 @@ class Case:
 
 
 def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Part]:
-    """System prompt, then record and screenshots as one user message.
+    """The system prompt, and the record with screenshots as a user message.
 
     Raises:
-        JudgeError: there is no screenshot to decide from.
+        JudgeError: there is no screenshot.
     """
     if not case.turns:
         raise JudgeError("expected at least one turn, and a screenshot with it, for the judge to decide from, got none")
+    turns: list[dict[str, object]] = []
+    for turn in case.turns:
+        actions = [{"type": type(action).__name__, **asdict(action)} for action in turn.agent.actions]
+        told = {"told": turn.agent.action_error} if turn.agent.action_error is not None else {}
+        turns.append({"turn": turn.index + 1, "actions": actions, **told})
     record = {
         "task": case.instruction,
-        "turns": [_turn(turn) for turn in case.turns],
+        "turns": turns,
         "ended_by": str(case.stop_reason),
         "answer": case.answer,
     }
@@ -46,18 +50,8 @@ def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Pa
     return [{"role": "system", "content": prompt}, {"role": "user", "content": parts}]
 
 
-def _turn(turn: Turn) -> dict[str, object]:
-    actions = [_action(action) for action in turn.agent.actions]
-    told = {"told": turn.agent.action_error} if turn.agent.action_error is not None else {}
-    return {"turn": turn.index + 1, "actions": actions, **told}
-
-
-def _action(action: Action) -> dict[str, object]:
-    return {"type": type(action).__name__, **asdict(action)}
-
-
 def _screens(turns: Sequence[Turn], screenshots: Screenshots) -> Iterator[Part]:
-    """Labelled screenshots; one that shows what the last one showed is not sent again."""
+    """Labelled screenshots; one that equals the previous one is not sent again."""
     shown: str | None = None
     for turn in turns if screenshots == "all" else ():
         if turn.agent.before.sha256 == shown:

@@ -1,4 +1,5 @@
-"""Texts that are single tokens of the tiny models: the fixed text of the protocol, words of their tasks, numbers.
+# pyright: reportUnknownMemberType=false
+"""The tokenizer of the tiny models; single tokens are the fixed text of the protocol, words of their tasks, numbers.
 
 Everything else falls back to bytes, so any text can be read and written. Long pieces keep sequences short, which makes
 the tiny models trainable on a laptop; they match only if agent, tools and chat template write exactly these bytes. The
@@ -6,15 +7,27 @@ model for web pages extends the one for phones (`cua_rl.supervised.extended_mode
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, MOBILE_USE, load_system_prompt
 from cua_rl.conversation import Message, TextPart, Tool
 from cua_rl.devices.device import DeviceKind
 from cua_rl.devices.simulator.catalog import APPS, SETTINGS
-from cua_rl.models.tokenizer import build_tokenizer
 from cua_rl.renderers.qwen3_vl import END_OF_TURN, Qwen3VLRenderer
 from cua_rl.tasks.miniwob.tiny_tasks import INSTRUCTION_PIECES, LABELS
+
+CONTROL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+"""Special tokens, which texts cannot contain; their ids follow those of the bytes."""
 
 COORDINATE_STEP = 5
 """The tiny model clicks at multiples of this, 0-1000 on both axes."""
@@ -28,6 +41,20 @@ Open Turn on off the app List apps you see settings Go to page of in and mode th
 first Set Mute Show Switch Add Write Send a new note message that says What battery level percent Answer with number
 brightness media volume maximum minimum timeout minutes minute seconds automatic recent which was open moment ago
 """
+
+
+def build_tokenizer(pieces: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE without merges: ids 0-255 are bytes, then come control tokens, then `pieces` as added tokens.
+
+    If several pieces match, the leftmost is taken, and the longest of those.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL_TOKENS])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in pieces if text not in alphabet])
+    return tokenizer
 
 
 def pieces() -> list[str]:

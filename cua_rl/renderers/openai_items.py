@@ -1,7 +1,7 @@
-"""OpenAI requests, in the Responses and the Chat Completions form, to conversation items, and back to Responses items.
+"""Converts OpenAI requests (Responses and Chat Completions) to conversation items, and these to Responses items.
 
-The only images taken are those inside the request: `data:` URLs with PNG or JPEG bytes. What cannot be understood is a
-`RequestError` that names the place in the request.
+Images must be inside the request, as `data:` URLs with PNG or JPEG bytes. Anything unsupported is a `RequestError` that
+names the place in the request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ _IMAGE_TYPES = ("image_url", "input_image")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What a request asks the model to continue."""
+    """The conversation of a request and its tools."""
 
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
@@ -52,7 +52,7 @@ def conversation_from_responses(request: Json, images: ImageUrls | None = None) 
     earlier requests of the same rollout.
 
     Raises:
-        RequestError: something in the request that this system cannot give to the model.
+        RequestError: the request contains something that cannot be rendered for the model.
     """
     if request.get("previous_response_id") is not None:
         raise RequestError(
@@ -79,7 +79,10 @@ def _item_from_responses(item: object, images: ImageUrls, at: Place) -> Item:
         case "message":
             return _message(fields, images, at)
         case "reasoning":
-            return _reasoning(fields, images, at)
+            # in `content`, as our gateway writes it, or else in the summary
+            name = "content" if fields.get("content") else "summary"
+            parts = _parts(fields.get(name), images, at / name)
+            return Reasoning(text="\n".join(part.text for part in parts if isinstance(part, TextPart)))
         case "function_call":
             return _tool_call(fields.get("call_id"), fields, at)
         case "function_call_output":
@@ -96,7 +99,7 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
     those of earlier requests of the same rollout.
 
     Raises:
-        RequestError: something in the request that this system cannot give to the model.
+        RequestError: the request contains something that cannot be rendered for the model.
     """
     items: list[Item] = []
     images = images or ImageUrls()
@@ -115,7 +118,7 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
 
 
 def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> list[dict[str, object]]:
-    """Conversation items as the `input` of a Responses request; `images` knows the URLs of those sent before.
+    """Conversation items as the `input` of a Responses request; `images` has the URLs of images sent before.
 
     For a model server, `replay` the items first: see `cua_rl.renderers.replay`.
     """
@@ -124,7 +127,7 @@ def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> l
 
 
 def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
-    """Tools in the flat form of a Responses request, without `strict`, which a server would write into the prompt."""
+    """Tools in the flat format of a Responses request, without `strict`, which servers write into the prompt."""
     return [
         {
             "type": "function",
@@ -148,15 +151,6 @@ def _message(fields: Json, images: ImageUrls, at: Place) -> Message:
     if role != "user" and any(isinstance(part, EncodedImage) for part in content):
         raise at.error(f"text in a message of the {role}", "an image", "put it into a user message or tool result")
     return Message(role=role, content=content)
-
-
-def _reasoning(fields: Json, images: ImageUrls, at: Place) -> Reasoning:
-    """The thought in `content`, as this system's gateway writes it, or else the summary of it."""
-    place, given = at / "content", fields.get("content")
-    if not given:
-        place, given = at / "summary", fields.get("summary")
-    texts = [part.text for part in _parts(given, images, place) if isinstance(part, TextPart)]
-    return Reasoning(text="\n".join(texts))
 
 
 def _tool_call(call_id: object, fields: Json, at: Place) -> ToolCall:
@@ -186,39 +180,41 @@ def _parts(content: object, images: ImageUrls, at: Place) -> tuple[Part, ...]:
         return ()
     if isinstance(content, str):
         return (TextPart(text=text_at({"text": content}, "text", at)),)
-    return tuple(_part(part, images, Place(f"{at}[{index}]")) for index, part in enumerate(list_at(content, at)))
-
-
-def _part(part: object, images: ImageUrls, at: Place) -> Part:
-    fields = mapping_at(part, at)
-    kind = fields.get("type")
-    if kind in _TEXT_TYPES:
-        return TextPart(text=text_at(fields, "text", at))
-    if kind == "refusal":
-        return TextPart(text=text_at(fields, "refusal", at))
-    if kind in _IMAGE_TYPES:
-        url = fields.get("image_url")
-        nested = cast("Json", url).get("url") if isinstance(url, Mapping) else url
-        return images.image(nested, at / "image_url")
-    raise at.error("a part of text or an image", kind, "send text or a screenshot")
+    parts: list[Part] = []
+    for index, part in enumerate(list_at(content, at)):
+        place = Place(f"{at}[{index}]")
+        fields = mapping_at(part, place)
+        kind = fields.get("type")
+        if kind in _TEXT_TYPES:
+            parts.append(TextPart(text=text_at(fields, "text", place)))
+        elif kind == "refusal":
+            parts.append(TextPart(text=text_at(fields, "refusal", place)))
+        elif kind in _IMAGE_TYPES:
+            url = fields.get("image_url")
+            nested = cast("Json", url).get("url") if isinstance(url, Mapping) else url
+            parts.append(images.image(nested, place / "image_url"))
+        else:
+            raise place.error("a part of text or an image", kind, "send text or a screenshot")
+    return tuple(parts)
 
 
 def _tools(request: Json, *, nested: bool) -> tuple[Tool, ...]:
-    tools = optional_list_at(request.get("tools"), Place("tools"))
-    return tuple(_tool(tool, Place(f"tools[{index}]"), nested=nested) for index, tool in enumerate(tools))
-
-
-def _tool(tool: object, at: Place, *, nested: bool) -> Tool:
-    fields = mapping_at(tool, at)
-    if fields.get("type") != "function":
-        raise at.error("a tool of type function", fields.get("type"), "describe it as a function")
-    function = mapping_at(fields.get("function"), at / "function") if nested else fields
-    parameters = function.get("parameters")
-    return Tool(
-        name=text_at(function, "name", at),
-        description=optional_text_at(function, "description", at) or "",
-        parameters={} if parameters is None else mapping_at(parameters, at / "parameters"),
-    )
+    tools: list[Tool] = []
+    for index, tool in enumerate(optional_list_at(request.get("tools"), Place("tools"))):
+        at = Place(f"tools[{index}]")
+        fields = mapping_at(tool, at)
+        if fields.get("type") != "function":
+            raise at.error("a tool of type function", fields.get("type"), "describe it as a function")
+        function = mapping_at(fields.get("function"), at / "function") if nested else fields
+        parameters = function.get("parameters")
+        tools.append(
+            Tool(
+                name=text_at(function, "name", at),
+                description=optional_text_at(function, "description", at) or "",
+                parameters={} if parameters is None else mapping_at(parameters, at / "parameters"),
+            )
+        )
+    return tuple(tools)
 
 
 def _responses_item(item: Item, images: ImageUrls, index: int) -> dict[str, object]:

@@ -1,13 +1,14 @@
-"""Qwen3-VL's chat format: a conversation becomes text and image chunks, token for token what the model server reads.
+"""Qwen3-VL's chat format: a conversation as text and image chunks, token for token as the model server reads it.
 
-The formats are those of Qwen3-VL Instruct, where thinking in earlier answers stays where it was, so that each prompt
-extends the one before it, and of Qwen3-VL Thinking: see `chat_format`. `replay` says how items become messages;
-`qwen3_vl_chat_template.jinja` is the Instruct format for servers.
+Qwen3-VL Instruct keeps reasoning in earlier answers, so that each prompt extends the previous one; `chat_format` tells
+how Qwen3-VL Thinking differs. `replay` defines how items become messages; `qwen3_vl_chat_template.jinja` is the
+Instruct format for servers.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -32,7 +33,7 @@ from cua_rl.renderers.request_error import RequestError
 from cua_rl.types import EncodedTextChunk, ImageChunk, ModelInput
 
 CHAT_TEMPLATE_PATH = Path(__file__).parent / "qwen3_vl_chat_template.jinja"
-"""Ships with models that we make; renders what `Qwen3VLRenderer` renders, given `replay`ed conversations."""
+"""Part of the models that we make; on `replay`ed conversations it renders the same as `Qwen3VLRenderer`."""
 
 END_OF_TURN = "<|im_end|>"
 _END_OF_TEXT = "<|endoftext|>"
@@ -50,7 +51,7 @@ _TOOLS_FOOTER = (
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A stretch of the conversation that the model itself wrote, with its end of turn."""
+    """A part of the conversation that the model wrote, including its end of turn."""
 
     text: str
 
@@ -61,7 +62,7 @@ _Piece = str | EncodedImage | _Answer
 class Qwen3VLRenderer:
     """Renders conversations for Qwen3-VL, dense and mixture of experts; without image settings, for text-only Qwen3.
 
-    The text-only format keeps earlier thinking too, unlike the template that ships with Qwen3.
+    The text-only format keeps earlier reasoning, too, unlike the template that ships with Qwen3.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class Qwen3VLRenderer:
         self._tokenizer = tokenizer
         self._end_of_turn = _token_id(tokenizer, END_OF_TURN)
         self.image_token_id = _token_id(tokenizer, _IMAGE) if image_settings else -1
-        """The placeholder of which an image takes `expected_tokens`; -1 if the model takes no images."""
+        """The placeholder token of images, repeated `expected_tokens` times; -1 if the model takes no images."""
         self.stop_token_ids: tuple[int, ...] = (self._end_of_turn, _token_id(tokenizer, _END_OF_TEXT))
-        """What ends an answer: the end of turn first."""
+        """Tokens that end an answer, the end of turn first."""
 
     @property
     def supports_images(self) -> bool:
@@ -89,7 +90,7 @@ class Qwen3VLRenderer:
     def to_send(
         self, items: Sequence[Item], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:
-        """Conversation and tools as the model server has to get them, so that it reads what `render` writes."""
+        """Conversation and tools to send to the model server, so that its prompt equals that of `render`."""
         replayed = replay(items)
         if not tools or not self._format.tools_are_text:
             return replayed, tuple(tools)
@@ -100,18 +101,20 @@ class Qwen3VLRenderer:
         """The prompt for the next answer.
 
         Raises:
-            ConfigError: an image for a model that takes none.
-            RequestError: an image that cannot be read, or one where the model cannot see it.
+            ConfigError: an image for a text-only model.
+            RequestError: an image that cannot be read, or is where the model cannot see it.
         """
-        pieces = [_plain(piece) for piece in _pieces(replay(items), tools, self._format)]
+        pieces = [
+            piece.text if isinstance(piece, _Answer) else piece for piece in _pieces(replay(items), tools, self._format)
+        ]
         return ModelInput(chunks=tuple(self._chunks([*pieces, self._format.answer_header])))
 
     def render_supervised(
         self, items: Sequence[Item], tools: Sequence[Tool] = ()
     ) -> tuple[ModelInput, tuple[bool, ...]]:
-        """A conversation that ends with an answer, and True for each token of an answer, ends of turns included.
+        """A conversation that ends with an answer, and True for each token of an answer, including ends of turns.
 
-        Answers are encoded on their own, as they would be sampled, and the last token is the last end of turn.
+        Answers are encoded separately, as they would be sampled; the last token is the last end of turn.
 
         Raises:
             RequestError: the conversation does not end with an answer; otherwise as `render`.
@@ -122,18 +125,22 @@ class Qwen3VLRenderer:
             raise RequestError(expected="a conversation that ends with an answer", got=last, do="append the answer")
         chunks: list[EncodedTextChunk | ImageChunk] = []
         mask: list[bool] = []
-        for is_answer, run in _runs(pieces[:-1]):
-            for chunk in self._chunks(run):
-                chunks.append(chunk)
+        for is_answer, run in groupby(pieces[:-1], lambda piece: isinstance(piece, _Answer)):
+            for chunk in self._chunks([piece.text if isinstance(piece, _Answer) else piece for piece in run]):
                 mask += [is_answer] * chunk.length
-        return ModelInput(chunks=tuple(_joined(chunks))), tuple(mask)
+                last_chunk = chunks[-1] if chunks else None
+                if isinstance(chunk, EncodedTextChunk) and isinstance(last_chunk, EncodedTextChunk):
+                    chunks[-1] = EncodedTextChunk(tokens=last_chunk.tokens + chunk.tokens)
+                else:
+                    chunks.append(chunk)
+        return ModelInput(chunks=tuple(chunks)), tuple(mask)
 
     def parse(self, text: str) -> ParsedAnswer:
-        """Take an answer apart, given with or without its end of turn; never raises."""
+        """Split an answer, with or without its end of turn, into its parts; never raises."""
         return parse_answer(self._format.complete(text.removesuffix(END_OF_TURN).removesuffix(_END_OF_TEXT)))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text; marks such as the end of turn become their special tokens."""
+        """Token ids of a text; texts such as the end of turn become their special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -141,29 +148,21 @@ class Qwen3VLRenderer:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def _chunks(self, pieces: Sequence[str | EncodedImage]) -> Iterator[EncodedTextChunk | ImageChunk]:
-        text: list[str] = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                text.append(piece)
+        for is_text, run in groupby(pieces, lambda piece: isinstance(piece, str)):
+            if is_text:
+                yield EncodedTextChunk(
+                    tokens=tuple(self.encode("".join(piece for piece in run if isinstance(piece, str))))
+                )
                 continue
-            if text:
-                yield self._text_chunk("".join(text))
-            text = []
-            yield self._image_chunk(piece)
-        if text:
-            yield self._text_chunk("".join(text))
-
-    def _text_chunk(self, text: str) -> EncodedTextChunk:
-        return EncodedTextChunk(tokens=tuple(self.encode(text)))
-
-    def _image_chunk(self, image: EncodedImage) -> ImageChunk:
-        if self.image_settings is None:
-            raise ConfigError(
-                f"expected text only for the renderer {self.name!r}, got an image; use a vision model such as Qwen3-VL"
-            )
-        return ImageChunk(
-            image=image, expected_tokens=num_image_tokens(image.width_px, image.height_px, self.image_settings)
-        )
+            for image in run:
+                assert isinstance(image, EncodedImage)
+                if self.image_settings is None:
+                    raise ConfigError(
+                        f"expected text only for the renderer {self.name!r}, got an image; use a vision model such as "
+                        "Qwen3-VL"
+                    )
+                num_tokens = num_image_tokens(image.width_px, image.height_px, self.image_settings)
+                yield ImageChunk(image=image, expected_tokens=num_tokens)
 
 
 def load_qwen3_vl(model_path: Path) -> Qwen3VLRenderer:
@@ -223,7 +222,11 @@ def _pieces(items: Sequence[ReplayedItem], tools: Sequence[Tool], chat_format: C
                 is_first = index == 0 or not isinstance(conversation[index - 1], ToolResult)
                 is_last = index + 1 == len(conversation) or not isinstance(conversation[index + 1], ToolResult)
                 yield "<|im_start|>user\n<tool_response>\n" if is_first else "\n<tool_response>\n"
-                yield from _tool_result_content(item.content, chat_format)
+                texts = [part.text for part in item.content if isinstance(part, TextPart)]
+                # vLLM joins a result of only text parts with line breaks, but not one with an image
+                yield from (
+                    ["\n".join(texts)] if len(texts) == len(item.content) else _content(item.content, chat_format)
+                )
                 yield f"\n</tool_response>{END_OF_TURN}\n" if is_last else "\n</tool_response>"
 
 
@@ -237,12 +240,11 @@ def _system_text(system: Message | None, tools: Sequence[Tool]) -> str:
     said = text_of(system) if system else []
     if not tools:
         return "".join(said)
-    return "\n\n".join([*said, _TOOLS_HEADER + "".join(f"{_tool_json(tool)}\n" for tool in tools) + _TOOLS_FOOTER])
-
-
-def _tool_json(tool: Tool) -> str:
-    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-    return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
+    functions = [
+        {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)} for tool in tools
+    ]
+    lines = [json.dumps({"type": "function", "function": one}, ensure_ascii=False) + "\n" for one in functions]
+    return "\n\n".join([*said, _TOOLS_HEADER + "".join(lines) + _TOOLS_FOOTER])
 
 
 def _content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | EncodedImage]:
@@ -252,38 +254,3 @@ def _content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | E
                 yield part.text
             case EncodedImage():
                 yield from (f"{chat_format.before_image}<|vision_start|>", part, "<|vision_end|>")
-
-
-def _tool_result_content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | EncodedImage]:
-    texts = [part.text for part in parts if isinstance(part, TextPart)]
-    # vLLM joins a result of text parts alone with line breaks, but not one that holds an image.
-    return iter(["\n".join(texts)]) if len(texts) == len(parts) else _content(parts, chat_format)
-
-
-def _plain(piece: _Piece) -> str | EncodedImage:
-    return piece.text if isinstance(piece, _Answer) else piece
-
-
-def _runs(pieces: Sequence[_Piece]) -> Iterator[tuple[bool, list[str | EncodedImage]]]:
-    run: list[str | EncodedImage] = []
-    for piece in pieces:
-        if not isinstance(piece, _Answer):
-            run.append(piece)
-            continue
-        yield False, run
-        yield True, [piece.text]
-        run = []
-
-
-def _joined(chunks: Sequence[EncodedTextChunk | ImageChunk]) -> Iterator[EncodedTextChunk | ImageChunk]:
-    tokens: list[int] = []
-    for chunk in chunks:
-        if isinstance(chunk, EncodedTextChunk):
-            tokens += chunk.tokens
-            continue
-        if tokens:
-            yield EncodedTextChunk(tokens=tuple(tokens))
-        tokens = []
-        yield chunk
-    if tokens:
-        yield EncodedTextChunk(tokens=tuple(tokens))

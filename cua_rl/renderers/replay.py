@@ -1,25 +1,25 @@
-"""The canonical form of a conversation: one system message in front, and every earlier answer as the text it was.
+"""The canonical form of a conversation: one system message first, and every earlier answer as its text.
 
-Why it exists: vLLM turns Responses items into chat messages by rules of its own (read in version 0.32) before a chat
-template sees them.
+It is needed because vLLM (version 0.32) converts Responses items to chat messages by its own rules before it applies a
+chat template.
 
 - Consecutive assistant items merge: text into an assistant message that has none yet, even behind its tool calls; a
   tool call into whatever assistant message precedes it. Of an assistant message in parts, only the first part is kept.
-- Reasoning becomes a field that Qwen3-VL's template ignores, so thoughts would vanish from the prompt.
-- Tool-call arguments are parsed and written anew; arguments that are no JSON object become `{}`.
-- Assistant text that is empty, but there, puts a line break before the first tool call.
+- Reasoning becomes a field that Qwen3-VL's template ignores, so it would vanish from the prompt.
+- Tool-call arguments are parsed and serialised again; anything but a JSON object becomes `{}`.
+- Assistant text that is present but empty puts a line break before the first tool call.
 - Developer messages become system messages, and as soon as there are several instructions and one of them is a
   developer's, all are joined into the first message (parts with a line break, messages with an empty line). Without a
   developer message, Qwen's template drops every system message that is not the first item.
 - User content is always a list of parts, written without anything in between; but a tool result whose parts are all
   text is joined with line breaks first.
-- An image in a system or assistant message is loaded but gets no place in the prompt.
+- An image in a system or assistant message is loaded but does not appear in the prompt.
 - Tools are written as `{"type": "function", "function": {"name", "description", "parameters"}}`, with `strict` as well
   if the request had it, even if false.
 
-Replaying takes all of this away from the server: instructions travel as one system message, an answer as one assistant
-message with its text, and a server writes both as they stand. A gateway sends `responses_input(replay(items))` and
-`responses_tools(tools)`; a renderer renders `replay(items)`; both are the same prompt, byte for byte.
+After `replay`, none of these rules apply: instructions are one system message, an answer is one assistant message with
+its text, and a server writes both unchanged. The gateway sends `responses_input(replay(items))` and
+`responses_tools(tools)`, the renderer renders `replay(items)`: both give the same prompt, byte for byte.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,6 @@ from cua_rl.conversation import (
     EncodedImage,
     Item,
     Message,
-    Part,
     Reasoning,
     SampledAnswer,
     TextPart,
@@ -40,7 +39,7 @@ from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.request_error import RequestError
 
 ReplayedItem = Message | ToolResult | SampledAnswer
-"""After replay, messages are of the system (first only) or the user."""
+"""After `replay`, messages are system (only the first) or user messages."""
 
 _PLACEHOLDERS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 
@@ -53,18 +52,23 @@ def replay(items: Sequence[Item]) -> tuple[ReplayedItem, ...]:
     """
     instructions = [item for item in items if _is_instruction(item)]
     conversation = [item for item in items if not _is_instruction(item)]
-    return (*_system_message(instructions), *_replayed(conversation))
+    texts = [text_of(item) for item in instructions if isinstance(item, Message)]
+    system: list[Message] = []
+    if texts:
+        joined = "".join(texts[0]) if len(texts) == 1 else "\n\n".join(filter(None, map("\n".join, texts)))
+        system = [Message(role="system", content=(TextPart(text=plain_text(joined)),))]
+    return (*system, *_replayed(conversation))
 
 
 def plain_text(text: str) -> str:
-    """Text in which nothing can be mistaken for the place of an image: the marks lose their outer bars."""
+    """Text in which nothing can be mistaken for an image: placeholder tokens lose their outer bars."""
     for placeholder in _PLACEHOLDERS:
         text = text.replace(placeholder, f"<{placeholder[2:-2]}>")
     return text
 
 
 def text_of(message: Message) -> list[str]:
-    """The texts of a message that must not hold images."""
+    """The texts of a message that must not contain images."""
     if any(isinstance(part, EncodedImage) for part in message.content):
         raise RequestError(
             expected="images in user messages and tool results only",
@@ -76,7 +80,7 @@ def text_of(message: Message) -> list[str]:
 
 @dataclass(slots=True)
 class _Answer:
-    """An assistant turn being put together from its items."""
+    """An assistant turn, collected from its items."""
 
     reasoning: list[str] = field(default_factory=list[str])
     text: str | None = None
@@ -106,14 +110,6 @@ def _is_instruction(item: Item) -> bool:
     return isinstance(item, Message) and item.role in ("system", "developer")
 
 
-def _system_message(instructions: Sequence[Item]) -> Iterator[Message]:
-    messages = [text_of(item) for item in instructions if isinstance(item, Message)]
-    if not messages:
-        return
-    joined = "".join(messages[0]) if len(messages) == 1 else "\n\n".join(filter(None, map("\n".join, messages)))
-    yield Message(role="system", content=(TextPart(text=plain_text(joined)),))
-
-
 def _replayed(conversation: Sequence[Item]) -> Iterator[ReplayedItem]:
     answer: _Answer | None = None
     for item in conversation:
@@ -127,16 +123,12 @@ def _replayed(conversation: Sequence[Item]) -> Iterator[ReplayedItem]:
         if answer is not None:
             yield answer.written()
             answer = None
-        yield _without_placeholders(item)
+        if isinstance(item, SampledAnswer):
+            yield replace(item, text=plain_text(item.text))
+            continue
+        content = [
+            TextPart(text=plain_text(part.text)) if isinstance(part, TextPart) else part for part in item.content
+        ]
+        yield replace(item, content=tuple(content))
     if answer is not None:
         yield answer.written()
-
-
-def _without_placeholders(item: Message | ToolResult | SampledAnswer) -> ReplayedItem:
-    if isinstance(item, SampledAnswer):
-        return replace(item, text=plain_text(item.text))
-    return replace(item, content=tuple(_plain_part(part) for part in item.content))
-
-
-def _plain_part(part: Part) -> Part:
-    return TextPart(text=plain_text(part.text)) if isinstance(part, TextPart) else part

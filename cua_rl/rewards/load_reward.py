@@ -8,13 +8,13 @@ from importlib import import_module
 from math import fsum, isclose, isfinite
 
 from cua_rl.errors import ConfigError, boundary
-from cua_rl.rewards.comprehensive import comprehensive_reward
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.reward import (
     RewardFunction,
     as_reward,
     binary_reward,
     completion_reward,
+    comprehensive_reward,
     efficiency_reward,
     score_reward,
     shaped_reward,

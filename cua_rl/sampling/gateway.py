@@ -1,7 +1,7 @@
-"""The recording gateway: agents reach the model only through it, and training data is born in it.
+"""The recording gateway: the only way for agents to reach the model, and the source of training data.
 
-Every rollout has its own OpenAI address. The gateway asks the model server in its own way, for every token and its
-log-probability, keeps the turn, and gives the agent the plain OpenAI answer.
+Every rollout has its own OpenAI-compatible address. The gateway requests every token with its log-probability from the
+model server, records the turn, and returns a plain OpenAI answer to the agent.
 
     agent ── Responses or Chat JSON ──► items ──► earlier answers as sampled ──► model server
       ▲                                                                              │ prompt ids, tokens, log-probs
@@ -16,10 +16,8 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
-
-import httpx
 
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
@@ -30,7 +28,13 @@ from cua_rl.renderers.openai_items import conversation_from_chat, conversation_f
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
-from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, make_gateway_app, serve_app
+from cua_rl.sampling.gateway_app import (
+    ContextOverflow,
+    UnknownRollout,
+    in_process_client,
+    make_gateway_app,
+    serve_app,
+)
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
@@ -53,7 +57,7 @@ logger = logging.getLogger(__name__)
 Api = Literal["responses", "chat"]
 
 MODEL_NAME = "policy"
-"""The one model that agents see, whatever adapter it is at the moment."""
+"""The model name that agents see, whichever adapter serves them."""
 
 
 @dataclass(slots=True)
@@ -89,11 +93,8 @@ class Gateway:
         public_url: str | None = None,
         images: ImageFetcher | None = None,
     ) -> None:
-        # two seconds, which `--help` and refused configurations need not wait for, and rollouts must not
-        from openai import AsyncOpenAI
-
-        import_module("openai.resources.responses")  # the client would load it when it is first used
-        self._make_openai_client = AsyncOpenAI
+        # the import takes two seconds: too long for `--help`, and for the first rollout
+        import_module("openai.resources.responses")
         self._client = client
         self._renderer = renderer
         self._params = params
@@ -103,14 +104,14 @@ class Gateway:
         self._rollouts: dict[str, _OpenRollout] = {}
         self.app = make_gateway_app(self, MODEL_NAME, device_routes(self.find_device, self.image_urls))
         self.num_requests = 0
-        """Answers given so far."""
+        """Answers so far."""
         self.prompt_mismatches = 0
-        """Answers whose prompt the server tokenised otherwise than the renderer."""
+        """Answers for which the server's prompt tokens differed from the renderer's."""
 
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
     ) -> None:
-        """Open a rollout's address. With an `adapter` it keeps to that one, otherwise it follows the current policy."""
+        """Open a rollout's address; it uses the given adapter, or else always the current policy."""
         if rollout_id in self._rollouts:
             raise ValueError(f"expected a new rollout, got {rollout_id!r}, which is open; give each its own id")
         self._rollouts[rollout_id] = _OpenRollout(params or self._params, adapter)
@@ -118,7 +119,7 @@ class Gateway:
             self._client.pin(adapter)
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        """Close a rollout's address and take its turns; a request still under way is not recorded any more."""
+        """Close a rollout's address and return its turns; a request in progress is no longer recorded."""
         rollout = self._open(rollout_id)
         del self._rollouts[rollout_id]
         if rollout.adapter is not None:
@@ -130,25 +131,17 @@ class Gateway:
         return tuple(self._open(rollout_id).turns)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        """The screenshots of an open rollout as its requests carry them."""
+        """The screenshots of an open rollout and their URLs in its requests."""
         return self._open(rollout_id).images
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
-        """A client for a rollout in this process: no socket in between, no retries on top of the gateway's own."""
+        """A client for an agent in this process."""
         self._open(rollout_id)
-        transport = httpx.ASGITransport(self.app)
-        http_client = httpx.AsyncClient(transport=transport, trust_env=False, timeout=None)
-        return self._make_openai_client(
-            base_url=f"http://gateway/rollouts/{rollout_id}/v1",
-            api_key="not-needed",
-            max_retries=0,
-            timeout=None,
-            http_client=cast("Any", http_client),  # openai 3 is written against httpx2, but takes httpx too
-        )
+        return in_process_client(self.app, rollout_id)
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
-        """Serve agents in other processes; gives the root address, to which `/rollouts/<rollout_id>/v1` is added."""
+        """Serve agents in other processes; yields the root address of `/rollouts/<rollout_id>/v1`."""
         async with serve_app(self.app, host, port) as url:
             self._url = self._public_url or url
             try:
@@ -180,13 +173,13 @@ class Gateway:
         return device if device is not None and device.accepts(token) else None
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
-        """Answer one request of an agent and keep the turn.
+        """Answer a request of an agent and record the turn.
 
         Raises:
             UnknownRollout: no such rollout is open.
-            RolloutOver: it takes no more answers.
-            RequestError: the request cannot be given to the model.
-            ContextOverflow: prompt and answer would not fit into the model's context.
+            RolloutOver: the rollout gets no more answers.
+            RequestError: the request cannot be rendered for the model.
+            ContextOverflow: prompt and answer would exceed the model's context.
             SamplingError: the model server failed.
         """
         rollout = self._open(rollout_id)
@@ -194,45 +187,41 @@ class Gateway:
         if watch is not None:
             watch.admit(len(rollout.turns) + rollout.num_under_way)
         with nullcontext() if watch is None else watch.clock.call():
-            turn, parsed, num_prompt_tokens = await self._watched_answer(rollout_id, rollout, request, api)
+            rollout.num_under_way += 1
+            try:
+                answer = await self._answer(rollout_id, rollout, request, api)
+            except ContextOverflow:
+                if watch is not None:
+                    watch.overflowed()
+                raise
+            except (SamplingError, ConfigError) as error:
+                if watch is not None and not isinstance(error, RequestRejected):
+                    watch.fail(error)
+                raise
+            finally:
+                rollout.num_under_way -= 1
             self.num_requests += 1
-            rollout.turns.append(turn)
-            rollout.answers.append(EarlierAnswer(text=turn.text, parsed=parsed))
+            rollout.turns.append(answer.turn)
+            rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
             if watch is not None:
-                await watch.answered(turn)
-        return _answer(turn, parsed, num_prompt_tokens)
+                await watch.answered(answer.turn)
+        return answer
 
-    async def _watched_answer(
-        self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
-    ) -> tuple[ModelTurn, ParsedAnswer, int]:
-        """One answer; whoever watches the rollout hears why there is none."""
-        watch = rollout.watch
-        rollout.num_under_way += 1
-        try:
-            return await self._answer(rollout_id, rollout, request, api)
-        except ContextOverflow:
-            if watch is not None:
-                watch.overflowed()
-            raise
-        except (SamplingError, ConfigError) as error:
-            if watch is not None and not isinstance(error, RequestRejected):
-                watch.fail(error)
-            raise
-        finally:
-            rollout.num_under_way -= 1
-
-    async def _answer(
-        self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
-    ) -> tuple[ModelTurn, ParsedAnswer, int]:
-        """One answer of the model, what it says, and the length of its prompt."""
+    async def _answer(self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api) -> Answer:
         rollout.num_requests += 1
+        # every request gets its own seed; rollouts already have different ones
         seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
         if request.get("n") not in (None, 1):
             raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")
         request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
-        self._check_length(prompt.rendered, rollout.params)
+        max_tokens = rollout.params.max_tokens
+        if prompt.rendered.length + max_tokens > self._client.max_model_len:
+            raise ContextOverflow(
+                f"expected at most {self._client.max_model_len} tokens, got a prompt of {prompt.rendered.length} and "
+                f"{max_tokens} for the answer; shorten the history or serve the model with more"
+            )
         reply = await self._sample(rollout_id, rollout, prompt)
         sampled = parse_sampled(reply.body)
         text, parsed = self._read(sampled, has_tools=prompt.has_tools)
@@ -252,7 +241,13 @@ class Gateway:
             duration_s=time.monotonic() - clock,
             cached_tokens=sampled.cached_tokens,
         )
-        return turn, parsed, len(sampled.prompt_ids)
+        return Answer(
+            turn=turn,
+            parsed=parsed,
+            model=MODEL_NAME,
+            num_prompt_tokens=len(sampled.prompt_ids),
+            num_sampled_tokens=len(sampled.tokens),
+        )
 
     def _open(self, rollout_id: str) -> _OpenRollout:
         if rollout_id not in self._rollouts:
@@ -260,7 +255,7 @@ class Gateway:
         return self._rollouts[rollout_id]
 
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
-        """Everything that grows with the size of the request: runs in a thread."""
+        """The part of the work that grows with the request; runs in a thread."""
         read = conversation_from_responses if api == "responses" else conversation_from_chat
         conversation = read(request, rollout.images)
         items = replay_answers(conversation.items, rollout.answers)
@@ -272,13 +267,6 @@ class Gateway:
             request=rollout.images.without_images(request),
             has_tools=bool(conversation.tools),
         )
-
-    def _check_length(self, prompt: ModelInput, params: SamplingParams) -> None:
-        if prompt.length + params.max_tokens > self._client.max_model_len:
-            raise ContextOverflow(
-                f"expected at most {self._client.max_model_len} tokens, got a prompt of {prompt.length} and "
-                f"{params.max_tokens} for the answer; shorten the history or serve the model with more"
-            )
 
     async def _sample(self, rollout_id: str, rollout: _OpenRollout, prompt: _Prompt) -> ServerReply:
         try:
@@ -299,9 +287,9 @@ class Gateway:
             raise
 
     def _read(self, sampled: Sampled, *, has_tools: bool) -> tuple[str, ParsedAnswer]:
-        """The sampled text without its end of turn, and what it says, each tool call with an id of its own.
+        """The sampled text without its end of turn, and its parts, with a unique id per tool call.
 
-        Whoever named no tools, but described them in words, reads calls out of the text: it stays as it was sampled.
+        An agent that sends no tools, but describes them in words, parses the text itself: it stays as sampled.
         """
         if not sampled.tokens:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
@@ -314,7 +302,7 @@ class Gateway:
         return text, replace(parsed, tool_calls=calls)
 
     def _compare(self, rollout_id: str, rendered: ModelInput, sampled: Sampled) -> tuple[bool, ModelInput]:
-        """Whether the server read what was rendered; if not, the prompt becomes what the server read."""
+        """Whether the server's prompt equals the rendered one, and the prompt to train on: the server's."""
         image_token_id = self._renderer.image_token_id
         expected = rendered.token_ids(image_token_id)
         position = first_difference(expected, sampled.prompt_ids)
@@ -335,9 +323,9 @@ class Gateway:
 
 
 def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
-    """What to do about a refusal that no other rollout would be spared; None if it is this request's own fault.
+    """Advice for a refusal that every other rollout would meet, too; None if only this request is at fault.
 
-    Such a refusal is no accident of a rollout. Were it a fault, the rollouts that never get so far would be left over.
+    Such a refusal ends the run. If it only ended rollouts, those that never reach it would be the training data.
     """
     if "may be provided in one prompt" in rejected.message:
         return (
@@ -345,22 +333,9 @@ def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
             "fewer screenshots (history=block_drop, history_images, max_turns)"
         )
     match rejected.status:
-        case HTTPStatus.NOT_FOUND if not has_adapter:  # one may have got lost with a restart
+        case HTTPStatus.NOT_FOUND if not has_adapter:  # an adapter may be lost in a restart
             return "see that the server still serves the model that the run began with"
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
             return "see that the server answers without a key, or start one without"
         case _:
             return None
-
-
-def _answer(turn: ModelTurn, parsed: ParsedAnswer, num_prompt_tokens: int) -> Answer:
-    return Answer(
-        response_id=turn.response_id,
-        model=MODEL_NAME,
-        created_at=int(turn.started_at),
-        parsed=parsed,
-        is_complete=turn.stop == "stop",
-        num_prompt_tokens=num_prompt_tokens,
-        num_cached_tokens=turn.cached_tokens,
-        num_sampled_tokens=len(turn.sampled_tokens),
-    )

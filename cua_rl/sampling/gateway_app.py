@@ -8,8 +8,9 @@ import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
+import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -23,6 +24,9 @@ from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
 from cua_rl.types import ModelTurn
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +134,20 @@ async def _body(request: Request) -> dict[str, Any]:
 
 def _error(status: int, message: str, kind: str, code: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+
+
+def in_process_client(app: Starlette, rollout_id: str) -> "AsyncOpenAI":
+    """An OpenAI client for a rollout in this process: no socket, and no retries in addition to the gateway's."""
+    from openai import AsyncOpenAI
+
+    http_client = httpx.AsyncClient(transport=httpx.ASGITransport(app), trust_env=False, timeout=None)
+    return AsyncOpenAI(
+        base_url=f"http://gateway/rollouts/{rollout_id}/v1",
+        api_key="not-needed",
+        max_retries=0,
+        timeout=None,
+        http_client=cast("Any", http_client),  # openai 3 is written against httpx2, but takes httpx too
+    )
 
 
 class _QuietServer(uvicorn.Server):

@@ -48,10 +48,13 @@ def device_routes(find: FindDevice, image_urls: Callable[[str], ImageUrls]) -> l
         return Response(screen.data, media_type=f"image/{screen.format}", headers={**size, "Cache-Control": "no-store"})
 
     async def action(device: OfferedDevice, request: Request) -> Response:
-        arguments = _arguments(await request.body())
-        if arguments is None:
+        try:
+            arguments: object = json.loads(await request.body())
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, Mapping):
             return _refusal(400, 'expected a JSON object such as {"action": "click", "coordinate": [500, 500]}')
-        reply = await device.act(arguments)
+        reply = await device.act(cast("Mapping[str, object]", arguments))
         answer = {"done": reply.error is None, "error": reply.error, "finished": reply.is_finished}
         return JSONResponse(answer | {"screenshot": fields(request, reply.screen)})
 
@@ -67,7 +70,7 @@ _Endpoint = Callable[[OfferedDevice, Request], Awaitable[Response]]
 
 
 def _guarded(find: FindDevice, endpoint: _Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """Find the device that the token opens, and say with a status what went wrong."""
+    """Find the device of the token, and answer errors with a status code."""
 
     async def guarded(request: Request) -> Response:
         token = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
@@ -83,14 +86,6 @@ def _guarded(find: FindDevice, endpoint: _Endpoint) -> Callable[[Request], Await
             return _refusal(503, f"the device failed: {error}")
 
     return guarded
-
-
-def _arguments(body: bytes) -> Mapping[str, object] | None:
-    try:
-        arguments: object = json.loads(body)
-    except ValueError:
-        return None
-    return cast("Mapping[str, object]", arguments) if isinstance(arguments, Mapping) else None
 
 
 def _refusal(status: int, message: str) -> JSONResponse:

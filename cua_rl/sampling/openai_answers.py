@@ -10,29 +10,30 @@ from typing import Any
 
 from cua_rl.conversation import ParsedAnswer, ToolCall
 from cua_rl.sampling.history_replay import visible_items
-from cua_rl.types import JsonDict
+from cua_rl.types import JsonDict, ModelTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A finished answer, independent of the API."""
 
-    response_id: str
-    model: str
-    created_at: int
+    turn: ModelTurn
     parsed: ParsedAnswer
-    is_complete: bool
+    model: str
     num_prompt_tokens: int
-    num_cached_tokens: int
     num_sampled_tokens: int
+
+    @property
+    def is_complete(self) -> bool:
+        return self.turn.stop == "stop"
 
 
 def response_object(answer: Answer, request: Mapping[str, Any]) -> JsonDict:
     """The answer as a Response object, with the request's settings echoed as OpenAI does."""
     return {
-        "id": answer.response_id,
+        "id": answer.turn.response_id,
         "object": "response",
-        "created_at": answer.created_at,
+        "created_at": int(answer.turn.started_at),
         "status": "completed" if answer.is_complete else "incomplete",
         "incomplete_details": None if answer.is_complete else {"reason": "max_output_tokens"},
         "error": None,
@@ -48,7 +49,7 @@ def response_object(answer: Answer, request: Mapping[str, Any]) -> JsonDict:
         "store": False,
         "usage": {
             "input_tokens": answer.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": answer.num_cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": answer.turn.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": answer.num_sampled_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": answer.num_prompt_tokens + answer.num_sampled_tokens,
@@ -58,7 +59,7 @@ def response_object(answer: Answer, request: Mapping[str, Any]) -> JsonDict:
 
 def output_items(answer: Answer) -> list[JsonDict]:
     """Reasoning, message and function-call items in this order, those that the model produced."""
-    parsed, suffix = answer.parsed, answer.response_id.removeprefix("resp_")
+    parsed, suffix = answer.parsed, answer.turn.response_id.removeprefix("resp_")
     status = "completed" if answer.is_complete else "incomplete"
     items: list[JsonDict] = []
     if parsed.reasoning is not None:
@@ -87,9 +88,9 @@ def output_items(answer: Answer) -> list[JsonDict]:
 def chat_completion(answer: Answer) -> JsonDict:
     """The answer as a Chat completion."""
     return {
-        "id": answer.response_id,
+        "id": answer.turn.response_id,
         "object": "chat.completion",
-        "created": answer.created_at,
+        "created": int(answer.turn.started_at),
         "model": answer.model,
         "choices": [
             {"index": 0, "message": chat_message(answer), "finish_reason": finish_reason(answer), "logprobs": None}
@@ -130,7 +131,7 @@ def chat_usage(answer: Answer) -> JsonDict:
         "prompt_tokens": answer.num_prompt_tokens,
         "completion_tokens": answer.num_sampled_tokens,
         "total_tokens": answer.num_prompt_tokens + answer.num_sampled_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.num_cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": answer.turn.cached_tokens},
     }
 
 
@@ -178,9 +179,9 @@ def chat_events(answer: Answer, *, with_usage: bool) -> Iterator[bytes]:
     calls = chat_tool_calls(answer.parsed.tool_calls)
     deltas += ({"tool_calls": [{"index": index, **call}]} for index, call in enumerate(calls))
     chunk: JsonDict = {
-        "id": answer.response_id,
+        "id": answer.turn.response_id,
         "object": "chat.completion.chunk",
-        "created": answer.created_at,
+        "created": int(answer.turn.started_at),
         "model": answer.model,
     }
     for delta, reason in [*((delta, None) for delta in deltas), ({}, finish_reason(answer))]:

@@ -107,7 +107,13 @@ class VllmServer:
             raise SamplingError(self._failure)
 
     async def __aenter__(self) -> Self:
-        self._port = _take_port(self._config.port)
+        try:
+            self._port = free_port(self._config.port or 0)
+        except OSError as error:
+            raise ConfigError(
+                f"expected a free port for the model server, got port {self._config.port} ({error.strerror}); "
+                "end what listens there, choose another port, or give none"
+            ) from error
         try:
             await self._start()
         except BaseException:
@@ -254,14 +260,3 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
                 root=cast("str | None", card.get("root")) or None,
             )
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")
-
-
-def _take_port(wanted: int | None) -> int:
-    """The port wanted, or a free one; raises `ConfigError` if it is taken."""
-    try:
-        return free_port(wanted or 0)
-    except OSError as error:
-        raise ConfigError(
-            f"expected a free port for the model server, got port {wanted} ({error.strerror}); "
-            "end what listens there, choose another port, or give none"
-        ) from error

@@ -1,4 +1,4 @@
-"""vLLM's side of a request: what is sent to its Responses API for training, and what is read from the answer."""
+"""Requests to vLLM's Responses API with tokens and log-probabilities, and the parsing of its answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ RESPONSES_PATH = "/v1/responses"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What the server says it read and sampled."""
+    """The server's prompt tokens and sampled tokens."""
 
     prompt_ids: tuple[int, ...]
-    """With one image token per place of an image."""
+    """Including all placeholder tokens of images."""
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     is_complete: bool
-    """False if the answer ran into the limit of tokens."""
+    """False if the answer reached the token limit."""
     cached_tokens: int
 
 
@@ -34,9 +34,9 @@ def sampling_request(
     seed: int | None,
     images: ImageUrls | None = None,
 ) -> dict[str, object]:
-    """The body of a Responses request that samples from the model's own distribution and reports every token.
+    """The body of a Responses request that samples from the unmodified distribution and reports every token.
 
-    The end of turn counts as text, because vLLM leaves out the log-probabilities of an answer without text.
+    The end of turn is part of the text, because vLLM omits the log-probabilities of an answer without text.
     """
     return {
         "input": responses_input(items, images),
@@ -62,11 +62,13 @@ def parse_sampled(body: Mapping[str, Any]) -> Sampled:
     """Read token ids and log-probabilities from the server's answer.
 
     Raises:
-        SamplingError: they are missing or do not belong together.
+        SamplingError: they are missing or inconsistent.
     """
     try:
         tokens = tuple(_token_ids(body["output_messages"]))
-        logprobs = tuple(_logprobs(body["output"]))
+        output: Sequence[Mapping[str, Any]] = body["output"]
+        parts = [part for item in output for part in item["content"]]
+        logprobs = tuple(float(entry["logprob"]) for part in parts for entry in part["logprobs"])
         prompt_ids = tuple(_token_ids(body["input_messages"]))
         cached_tokens = int(body["usage"]["input_tokens_details"]["cached_tokens"])
     except (KeyError, TypeError, ValueError) as error:
@@ -74,7 +76,7 @@ def parse_sampled(body: Mapping[str, Any]) -> Sampled:
             f"expected token ids and log-probabilities in the model server's answer, got {type(error).__name__}: "
             f"{error}; use a vLLM that knows enable_response_messages, without tool or reasoning parsers"
         ) from error
-    if tokens and not logprobs and not _has_text(body["output"]):
+    if tokens and not logprobs and not parts:
         raise SamplingError(
             f"expected an answer with some text, got {len(tokens)} tokens without text, for which vLLM gives no "
             "log-probabilities; the model was sampled from outside its vocabulary, or max_tokens is too small"
@@ -97,18 +99,8 @@ def _token_ids(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     return (token for message in messages for token in cast("Sequence[int]", message["tokens"]))
 
 
-def _logprobs(output: Sequence[Mapping[str, Any]]) -> Iterator[float]:
-    for item in output:
-        for part in cast("Sequence[Mapping[str, Any]]", item["content"]):
-            yield from (float(entry["logprob"]) for entry in part["logprobs"])
-
-
-def _has_text(output: Sequence[Mapping[str, Any]]) -> bool:
-    return any(item["content"] for item in output)
-
-
 def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | None:
-    """The first position at which two token sequences differ, None if they are equal."""
+    """The first position at which two token sequences differ; None if they are equal."""
     if len(expected) == len(actual) and list(expected) == list(actual):
         return None
     pairs = zip(expected, actual, strict=False)
@@ -116,10 +108,10 @@ def first_difference(expected: Sequence[int], actual: Sequence[int]) -> int | No
 
 
 def rebuild_prompt(prompt_ids: Sequence[int], rendered: ModelInput, image_token_id: int) -> ModelInput:
-    """The prompt that the server read, from its ids and, in order, the images that were sent.
+    """The server's prompt, from its token ids and the images that were sent, in order.
 
     Raises:
-        SamplingError: the server gave the images other places than one run of image tokens each.
+        SamplingError: the server's prompt does not have one run of image tokens per image.
     """
     sent = rendered.image_chunks
     images = iter(sent)

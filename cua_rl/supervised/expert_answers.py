@@ -1,4 +1,4 @@
-"""What an expert decides, as the text the tiny model should write: a thought naming what it scans, then a call."""
+"""Experts' decisions as the text that the tiny model should write: reasoning that names what it scans, then a call."""
 
 import json
 
@@ -69,7 +69,7 @@ def _touch(action: Action, screen: EncodedImage) -> dict[str, object]:
 
 
 def _mouse_or_keys(action: Action, screen: EncodedImage) -> dict[str, object]:
-    """A drag begins where the mouse is: the expert moves it there first."""
+    """A drag starts at the mouse position: the expert moves the mouse there first."""
     match action:
         case Click(x=x, y=y):
             return {"action": "left_click", "coordinate": _relative(x, y, screen)}

@@ -1,10 +1,12 @@
 """Lessons for the tiny model: naming what it sees, stopping at a name, and demo tasks done by an expert."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
-from cua_rl.conversation import Message, SampledAnswer, TextPart
+from cua_rl.conversation import Message, SampledAnswer, TextPart, Tool
+from cua_rl.devices.device import DeviceKind
 from cua_rl.devices.simulator.catalog import APPS, NUM_ICONS_PER_PAGE, NUM_ROWS_VISIBLE, SETTINGS
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.screens import build_screen
@@ -67,13 +69,17 @@ def draw_text_lesson(random: Random) -> Demonstration:
         shown, target = [spec.label for spec in specs], wanted.label
         instruction = f"Turn {random.choice(('on', 'off'))} {wanted.title}."
     scanned = shown[: shown.index(target) + 1]
-    task = f"{instruction} {' '.join(shown)}"
+    return text_lesson("android", MOBILE_USE, f"{instruction} {' '.join(shown)}", scanned)
+
+
+def text_lesson(kind: DeviceKind, tool: Tool, task: str, scanned: Sequence[str]) -> Demonstration:
+    """A conversation without images: the task, and an open answer that only names what it scans."""
     items = (
-        Message(role="system", content=(TextPart(text=load_system_prompt("android")),)),
+        Message(role="system", content=(TextPart(text=load_system_prompt(kind)),)),
         Message(role="user", content=(TextPart(text=task),)),
         SampledAnswer(text=write_answer(reasoning=" ".join(scanned), text=None, tool_calls=[])),
     )
-    return Demonstration(items=items, tools=(MOBILE_USE,), is_open=True)
+    return Demonstration(items=items, tools=(tool,), is_open=True)
 
 
 async def demonstrate_task(

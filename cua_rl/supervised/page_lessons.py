@@ -9,12 +9,12 @@ from random import Random
 from cua_rl.actions import Click
 from cua_rl.agent.history import system_item, user_item
 from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, function_tool, load_system_prompt
-from cua_rl.conversation import Message, SampledAnswer, TextPart
-from cua_rl.renderers.answers import write_answer
+from cua_rl.conversation import SampledAnswer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.supervised.demonstrations import Demonstration
 from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.supervised.lessons import text_lesson
 from cua_rl.supervised.page_screens import PageScreen
 from cua_rl.tasks.expert import Decision, Finish
 from cua_rl.tasks.miniwob.tiny_tasks import LABELS
@@ -52,12 +52,7 @@ def draw_page_text_lesson(instructions: Sequence[tuple[str, str]], random: Rando
     others = [label for label in random.sample(LABELS, random.randrange(1, 7)) if label != target]
     place = random.randrange(len(others) + 1)
     shown = [*others[:place], target, *others[place:]]
-    items = (
-        Message(role="system", content=(TextPart(text=load_system_prompt("browser")),)),
-        Message(role="user", content=(TextPart(text=f"{instruction} {' '.join(shown)}"),)),
-        SampledAnswer(text=write_answer(reasoning=" ".join(shown[: place + 1]), text=None, tool_calls=[])),
-    )
-    return Demonstration(items=items, tools=(COMPUTER_USE,), is_open=True)
+    return text_lesson("browser", COMPUTER_USE, f"{instruction} {' '.join(shown)}", shown[: place + 1])
 
 
 def _snap(position_px: float, length_px: int, step: int) -> int:

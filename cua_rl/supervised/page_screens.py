@@ -1,4 +1,4 @@
-"""Screenshots of web pages on which an expert knows what is what, and files of them."""
+"""Labelled screenshots of web pages, and files of them."""
 
 import asyncio
 import json
@@ -18,14 +18,14 @@ from cua_rl.tasks.miniwob.templates import MiniWobTemplate
 from cua_rl.tasks.readiness import prepare
 
 POINT_STEP = 25
-"""The tiny model points at multiples of this on the scale of 1000, 4 to 5 CSS pixels: few numbers to learn, and still
-within everything that is to be clicked.
+"""The tiny model clicks at multiples of this on the scale of 1000, 4 to 5 CSS pixels: few numbers to learn, and still
+precise enough for every element.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledBox:
-    """Something to click: what it is called, and its rectangle in pixels of the screenshot."""
+    """A clickable element: its label, and its rectangle in pixels of the screenshot."""
 
     label: str
     x: float
@@ -36,7 +36,7 @@ class LabelledBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageScreen:
-    """A page as an expert sees it, in reading order."""
+    """A page with its elements in reading order, as the expert knows them."""
 
     instruction: str
     observation: EncodedImage
@@ -46,7 +46,7 @@ class PageScreen:
 
 
 async def look_at(device: Device, name: str) -> PageScreen:
-    """The page of a task that one click solves, prepared; raises `TaskError` if no click would."""
+    """Capture the prepared page of a task that one click solves; raises `TaskError` if no click would."""
     page, scale = as_page(device), as_page(device).settings.scale
     result, elements = await read_result(page), await read_scanned(page, name)
     target = find_target(name, result.instruction, elements)
@@ -80,7 +80,7 @@ async def collect_screens(
     on_screen: Callable[[int], None],
     num_pages: int = 4,
 ) -> list[PageScreen]:
-    """Screens of these tasks in turn, of random instances; `on_screen` gets the number of each as it is taken up."""
+    """Capture random instances of these tasks in turn; `on_screen` receives the number of each when it starts."""
     random = Random(f"screens-{seed}")
     plans = [(names[index % len(names)], random.choice(seeds)) for index in range(num_screens)]
     screens: list[PageScreen | None] = [None] * num_screens
@@ -105,7 +105,7 @@ async def collect_screens(
 
 
 def write_screens(path: Path, screens: Sequence[PageScreen]) -> None:
-    """One JSON object a line."""
+    """Write one JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         for screen in screens:
             shown = screen.observation
@@ -120,18 +120,15 @@ def write_screens(path: Path, screens: Sequence[PageScreen]) -> None:
 
 
 def read_screens(path: Path) -> list[PageScreen]:
-    """What `write_screens` wrote."""
-    return [_parse_screen(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _parse_screen(line: str) -> PageScreen:
-    fields = json.loads(line)
-    image = fields["observation"]
-    return PageScreen(
-        instruction=fields["instruction"],
-        observation=EncodedImage(
+    """Read what `write_screens` wrote."""
+    screens: list[PageScreen] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        fields = json.loads(line)
+        image = fields["observation"]
+        observation = EncodedImage(
             data=b64decode(image["png"]), format="png", width_px=image["width_px"], height_px=image["height_px"]
-        ),
-        boxes=tuple(LabelledBox(**box) for box in fields["boxes"]),
-        target=fields["target"],
-    )
+        )
+        boxes = tuple(LabelledBox(**box) for box in fields["boxes"])
+        instruction, target = fields["instruction"], fields["target"]
+        screens.append(PageScreen(instruction=instruction, observation=observation, boxes=boxes, target=target))
+    return screens

@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from cua_rl.agent.tools import MAX_COORDINATE
-from cua_rl.models.tokenizer import CONTROL_TOKENS, build_tokenizer
-from cua_rl.models.vocabulary import COORDINATE_STEP, names, pieces
+from cua_rl.models.vocabulary import CONTROL_TOKENS, COORDINATE_STEP, build_tokenizer, names, pieces
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
 
 _PATCH_SIZE, _MERGE_SIZE, _TEMPORAL_PATCH_SIZE = 16, 2, 2

@@ -1,4 +1,4 @@
-"""The controller's side of the trainer: starts the worker process, asks for one thing at a time. No torch here."""
+"""The controller's side of the trainer: starts the worker process and sends it requests. Does not import torch."""
 
 import asyncio
 import logging
@@ -26,10 +26,10 @@ _R = TypeVar("_R", bound=wire.Reply)
 
 
 class TrainingClient:
-    """A trainer process of our own, an async context manager: entered, the model is loaded; left, the process is gone.
+    """A trainer process; an async context manager that starts it, loads the model, and stops it.
 
-    Requests queue up and are carried out in order. Cancelling a caller does not disturb the worker: the request that is
-    under way is finished and its answer thrown away. `log_path` is the file that takes the worker's output.
+    Requests are carried out in order. Cancelling a caller does not disturb the worker: it completes the request, and
+    the answer is discarded. The worker's output goes to `log_path`.
 
     Raises (all methods):
         TrainingError: the worker refused, failed or died; after a death, the message ends with the log's last lines.
@@ -37,15 +37,25 @@ class TrainingClient:
 
     def __init__(self, config: TrainerConfig, log_path: Path, *, num_threads: int | None = None) -> None:
         self._config = config
-        # Threads that spin while they wait starve everybody who shares the cores, themselves included.
+        # threads that spin while they wait take the cores from other processes, and from their own
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
         if num_threads is not None:
             environment["OMP_NUM_THREADS"] = str(num_threads)
         if config.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
-        self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: nobody else may enter
+        self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: no access for other users
+        self._socket_path = self._folder / "trainer.sock"
+        module = [_WORKER]
+        if config.num_processes > 1:
+            module = [
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={config.num_processes}",
+                "-m",
+                _WORKER,
+            ]
         self._process = OwnedProcess(
-            [sys.executable, "-m", *_module(config), str(self._socket_path)],
+            [sys.executable, "-m", *module, str(self._socket_path)],
             name="trainer",
             log_path=log_path,
             environment=environment,
@@ -54,11 +64,7 @@ class TrainingClient:
         self._exchanges: set[asyncio.Task[Any]] = set()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.policy_version = 0
-        """Completed optimizer steps, as of the latest answer."""
-
-    @property
-    def _socket_path(self) -> Path:
-        return self._folder / "trainer.sock"
+        """Completed optimizer steps as of the latest answer."""
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         """The policy's log-probabilities: per datum, aligned with its tokens, 0.0 off-mask."""
@@ -66,7 +72,7 @@ class TrainingClient:
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
     async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        """The same of the base model: the adapter is switched off, no second model is held."""
+        """The same under the base model, which is the trained model with its adapter disabled."""
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
@@ -141,7 +147,7 @@ class TrainingClient:
         await self._close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Listen, start the worker, wait until it calls or ends."""
+        """Listen, start the worker, and wait until it connects or ends."""
         called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
             asyncio.get_running_loop().create_future()
         )
@@ -182,7 +188,7 @@ class TrainingClient:
         return reply
 
     async def _exchange(self, request: wire.Request) -> wire.Reply:
-        """Send one request and read its answer; never abandoned halfway, so the next one finds the line clear."""
+        """Send a request and read its answer; never abandoned halfway, so that the stream is free for the next one."""
         async with self._lock:
             if self._streams is None:
                 raise TrainingError("expected a running trainer: use TrainingClient in an `async with` block")
@@ -199,19 +205,12 @@ class TrainingClient:
             return await asyncio.to_thread(wire.decode, answer)
 
     async def _death(self) -> TrainingError:
-        """What to raise when the worker has gone: how it ended and what it said last."""
+        """The error for a dead worker: its exit status and the end of its log."""
         with suppress(TimeoutError):
             async with asyncio.timeout(10.0):
                 status = await self._process.wait()
-                # behind the cause, torchrun tells at length that a process of its own has died
+                # after the cause, torchrun reports at length that one of its processes has died
                 num_lines = 30 if self._config.num_processes == 1 else 90
                 tail = await asyncio.to_thread(self._process.log_tail, num_lines)
                 return TrainingError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
         return TrainingError(f"the trainer closed the connection but is still running; see {self._process.log_path}")
-
-
-def _module(config: TrainerConfig) -> list[str]:
-    """What Python runs: the worker, or torchrun with as many of them as are wanted."""
-    if config.num_processes == 1:
-        return [_WORKER]
-    return ["torch.distributed.run", "--standalone", f"--nproc-per-node={config.num_processes}", "-m", _WORKER]

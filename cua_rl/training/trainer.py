@@ -14,7 +14,6 @@ from torch import Tensor
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainingError
 from cua_rl.training import checkpoint, wire
-from cua_rl.training.account import Account, held_bytes, measure_shape
 from cua_rl.training.batching import (
     MicroBatch,
     align_with_tokens,
@@ -27,8 +26,8 @@ from cua_rl.training.batching import (
 )
 from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.loss_metrics import loss_metrics
 from cua_rl.training.losses import TokenLoss, token_losses
+from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_shape
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import FeatureCache, ImagePreprocessor, encode_images

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cua_rl.judge.verdict import MalformedVerdict, Verdict, parse_verdict
+from cua_rl.judge.judge import MalformedVerdict, Verdict, parse_verdict
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cua_rl.rewards.comprehensive import comprehensive_reward
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.load_reward import REWARDS
 from cua_rl.rewards.reward import (
@@ -12,6 +11,7 @@ from cua_rl.rewards.reward import (
     binary_reward,
     bound_parts,
     completion_reward,
+    comprehensive_reward,
     efficiency_reward,
     shaped_reward,
 )

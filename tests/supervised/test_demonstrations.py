@@ -7,8 +7,7 @@ from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
 from cua_rl.conversation import EncodedImage, Message, Reasoning, SampledAnswer, ToolCall, ToolResult
 from cua_rl.devices.simulator.device import SimulatedPhone
-from cua_rl.models.tokenizer import build_tokenizer
-from cua_rl.models.vocabulary import pieces
+from cua_rl.models.vocabulary import build_tokenizer, pieces
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.images import ImageSettings
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from cua_rl.config import LossConfig, TrainerConfig
 from cua_rl.metrics import check_names
 from cua_rl.training import wire
-from cua_rl.training.account import measure_matmul_peak
+from cua_rl.training.metrics import measure_matmul_peak
 from cua_rl.training.trainer import Trainer
 from tests.real.training.tiny_qwen3_vl import draw_screenshot, make_datum
 

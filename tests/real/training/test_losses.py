@@ -13,7 +13,6 @@ from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
 from cua_rl.training.batching import turn_ids
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.loss_metrics import effective_share, loss_metrics, ratio_metrics
 from cua_rl.training.losses import (
     KL_WEIGHT_CAP,
     LossTokens,
@@ -26,6 +25,7 @@ from cua_rl.training.losses import (
     token_losses,
     turn_means,
 )
+from cua_rl.training.metrics import effective_share, loss_metrics, ratio_metrics
 from tests.rounding import rounding_bound
 
 # Three tokens with ratios 1, 1.5 and 0.5, in two turns.
