@@ -6,11 +6,10 @@ from random import Random
 import pytest
 
 from cua_rl.actions import Click
-from cua_rl.devices.simulator.catalog import Toggle
+from cua_rl.devices.simulator.catalog import ALL_EXTRA_ROWS, Toggle
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.reducer import launch
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.system_catalog import ALL_EXTRA_ROWS
 from cua_rl.task_loader import SEED_RANGES
 from cua_rl.tasks.demo.expert import Finish, decide, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone

@@ -31,7 +31,7 @@ def draw_art(canvas: Canvas, element: Element, palette: Palette) -> None:
             _draw_sky(canvas, element)
 
 
-def draw_photo(canvas: Canvas, element: Element) -> None:
+def draw_photo(canvas: Canvas, element: Element, palette: Palette) -> None:
     """A small landscape, different for every photo."""
     if element.text.startswith("screen:"):
         _draw_screenshot(canvas, element)
@@ -49,8 +49,7 @@ def _draw_screenshot(canvas: Canvas, element: Element) -> None:
     rect = element.rect
     app = element.text.removeprefix("screen:").partition("/")[0]
     canvas.rounded(rect, "#8b93a3", radius=4)
-    inner = Rect(x=rect.x + 1, y=rect.y + 1, width=rect.width - 2, height=rect.height - 2)
-    canvas.rounded(inner, "#f3f4f7" if app in APPS else "#2a2d38", radius=4)
+    canvas.rounded(rect.inset(1), "#f3f4f7" if app in APPS else "#2a2d38", radius=4)
     size = rect.width // 2
     icon = Rect(x=rect.centre[0] - size // 2, y=rect.centre[1] - size // 2, width=size, height=size)
     spec = APPS.get(app, APPS["settings"])
@@ -60,7 +59,7 @@ def _draw_screenshot(canvas: Canvas, element: Element) -> None:
 def _draw_document(canvas: Canvas, element: Element) -> None:
     rect = element.rect
     canvas.rounded(rect, "#c9ced8", radius=5)
-    canvas.rounded(Rect(x=rect.x + 1, y=rect.y + 1, width=rect.width - 2, height=rect.height - 2), "#ffffff", radius=4)
+    canvas.rounded(rect.inset(1), "#ffffff", radius=4)
     for i in range(4):
         line = Rect(x=rect.x + 10, y=rect.y + 12 + 9 * i, width=rect.width - (20 if i < 3 else 34), height=3)
         canvas.rounded(line, "#d5dae3", radius=1)

@@ -24,12 +24,11 @@ from cua_rl.actions import (
 )
 from cua_rl.devices.device import ActionRejected
 from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.app_reducer import take_screenshot as take_screenshot_file
-from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
+from cua_rl.devices.simulator.apps.commands import take_screenshot as take_screenshot_file
+from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH, find_app
 from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_catalog import find_app
 from cua_rl.errors import DeviceError
 from cua_rl.types import Observation
 

@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.controls import NAV_TOP
 from cua_rl.devices.simulator.elements import Element, Rect, TypeKey
-from cua_rl.devices.simulator.layout import NAV_TOP
 from cua_rl.devices.simulator.state import KeyboardLayer
 
 KEYBOARD_HEIGHT = 106

@@ -1,22 +1,241 @@
-"""Making a phone from a seed: which apps lie where, what is on, what was written; and what a task demands of it."""
+"""Making a phone from a seed and from what a task demands of it."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from cua_rl.devices.simulator import content
-from cua_rl.devices.simulator.app_start import AppStart, fill_apps
+from cua_rl.devices.simulator.apps.files import add_file
 from cua_rl.devices.simulator.catalog import (
     APPS,
+    BLUETOOTH_DEVICES,
+    EXTRA_ROWS,
+    NETWORKS,
     NUM_ICONS_PER_PAGE,
     NUM_ROWS_VISIBLE,
+    SCREEN_LOCKS,
     SCREEN_TIMEOUTS_MS,
     SETTINGS,
+    STORE_APPS,
+    SWITCHES,
+    TIME_ZONES,
     WALLPAPERS,
     Toggle,
+    find_app,
 )
-from cua_rl.devices.simulator.state import IconPlace, PhoneState, Thread
-from cua_rl.devices.simulator.system_start import SystemStart, with_system
+from cua_rl.devices.simulator.launcher.icons import add_icon, make_folder, remove_icon
+from cua_rl.devices.simulator.state import (
+    AppData,
+    Contact,
+    IconPlace,
+    InstalledApp,
+    Network,
+    Notification,
+    PhoneState,
+    SystemState,
+    Thread,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppStart:
+    """What must hold in the apps when a rollout begins; everything else is the seed's choice."""
+
+    contacts: tuple[Contact, ...] = ()
+    """Who must be in the address book, with this number."""
+    without_contacts: tuple[str, ...] = ()
+    """Names that must not be there."""
+    note: str | None = None
+    """A note that must have been written."""
+    alarm: str | None = None
+    """An alarm that must be set."""
+    is_alarm_on: bool = False
+    folders: tuple[str, ...] = ()
+    """Paths that must exist, such as "Downloads/"."""
+    track: str | None = None
+    """The title of a track that must be there."""
+    off_home: tuple[str, ...] = ()
+    """Apps that are installed, but have no icon on a home page."""
+    on_home: tuple[str, ...] = ()
+    """Apps from the store that have an icon where `off_home` left room."""
+    home_folder: tuple[str, str, str] | None = None
+    """Name of a folder on a home page, and the two apps in it, which must have icons on that page."""
+    num_photos: int | None = None
+    screenshots: tuple[str, ...] = ()
+    """Screens of which a picture was taken."""
+
+
+def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
+    """The phone with the apps' content of its seed, and with what `start` demands."""
+    state = replace(state, apps=_app_data(state.seed, start))
+    for path in start.folders:
+        state = add_file(state, path)
+    for app in start.off_home:
+        state = replace(state, home_pages=remove_icon(state.home_pages, app))
+    for app in start.on_home:
+        state = replace(state, home_pages=add_icon(state.home_pages, app))
+    if start.home_folder is not None:
+        state = make_folder(state, *start.home_folder)
+    if start.num_photos is not None:
+        state = replace(state, num_photos=start.num_photos)
+    if start.note is not None:
+        state = replace(state, notes=(*(note for note in state.notes if note != start.note), start.note))
+    return state if start.alarm is None else _with_alarm(state, start.alarm, is_on=start.is_alarm_on)
+
+
+def _app_data(seed: int, start: AppStart) -> AppData:
+    return AppData(
+        contacts=_contacts(seed, start),
+        alarms=content.alarms(seed),
+        tracks=_tracks(seed, start.track),
+        screenshots=start.screenshots,
+    )
+
+
+def _contacts(seed: int, start: AppStart) -> tuple[Contact, ...]:
+    settled = {contact.name for contact in start.contacts} | set(start.without_contacts)
+    others = [Contact(name=name, number=number) for name, number in content.contacts(seed) if name not in settled]
+    return tuple(sorted((*others, *start.contacts), key=lambda contact: contact.name))
+
+
+def _tracks(seed: int, wanted: str | None) -> tuple[tuple[str, str], ...]:
+    tracks = content.tracks(seed)
+    if wanted is None or wanted in [title for title, _ in tracks]:
+        return tracks
+    return (*tracks[:-1], (wanted, tracks[-1][1]))
+
+
+def _with_alarm(state: PhoneState, time: str, *, is_on: bool) -> PhoneState:
+    alarms = state.apps.alarms if time in state.apps.alarms else (*state.apps.alarms, time)
+    index = alarms.index(time)
+    others = {alarm for alarm in state.alarms_on if alarm != index}
+    alarms_on = tuple(sorted(others | {index} if is_on else others))
+    return replace(state, alarms_on=alarms_on, apps=replace(state.apps, alarms=alarms))
+
+
+_NUM_NETWORKS = 6
+_NUM_SAVED_NETWORKS = 3
+_NUM_STORE_APPS = 4
+_NOTIFICATIONS = (
+    ("mail", "New mail", "Your invoice is ready"),
+    ("mail", "Grace", "Agenda for Thursday"),
+    ("messages", "Emma", "Are you on your way?"),
+    ("messages", "Noah", "Thanks for yesterday!"),
+    ("calendar", "Team meeting", "Starts in 15 minutes"),
+    ("calendar", "Dentist", "Tomorrow at 08:30"),
+    ("chrome", "Download complete", "timetable.pdf"),
+    ("weather", "Rain expected", "From 16:00 this afternoon"),
+    ("clock", "Missed alarm", "06:45"),
+    ("maps", "Traffic on your route", "12 minutes slower than usual"),
+    ("files", "Storage is filling up", "Free some space"),
+    ("phone", "Missed call", "555 2040"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemStart:
+    """What must hold on the system pages when a rollout begins; the rest is the seed's choice."""
+
+    extra_rows: tuple[str, ...] = ()
+    """Rows that Settings has besides the plain ones, names of `EXTRA_ROWS`; they lie where the seed puts them."""
+    saved_network: str = ""
+    """A network that must be known, and not in use."""
+    connected_network: str = ""
+    """A network that must be known and in use."""
+    locked_network: Network | None = None
+    """A network that must be within reach, and not known."""
+    store_app: str = ""
+    """An app that must be installed and can be uninstalled."""
+    running_app: str = ""
+    """An app that must run and have something in its cache."""
+    notifying_app: str = ""
+    silent_app: str = ""
+    on: tuple[str, ...] = ()
+    """Names of `SWITCHES`."""
+    off: tuple[str, ...] = ()
+    not_wallpaper: int | None = None
+
+
+def with_system(state: PhoneState, start: SystemStart | None) -> PhoneState:
+    """The phone with the system part of its seed, bent as little as possible to what `start` demands."""
+    demand = start or SystemStart()
+    random = Random(f"system-{state.seed}")
+    networks, connected = _networks(random, demand)
+    notifications = _notifications(random)
+    system = SystemState(
+        networks=networks,
+        connected_network=connected,
+        bluetooth_devices=tuple(random.sample(BLUETOOTH_DEVICES, 3)),
+        notifications=notifications,
+        apps=_apps(random, demand, notifying={notification.app for notification in notifications}),
+        screen_lock=random.choice(SCREEN_LOCKS),
+        time_zone=random.choice(list(TIME_ZONES)),
+        switched_on=_switches(random, demand),
+    )
+    rows = _rows(Random(f"extra-rows-{state.seed}"), state.setting_rows, demand.extra_rows)
+    wallpaper = state.wallpaper
+    if wallpaper == demand.not_wallpaper:
+        wallpaper = (wallpaper + random.randrange(1, len(WALLPAPERS))) % len(WALLPAPERS)
+    return replace(state, system=system, setting_rows=rows, wallpaper=wallpaper)
+
+
+def _networks(random: Random, demand: SystemStart) -> tuple[tuple[Network, ...], str]:
+    locked = demand.locked_network
+    wanted = [name for name in (demand.connected_network, demand.saved_network) if name]
+    taken = {*wanted, locked.name if locked else ""}
+    drawn = [name for name in random.sample(NETWORKS, len(NETWORKS)) if name not in taken]
+    saved = [*wanted, *drawn][:_NUM_SAVED_NETWORKS]
+    others = [name for name in drawn if name not in saved][: _NUM_NETWORKS - len(saved) - (locked is not None)]
+    networks = [Network(name=name, is_saved=True, password=_password(random)) for name in saved]
+    networks += [Network(name=name, password=random.choice(("", _password(random)))) for name in others]
+    networks += [] if locked is None else [locked]
+    random.shuffle(networks)
+    usable = [name for name in saved if name != demand.saved_network]
+    return tuple(networks), demand.connected_network or random.choice(["", *usable])
+
+
+def _password(random: Random) -> str:
+    return "".join(random.choices("abcdefghkmnpqrstuvwxyz", k=8))
+
+
+def _notifications(random: Random) -> tuple[Notification, ...]:
+    chosen = random.sample(_NOTIFICATIONS, random.randrange(2, 5))
+    return tuple(Notification(app=app, title=title, text=text) for app, title, text in chosen)
+
+
+def _apps(random: Random, demand: SystemStart, *, notifying: Container[str]) -> tuple[InstalledApp, ...]:
+    store = [demand.store_app] if demand.store_app else []
+    store += [app for app in random.sample(list(STORE_APPS), len(STORE_APPS)) if app not in store]
+    names = sorted((*APPS, *store[:_NUM_STORE_APPS]), key=lambda app: find_app(app).label)
+    return tuple(_installed(random, app, demand, has_notified=app in notifying) for app in names)
+
+
+def _installed(random: Random, app: str, demand: SystemStart, *, has_notified: bool) -> InstalledApp:
+    is_running, may_notify = random.random() < 0.5, random.random() < 0.7 or has_notified
+    return InstalledApp(
+        app=app,
+        size_mb=random.randrange(12, 400),
+        cache_mb=random.randrange(2, 90),
+        is_running=is_running or app == demand.running_app,
+        may_notify=(may_notify or app == demand.notifying_app) and app != demand.silent_app,
+    )
+
+
+def _switches(random: Random, demand: SystemStart) -> tuple[str, ...]:
+    drawn = {name for name in SWITCHES if random.random() < 0.5} | {"developer_options"}
+    return tuple(sorted((drawn | {*demand.on}) - {*demand.off}))
+
+
+def _rows(random: Random, plain: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
+    rows = list(plain)
+    for name in extra:
+        replaced = EXTRA_ROWS[name].replaces
+        if replaced:
+            rows[rows.index(replaced)] = name
+        else:
+            rows.insert(random.randrange(len(rows) + 1), name)
+    return tuple(rows)
+
 
 _CELL_X, _CELL_Y, _CELL_WIDTH, _CELL_HEIGHT = 0, 46, 96, 60
 _JITTER_X, _JITTER_Y = 13, 4

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from cua_rl.devices.simulator.app_data import Contact
-from cua_rl.devices.simulator.app_start import AppStart
 from cua_rl.devices.simulator.catalog import APPS
-from cua_rl.devices.simulator.start import Start
+from cua_rl.devices.simulator.start import AppStart, Start
+from cua_rl.devices.simulator.state import Contact
 from cua_rl.tasks.demo.template import Goal, Instance, Move, TapKey, TapOn, TaskTemplate, Tell, TypeIn
 from cua_rl.tasks.task import Category, Difficulty
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from cua_rl.devices.simulator.catalog import APPS
-from cua_rl.devices.simulator.system_catalog import (
+from cua_rl.devices.simulator.catalog import (
     ALL_EXTRA_ROWS,
+    APPS,
     find_app,
 )
-from cua_rl.devices.simulator.system_start import SystemStart
+from cua_rl.devices.simulator.start import SystemStart
 from cua_rl.tasks.demo.system_route import (
     LIST_TURNS,
     SCROLL_TURNS,

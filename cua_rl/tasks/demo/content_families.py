@@ -2,9 +2,8 @@
 
 from random import Random
 
-from cua_rl.devices.simulator.app_start import AppStart
-from cua_rl.devices.simulator.browser_pages import WEB_PAGES
-from cua_rl.devices.simulator.start import Start
+from cua_rl.devices.simulator.apps.browser import WEB_PAGES
+from cua_rl.devices.simulator.start import AppStart, Start
 from cua_rl.tasks.demo.app_families import Pool, app_template, open_from_home
 from cua_rl.tasks.demo.template import Goal, Instance, Move, TapKey, TapOn, TaskTemplate, Tell, TypeIn
 

@@ -5,9 +5,9 @@ from random import Random
 from cua_rl.actions import Click, Drag, LongPress, PressButton, TypeText
 from cua_rl.devices.device import Device
 from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.controls import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.elements import Element, Screen
-from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState

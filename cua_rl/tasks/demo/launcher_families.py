@@ -3,11 +3,8 @@
 from random import Random
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.app_start import AppStart
-from cua_rl.devices.simulator.catalog import APPS
-from cua_rl.devices.simulator.start import Start
-from cua_rl.devices.simulator.system_catalog import WALLPAPER_NAMES, find_app
-from cua_rl.devices.simulator.system_start import SystemStart
+from cua_rl.devices.simulator.catalog import APPS, WALLPAPER_NAMES, find_app
+from cua_rl.devices.simulator.start import AppStart, Start, SystemStart
 from cua_rl.tasks.demo.app_families import app_template
 from cua_rl.tasks.demo.template import Goal, Hold, Instance, Move, PushButton, SwipeUp, TapOn, TaskTemplate, TypeIn
 

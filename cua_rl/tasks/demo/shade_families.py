@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
-from cua_rl.devices.simulator.catalog import Toggle
+from cua_rl.devices.simulator.catalog import QUICK_TILES, Toggle
 from cua_rl.devices.simulator.start import Start
-from cua_rl.devices.simulator.system_catalog import QUICK_TILES
 from cua_rl.tasks.demo.system_route import system_template, truth
 from cua_rl.tasks.demo.template import Goal, Instance, Move, PullShade, TapOn, TaskTemplate, always
 from cua_rl.tasks.task import Difficulty

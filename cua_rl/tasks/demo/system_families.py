@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from random import Random
 
-from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, Toggle
-from cua_rl.devices.simulator.start import Start
-from cua_rl.devices.simulator.system_catalog import ALL_EXTRA_ROWS, LANGUAGES, SWITCHES, WALLPAPER_NAMES
-from cua_rl.devices.simulator.system_start import SystemStart
-from cua_rl.devices.simulator.system_state import Network
+from cua_rl.devices.simulator.catalog import (
+    ALL_EXTRA_ROWS,
+    LANGUAGES,
+    MAX_BRIGHTNESS,
+    MAX_VOLUME,
+    SWITCHES,
+    WALLPAPER_NAMES,
+    Toggle,
+)
+from cua_rl.devices.simulator.start import Start, SystemStart
+from cua_rl.devices.simulator.state import Network
 from cua_rl.tasks.demo.system_route import (
     LIST_TURNS,
     OPEN_SETTINGS,

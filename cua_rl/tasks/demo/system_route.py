@@ -3,10 +3,8 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from cua_rl.devices.simulator.catalog import Toggle
-from cua_rl.devices.simulator.start import Start
-from cua_rl.devices.simulator.system_catalog import EXTRA_ROWS
-from cua_rl.devices.simulator.system_start import SystemStart
+from cua_rl.devices.simulator.catalog import EXTRA_ROWS, Toggle
+from cua_rl.devices.simulator.start import Start, SystemStart
 from cua_rl.tasks.demo.template import Deed, Instance, Move, TapOn, TaskTemplate
 from cua_rl.tasks.task import Category, Difficulty
 

@@ -1,7 +1,6 @@
 """The table of tasks on system pages and in the shade; evaluation asks for names and levels that training has not."""
 
-from cua_rl.devices.simulator.catalog import Toggle
-from cua_rl.devices.simulator.system_catalog import LANGUAGES, NETWORKS, WALLPAPER_NAMES
+from cua_rl.devices.simulator.catalog import LANGUAGES, NETWORKS, WALLPAPER_NAMES, Toggle
 from cua_rl.tasks.demo.app_info_families import (
     check_app_storage,
     clear_cache,

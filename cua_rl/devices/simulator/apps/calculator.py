@@ -1,9 +1,25 @@
-"""What the Calculator app computes: numbers and + - * / with the usual precedence."""
+"""Calculator: numbers and + - * / with the usual precedence."""
 
 import re
 
+from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.controls import (
+    Column,
+    add_keypad,
+    place,
+)
+from cua_rl.devices.simulator.state import PhoneState
+
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _VALID = re.compile(r"-?\d+(?:\.\d+)?(?:[-+*/]\d+(?:\.\d+)?)*")
+
+
+def build_calculator(state: PhoneState, column: Column) -> None:
+    """The display and the keys."""
+    column.add(
+        place("display", "Display", "text", (14, 52, WIDTH - 28, 44), text=state.calculation or "0", ink="right")
+    )
+    add_keypad(column, "789/456*123-C0=+", top=104, num_columns=4, key_height=46)
 
 
 def evaluate(text: str) -> str:

@@ -1,12 +1,9 @@
 """The pages of Settings about apps: the list, an app's page, what it stores, and the storage of all."""
 
-from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.catalog import STORE_APPS, WIDTH, find_app, glyph_of
+from cua_rl.devices.simulator.controls import Column, pill, row
 from cua_rl.devices.simulator.elements import Effect, Element, Launch, Operate, Push, Rect
-from cua_rl.devices.simulator.layout import Column, row
-from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_catalog import STORE_APPS, find_app, glyph_of
-from cua_rl.devices.simulator.system_controls import pill
-from cua_rl.devices.simulator.system_state import InstalledApp
+from cua_rl.devices.simulator.state import InstalledApp, PhoneState
 
 _CAPACITY_GB = 16
 _SYSTEM_MB = 4_200

@@ -1,22 +1,26 @@
 """Phone and Contacts: the dialler, a call, the list of people, one person, a new one."""
 
-from cua_rl.devices.simulator.app_data import Contact
-from cua_rl.devices.simulator.app_reducer import subject
+from dataclasses import replace
+
 from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.controls import (
     BLUE,
+    CONTENT_TOP,
     GREEN,
     RED,
+    Column,
     add_field,
+    add_keypad,
     place,
     plus_button,
+    row,
     text_field,
     title_button,
     wide_button,
 )
 from cua_rl.devices.simulator.elements import Do, Enter, Push
-from cua_rl.devices.simulator.layout import CONTENT_TOP, Column, row
-from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.navigation import field_value, go_up, open_subscreen, show, subject
+from cua_rl.devices.simulator.state import Contact, PhoneState
 
 _TEAL = "#00796b"
 
@@ -34,14 +38,6 @@ def build_phone(state: PhoneState, column: Column) -> None:
     if state.dialled:
         save = Do(command="new_contact")
         column.add(place("add", "Add", "button", (18, 252, 40, 20), effect=save, text="Add"))
-
-
-def add_keypad(column: Column, keys: str, *, top: int, num_columns: int, key_height: int) -> None:
-    """Keys of a dialler or a calculator."""
-    width = (WIDTH - 24) // num_columns
-    for i, key in enumerate(keys):
-        rect = (12 + i % num_columns * width + 2, top + i // num_columns * key_height + 2, width - 4, key_height - 4)
-        column.add(place(f"key:{key}", key, "key", rect, effect=Enter(key=key), text=key))
 
 
 def build_phone_page(state: PhoneState, column: Column, subscreen: str) -> str:
@@ -145,3 +141,39 @@ def _person(state: PhoneState, column: Column) -> str:
 
 def _add_portrait(column: Column) -> None:
     column.add(place("portrait", "Portrait", "art", (62, 62, 68, 68), glyph="portrait", paper=BLUE))
+
+
+def call(state: PhoneState) -> PhoneState:
+    """Call the number that was dialled."""
+    if not state.dialled:
+        return state
+    return show(replace(state, calls=(*state.calls, state.dialled), dialled=""), "phone", "call")
+
+
+def call_contact(state: PhoneState) -> PhoneState:
+    """Call the person whom the screen shows."""
+    number = state.apps.number_of(subject(state))
+    return state if number is None else call(replace(state, dialled=number))
+
+
+def new_contact(state: PhoneState) -> PhoneState:
+    """Open the form for a contact with the number that was dialled."""
+    number = state.dialled
+    return replace(open_subscreen(show(state, "phone"), "new"), form=(("number", number),))
+
+
+def save_contact(state: PhoneState) -> PhoneState:
+    """Save the contact that was typed, in place of one of the same name."""
+    name, number = field_value(state, "name").strip(), field_value(state, "number").strip()
+    if not name or not number:
+        return state
+    others = [contact for contact in state.apps.contacts if contact.name != name]
+    contacts = tuple(sorted((*others, Contact(name=name, number=number)), key=lambda contact: contact.name))
+    state = replace(state, apps=replace(state.apps, contacts=contacts))
+    return replace(go_up(state), dialled="") if state.app == "phone" else show(state, "contacts", f"person:{name}")
+
+
+def delete_contact(state: PhoneState) -> PhoneState:
+    """Delete the contact that the screen shows."""
+    contacts = tuple(contact for contact in state.apps.contacts if contact.name != subject(state))
+    return go_up(replace(state, apps=replace(state.apps, contacts=contacts)))

@@ -1,9 +1,19 @@
 """Clock: the alarms, a new one, the timer."""
 
+from dataclasses import replace
+
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import place, plus_button, text_field, title_button, wide_button
+from cua_rl.devices.simulator.controls import (
+    Column,
+    place,
+    plus_button,
+    row,
+    text_field,
+    title_button,
+    wide_button,
+)
 from cua_rl.devices.simulator.elements import Do, Push, SwitchAlarm
-from cua_rl.devices.simulator.layout import Column, row
+from cua_rl.devices.simulator.navigation import field_value, go_up, show
 from cua_rl.devices.simulator.state import PhoneState
 
 
@@ -54,3 +64,31 @@ def _timer(state: PhoneState, column: Column) -> str:
     column.add(text_field(state, "minutes", "Minutes", (12, 66, 80, 26)))
     column.add(wide_button("Start", 104, Do(command="start_timer")))
     return "Timer"
+
+
+def save_alarm(state: PhoneState) -> PhoneState:
+    """Set the alarm that was typed, if it is a time of day."""
+    hour, minute = (_number(field_value(state, field)) for field in ("hour", "minute"))
+    if hour is None or minute is None or hour > 23 or minute > 59:
+        return state
+    time = f"{hour:02d}:{minute:02d}"
+    alarms = state.apps.alarms if time in state.apps.alarms else (*state.apps.alarms, time)
+    alarms_on = tuple(sorted({*state.alarms_on, alarms.index(time)}))
+    return go_up(replace(state, alarms_on=alarms_on, apps=replace(state.apps, alarms=alarms)))
+
+
+def start_timer(state: PhoneState) -> PhoneState:
+    """Start the timer with the minutes that were typed, 1 to 600."""
+    minutes = _number(field_value(state, "minutes"))
+    if not minutes or minutes > 600:
+        return state
+    return show(replace(state, apps=replace(state.apps, timer_s=60 * minutes)), "clock", "timer")
+
+
+def stop_timer(state: PhoneState) -> PhoneState:
+    """Stop the timer."""
+    return show(replace(state, apps=replace(state.apps, timer_s=0)), "clock", "timer")
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() and len(text.strip()) <= 3 else None

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, replace
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.catalog import LANGUAGES, WIDTH, find_app
+from cua_rl.devices.simulator.controls import NAV_TOP, STATUS_HEIGHT, button, pill
 from cua_rl.devices.simulator.elements import Effect, Element, Kind, Operate, Press, Rect, Screen
-from cua_rl.devices.simulator.layout import NAV_TOP, STATUS_HEIGHT
-from cua_rl.devices.simulator.system_catalog import LANGUAGES, find_app
-from cua_rl.devices.simulator.system_controls import button, pill
 
 _PREFIX = "ask:"
 

@@ -1,24 +1,26 @@
 """The shade that is pulled down from the status bar: notifications first, quick settings below."""
 
-from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, SETTINGS, WIDTH, Toggle
+from dataclasses import replace
+
+from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, QUICK_TILES, WIDTH, Toggle, find_app, glyph_of
+from cua_rl.devices.simulator.controls import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, navigation_bar, pill, slider, title
 from cua_rl.devices.simulator.elements import Element, Launch, Operate, Rect, Screen, Slide, SwitchTile
-from cua_rl.devices.simulator.layout import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, title
 from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_catalog import QUICK_TILES, find_app, glyph_of
-from cua_rl.devices.simulator.system_controls import pill
 
 _VIEWPORT = Rect(x=0, y=STATUS_HEIGHT, width=WIDTH, height=NAV_TOP - STATUS_HEIGHT)
 _NUM_SMALL_TILES = 4
 _CARD_HEIGHT = 42
+_MIN_PULL = 60
+"""Logical units that a finger must move to pull the shade down or push it up."""
 
 
-def build_shade(state: PhoneState, navigation: tuple[Element, ...]) -> Screen:
+def build_shade(state: PhoneState) -> Screen:
     """The half of the shade that shows, with the navigation bar below it."""
     is_quick = state.shade == "quick_settings"
     heading = "Quick settings" if is_quick else "Notifications"
     bar = title(heading, y=STATUS_HEIGHT, height=CONTENT_TOP - STATUS_HEIGHT)
     content = _quick_settings(state) if is_quick else _notifications(state)
-    return Screen(name=state.screen, content=content, fixed=(bar, *navigation), viewport=_VIEWPORT)
+    return Screen(name=state.screen, content=content, fixed=(bar, *navigation_bar()), viewport=_VIEWPORT)
 
 
 def _notifications(state: PhoneState) -> tuple[Element, ...]:
@@ -60,18 +62,10 @@ def _quick_settings(state: PhoneState) -> tuple[Element, ...]:
         )
         for i, toggle in enumerate(QUICK_TILES)
     ]
-    slider = Element(
-        element_id="slider:brightness",
-        label="Brightness",
-        kind="slider",
-        rect=Rect(x=0, y=202, width=WIDTH, height=36),
-        effect=Slide(level="brightness"),
-        level=state.brightness_level / MAX_BRIGHTNESS,
-        glyph="display",
-        paper=SETTINGS["display"].paper,
-        ink="#ffffff",
+    brightness = slider(
+        "Brightness", 202, state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display"
     )
-    return (*tiles, slider, pill("All settings", (54, 250, 84, 24), Launch(app="settings")))
+    return (*tiles, brightness, pill("All settings", (54, 250, 84, 24), Launch(app="settings")))
 
 
 def _tile(state: PhoneState, toggle: Toggle, rect: Rect) -> Element:
@@ -85,3 +79,35 @@ def _tile(state: PhoneState, toggle: Toggle, rect: Rect) -> Element:
         glyph=toggle.value,
         is_on=state.is_on(toggle),
     )
+
+
+def drag_shade(state: PhoneState, element: Element | None, y: float, dx: float, dy: float) -> PhoneState | None:
+    """The state after a drag that the shade takes; None for a drag that is for the screen beneath.
+
+    Down from the status bar opens the notifications, down again the quick settings; up closes the shade, and a
+    notification that is pushed aside goes away.
+    """
+    is_downwards, is_sideways = dy >= _MIN_PULL, abs(dx) > abs(dy)
+    if state.shade is None:
+        if y < STATUS_HEIGHT and is_downwards and not is_sideways:
+            return replace(state, shade="notifications", focus=None)
+        return None
+    if is_sideways:
+        is_notification = element is not None and element.kind == "notification"
+        return _dismiss(state, element.element_id) if element is not None and is_notification else state
+    if is_downwards:
+        return replace(state, shade="quick_settings")
+    return replace(state, shade=None) if dy <= -_MIN_PULL else state
+
+
+def _dismiss(state: PhoneState, element_id: str) -> PhoneState:
+    shown = state.system.shown_notifications()
+    gone = shown[int(element_id.partition(":")[2])]
+    left = tuple(notification for notification in state.system.notifications if notification != gone)
+    return replace(state, system=replace(state.system, notifications=left))
+
+
+def record_tile(state: PhoneState, toggle: str) -> PhoneState:
+    """Remember that a toggle was flipped in the shade."""
+    used = tuple(sorted({*state.system.tiles_used, toggle}))
+    return replace(state, system=replace(state.system, tiles_used=used))

@@ -1,15 +1,15 @@
-"""The launcher beside its home pages: the drawer with all apps, menus of icons, wallpapers."""
+"""The launcher: home pages, the drawer with all apps, menus of icons, folders, wallpapers."""
+
+from dataclasses import replace
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.app_reducer import subject
-from cua_rl.devices.simulator.catalog import WALLPAPERS, WIDTH
-from cua_rl.devices.simulator.controls import place, text_field
+from cua_rl.devices.simulator.catalog import STORE_APPS, WALLPAPER_NAMES, WALLPAPERS, WIDTH, find_app, glyph_of
+from cua_rl.devices.simulator.controls import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, Column, place, row, text_field
 from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Press, Push, Rect
-from cua_rl.devices.simulator.home_folder_screens import FOLDER_SCREENS, app_icon, build_folder_screen
-from cua_rl.devices.simulator.home_layout import page_of
-from cua_rl.devices.simulator.layout import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, Column, row
+from cua_rl.devices.simulator.launcher.icons import find_folder, folder_name, page_of
+from cua_rl.devices.simulator.navigation import subject
+from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_catalog import STORE_APPS, WALLPAPER_NAMES, find_app, glyph_of
 
 _BACK = Press(button=Button.BACK)
 _CELL_WIDTH, _CELL_HEIGHT, _INSET = 60, 60, 7
@@ -29,13 +29,41 @@ def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
     return f"{'menu' if name == 'home' else 'entry'}:{target.element_id.removeprefix('app:')}"
 
 
-def covers_home(state: PhoneState) -> bool:
-    """Whether the current screen lies on top of the icons of the home page."""
-    return state.subscreens[-1].partition(":")[0] in ("options", "menu", "entry", "uninstall", *FOLDER_SCREENS)
+def home_icons(state: PhoneState) -> tuple[Element, ...]:
+    """The icons of the current home page."""
+    return tuple(_home_icon(icon.app, icon.x, icon.y) for icon in state.home_pages[state.home_page])
 
 
-def build_launcher(state: PhoneState) -> tuple[Column, Rect]:
-    """The elements of the current screen and where they scroll."""
+def _home_icon(app: str, x: int, y: int) -> Element:
+    folder, margin = folder_name(app), 6
+    if folder is not None:
+        box = (x - margin, y - margin, ICON_SIZE + 2 * margin, ICON_SIZE + 2 * margin + 5)
+        effect = Push(subscreen=app)
+        return place(
+            app, folder, "app_icon", box, effect=effect, text=folder, glyph="apps", paper="#9aa3b5", ink="#ffffff"
+        )
+    spec = find_app(app)
+    return Element(
+        element_id=f"app:{app}",
+        label=spec.label,
+        kind="app_icon",
+        rect=Rect(x=x - margin, y=y - margin, width=ICON_SIZE + 2 * margin, height=ICON_SIZE + 2 * margin + 5),
+        effect=Launch(app=app),
+        text=spec.label,
+        glyph=glyph_of(app),
+        paper=spec.paper,
+        ink=spec.ink,
+    )
+
+
+def icons_behind(state: PhoneState) -> tuple[Element, ...]:
+    """The icons of the home page where the current screen lies on top of them; they cannot be tapped."""
+    covers_home = state.subscreens[-1].partition(":")[0] in ("options", "menu", "entry", "uninstall", *FOLDER_SCREENS)
+    return tuple(replace(icon, effect=None) for icon in home_icons(state)) if covers_home else ()
+
+
+def build_launcher(state: PhoneState) -> Column:
+    """The elements of the current screen."""
     column = Column(top=CONTENT_TOP)
     subscreen = state.subscreens[-1]
     match subscreen.partition(":")[0]:
@@ -53,7 +81,7 @@ def build_launcher(state: PhoneState) -> tuple[Column, Rect]:
             _menu(column, "Home screen", [("Wallpapers", Push(subscreen="wallpapers"), "gallery", "#e0479e")])
         case _:
             _menu(column, find_app(subject(state)).label, _choices(state, subject(state), subscreen))
-    return column, Rect(x=0, y=CONTENT_TOP, width=WIDTH, height=NAV_TOP - CONTENT_TOP)
+    return column
 
 
 def _drawer(state: PhoneState, column: Column) -> None:
@@ -150,3 +178,85 @@ def _preview(state: PhoneState, column: Column) -> None:
         ),
         place("set", "Set", "button", (60, 240, 72, 26), effect=Do(command="set_wallpaper"), text="Set"),
     )
+
+
+FOLDER_SCREENS = ("group", "folder_of", "folder", "rename")
+"""Names of these screens, without what they are about."""
+
+_ICON_WIDTH, _ICON_HEIGHT = 46, 51
+
+
+def build_folder_screen(state: PhoneState, column: Column) -> None:
+    """One of `FOLDER_SCREENS`."""
+    match state.subscreens[-1].partition(":")[0]:
+        case "group":
+            _partners(state, column)
+        case "folder_of":
+            _name_form(state, column, "New folder", Do(command="make_home_folder"), "Create")
+        case "rename":
+            _name_form(state, column, f"Rename {subject(state)}", Do(command="rename_home_folder"), "Save")
+        case _:
+            _folder(state, column)
+
+
+def app_icon(app: str, x: int, y: int) -> Element:
+    """An app's icon outside the home pages, with its top left corner."""
+    spec = find_app(app)
+    return place(
+        f"app:{app}",
+        spec.label,
+        "app_icon",
+        (x, y, _ICON_WIDTH, _ICON_HEIGHT),
+        effect=Launch(app=app),
+        text=spec.label,
+        glyph=glyph_of(app),
+        paper=spec.paper,
+        ink=spec.ink,
+    )
+
+
+def _partners(state: PhoneState, column: Column) -> None:
+    app = subject(state)
+    page = page_of(state.home_pages, app) or 0
+    icons = [icon.app for icon in state.home_pages[page] if icon.app != app and folder_name(icon.app) is None]
+    heading = f"Group {find_app(app).label} with"
+    column.pin(
+        place("panel", "Panel", "panel", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT)),
+        place("heading", heading, "text", (14, STATUS_HEIGHT + 2, WIDTH - 28, 26), text=heading, ink="large"),
+    )
+    for i, other in enumerate(icons):
+        spec = find_app(other)
+        column.pin(
+            row(
+                f"partner:{other}",
+                y=CONTENT_TOP + 36 * i,
+                label=spec.label,
+                text=spec.label,
+                glyph=glyph_of(other),
+                paper=spec.paper,
+                ink=spec.ink,
+                effect=Push(subscreen=f"folder_of:{app}:{other}"),
+            )
+        )
+
+
+def _name_form(state: PhoneState, column: Column, heading: str, effect: Do, label: str) -> None:
+    column.pin(
+        place("panel", "Panel", "panel", (10, 60, WIDTH - 20, 112)),
+        place("heading", heading, "text", (20, 66, WIDTH - 40, 26), text=heading, ink="large"),
+        text_field(state, "folder", "Name", (24, 98, WIDTH - 48, 26)),
+        place(label.lower(), label, "button", (60, 136, 72, 24), effect=effect, text=label),
+    )
+
+
+def _folder(state: PhoneState, column: Column) -> None:
+    name = subject(state)
+    folder = find_folder(state, name)
+    column.pin(
+        place("panel", "Panel", "panel", (10, 84, WIDTH - 20, 136)),
+        place("heading", name, "text", (20, 90, WIDTH - 40, 26), text=name, ink="large"),
+    )
+    for i, app in enumerate(folder.apps if folder else ()):
+        column.pin(app_icon(app, 34 + i % 2 * 78, 124 + i // 2 * 60))
+    rename = Push(subscreen=f"rename:{name}")
+    column.pin(place("rename", "Rename", "button", (60, 188, 72, 24), effect=rename, text="Rename"))

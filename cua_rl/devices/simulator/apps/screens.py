@@ -3,24 +3,30 @@
 from collections.abc import Callable
 
 from cua_rl.devices.simulator import content
-from cua_rl.devices.simulator.app_reducer import conversation_with, subject
-from cua_rl.devices.simulator.browser_screens import build_chrome, build_chrome_page
-from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.clock_screens import build_clock, build_clock_page
-from cua_rl.devices.simulator.contact_screens import (
-    add_keypad,
+from cua_rl.devices.simulator.apps.browser import build_chrome, build_chrome_page
+from cua_rl.devices.simulator.apps.calculator import build_calculator
+from cua_rl.devices.simulator.apps.clock import build_clock, build_clock_page
+from cua_rl.devices.simulator.apps.contacts import (
     build_contacts,
     build_contacts_page,
     build_phone,
     build_phone_page,
 )
-from cua_rl.devices.simulator.controls import place, plus_button, text_field, title_button
+from cua_rl.devices.simulator.apps.files import build_files, build_files_page
+from cua_rl.devices.simulator.apps.messages import build_messages, build_messages_page
+from cua_rl.devices.simulator.catalog import WIDTH, find_app
+from cua_rl.devices.simulator.controls import (
+    CONTENT_TOP,
+    Column,
+    place,
+    plus_button,
+    row,
+    text_field,
+    title_button,
+)
 from cua_rl.devices.simulator.elements import Do, PlayTrack, Push
-from cua_rl.devices.simulator.file_screens import build_files, build_files_page
-from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
-from cua_rl.devices.simulator.layout import CONTENT_BOTTOM, CONTENT_TOP, NAV_TOP, Column, row
+from cua_rl.devices.simulator.navigation import subject
 from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_catalog import find_app
 
 
 def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
@@ -30,61 +36,6 @@ def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
         _ROOTS.get(app, _store_app)(state, column)
         return find_app(app).label, column
     return _PAGES[app](state, column, state.subscreens[-1]), column
-
-
-def _messages(state: PhoneState, column: Column) -> None:
-    for i, thread in enumerate(state.threads):
-        last = thread.texts[-1]
-        detail = f"You: {last.text}" if last.is_mine else last.text
-        column.add(
-            row(
-                f"thread:{i}",
-                y=column.y,
-                label=thread.contact,
-                text=thread.contact,
-                detail=detail,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=str(i)),
-                height=42,
-            )
-        )
-    column.y += 46  # so that the last row scrolls clear of the round button
-    column.pin(plus_button("new"))
-
-
-def _messages_page(state: PhoneState, column: Column, subscreen: str) -> str:
-    if subscreen == "new":
-        return _recipients(state, column)
-    contact = conversation_with(state, subscreen)
-    texts = next((thread.texts for thread in state.threads if thread.contact == contact), ())
-    for i, text in enumerate(texts):
-        column.y += 6
-        column.add(
-            place(f"text:{i}", text.text, "bubble", (10, column.y, WIDTH - 20, 24), text=text.text, is_on=text.is_mine)
-        )
-    column.y += 40
-    y = (CONTENT_BOTTOM if state.focus is None else NAV_TOP - KEYBOARD_HEIGHT) - 28
-    column.pin(text_field(state, "message", "Message", (8, y, 138, 24)))
-    column.pin(place("send", "Send", "button", (150, y + 1, 36, 22), effect=Do(command="send_text"), text="Send"))
-    return contact
-
-
-def _recipients(state: PhoneState, column: Column) -> str:
-    for contact in state.apps.contacts:
-        column.add(
-            row(
-                f"to:{contact.name}",
-                y=column.y,
-                label=contact.name,
-                text=contact.name,
-                detail=contact.number,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=f"to:{contact.name}"),
-            )
-        )
-    return "New message"
 
 
 def _mails(state: PhoneState, column: Column) -> None:
@@ -205,13 +156,6 @@ def _music(state: PhoneState, column: Column) -> None:
         )
 
 
-def _calculator(state: PhoneState, column: Column) -> None:
-    column.add(
-        place("display", "Display", "text", (14, 52, WIDTH - 28, 44), text=state.calculation or "0", ink="right")
-    )
-    add_keypad(column, "789/456*123-C0=+", top=104, num_columns=4, key_height=46)
-
-
 def _store_app(state: PhoneState, column: Column) -> None:
     app = state.app or ""
     banner = (12, CONTENT_TOP + 6, WIDTH - 24, 60)
@@ -230,7 +174,7 @@ def _weather(state: PhoneState, column: Column) -> None:
 
 _ROOTS: dict[str, Callable[[PhoneState, Column], None]] = {
     "phone": build_phone,
-    "messages": _messages,
+    "messages": build_messages,
     "mail": _mails,
     "notes": _notes,
     "contacts": build_contacts,
@@ -242,13 +186,13 @@ _ROOTS: dict[str, Callable[[PhoneState, Column], None]] = {
     "music": _music,
     "files": build_files,
     "chrome": build_chrome,
-    "calculator": _calculator,
+    "calculator": build_calculator,
     "weather": _weather,
 }
 
 _PAGES: dict[str, Callable[[PhoneState, Column, str], str]] = {
     "phone": build_phone_page,
-    "messages": _messages_page,
+    "messages": build_messages_page,
     "mail": _mail,
     "notes": _note,
     "contacts": build_contacts_page,

@@ -1,0 +1,278 @@
+"""Settings: the list of rows, and the pages that they open."""
+
+from collections.abc import Callable
+
+from cua_rl.devices.simulator.catalog import (
+    APPS,
+    EXTRA_ROWS,
+    LANGUAGES,
+    MAX_BRIGHTNESS,
+    MAX_VOLUME,
+    SCREEN_LOCKS,
+    SCREEN_TIMEOUTS_MS,
+    SETTINGS,
+    TIME_ZONES,
+    WALLPAPER_NAMES,
+    WALLPAPERS,
+    Toggle,
+)
+from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, button, row, slider, switch_row
+from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Rect, Slide, Switch
+from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system.apps import app_info, app_list, app_storage, storage
+from cua_rl.devices.simulator.system.dialogs import is_dialog
+from cua_rl.devices.simulator.system.networks import build_bluetooth, build_network, build_wifi
+
+
+def build_settings(state: PhoneState) -> tuple[str, Column]:
+    """The title and the elements of the current page; a dialog has those of the page beneath it."""
+    pages = [name for name in state.subscreens if not is_dialog(name)]
+    name, _, argument = (pages or [""])[-1].partition(":")
+    column = Column(top=CONTENT_TOP)
+    match name:
+        case "network":
+            build_network(state, column, argument)
+            return argument, column
+        case "app":
+            return app_info(state, column, argument), column
+        case "app_storage":
+            return app_storage(state, column, argument), column
+        case "set_wallpaper":
+            _wallpaper_preview(column, int(argument))
+            return WALLPAPER_NAMES[int(argument)], column
+        case _:
+            heading, build = _PAGES[name]
+            build(state, column)
+            return heading, column
+
+
+def _settings(state: PhoneState, column: Column) -> None:
+    for name in state.setting_rows:
+        column.add(_setting_row(state, name, column.y))
+
+
+def _setting_row(state: PhoneState, name: str, y: int) -> Element:
+    if name in EXTRA_ROWS:
+        extra = EXTRA_ROWS[name]
+        return row(
+            f"page:{extra.subscreen}",
+            y=y,
+            label=extra.label,
+            text=extra.title,
+            detail=_summary(state, name),
+            glyph=extra.glyph,
+            paper=extra.paper,
+            effect=Push(subscreen=extra.subscreen),
+        )
+    spec = SETTINGS[name]
+    toggle = spec.toggle
+    return row(
+        f"{'toggle' if toggle else 'page'}:{spec.row}",
+        y=y,
+        label=spec.label,
+        text=spec.title,
+        glyph=spec.row,
+        paper=spec.paper,
+        effect=Switch(toggle=toggle) if toggle else Push(subscreen=spec.row),
+        kind="switch_row" if toggle else "row",
+        is_on=toggle is not None and state.is_on(toggle),
+    )
+
+
+def _summary(state: PhoneState, name: str) -> str:
+    match name:
+        case "wifi_page" if state.is_on(Toggle.WIFI):
+            return state.system.connected_network or "Not connected"
+        case "wifi_page":
+            return "Off"
+        case "bluetooth_page":
+            return "On" if state.is_on(Toggle.BLUETOOTH) else "Off"
+        case "language":
+            return state.system.language
+        case _:
+            return ""
+
+
+def _display(state: PhoneState, column: Column) -> None:
+    column.add_heading("Brightness")
+    column.add(
+        slider("Brightness", column.y, state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display")
+    )
+    column.add_heading("Screen timeout")
+    for timeout_ms, text in SCREEN_TIMEOUTS_MS.items():
+        column.add(
+            row(
+                f"timeout:{timeout_ms}",
+                y=column.y,
+                label=text,
+                text=text,
+                effect=Choose(screen_timeout_ms=timeout_ms),
+                kind="choice_row",
+                is_on=timeout_ms == state.screen_timeout_ms,
+                height=26,
+            )
+        )
+
+
+def _sound(state: PhoneState, column: Column) -> None:
+    column.add_heading("Media volume")
+    column.add(slider("Volume", column.y, state.media_volume / MAX_VOLUME, Slide(level="media_volume"), "sound"))
+    column.add(_setting_row(state, Toggle.DO_NOT_DISTURB.value, column.y))
+    for name in ("call_vibration", "touch_vibration"):
+        column.add(switch_row(state, name, column.y))
+
+
+def _date(state: PhoneState, column: Column) -> None:
+    column.add(
+        row(
+            "toggle:auto_time",
+            y=column.y,
+            label="Automatic",
+            text="Automatic time",
+            glyph="date",
+            paper=SETTINGS["date"].paper,
+            effect=Switch(toggle=Toggle.AUTO_TIME),
+            kind="switch_row",
+            is_on=state.is_on(Toggle.AUTO_TIME),
+        )
+    )
+    column.add_text(f"The time is {state.clock}.", indent=14)
+    column.add(
+        row(
+            "page:time_zone",
+            y=column.y,
+            label="Zone",
+            text="Time zone",
+            detail=state.system.time_zone,
+            effect=Push(subscreen="time_zone"),
+        )
+    )
+
+
+def _about(state: PhoneState, column: Column) -> None:
+    for name, value in (
+        ("Model", "Simulated phone"),
+        ("Serial number", f"SP-{state.seed:07d}"),
+        ("Battery", f"{state.battery_pct} %"),
+        ("Apps", str(len(APPS))),
+    ):
+        column.add(row(f"about:{name}", y=column.y, label=name, text=name, detail=value))
+
+
+def _security(state: PhoneState, column: Column) -> None:
+    column.add(
+        row(
+            "page:screen_lock",
+            y=column.y,
+            label="Lock",
+            text="Screen lock",
+            detail=state.system.screen_lock,
+            glyph="lock",
+            paper="#00796b",
+            effect=Push(subscreen="screen_lock"),
+        ),
+    )
+    column.add(switch_row(state, "lock_notifications", column.y))
+
+
+def _screen_lock(state: PhoneState, column: Column) -> None:
+    for lock in SCREEN_LOCKS:
+        effect = Operate(command="choose_screen_lock", target=lock)
+        column.add(_choice(lock, column.y, effect, is_on=lock == state.system.screen_lock))
+
+
+def _wallpapers(state: PhoneState, column: Column) -> None:
+    width, height, gap = 52, 84, 8
+    top = column.y + 6
+    for i, name in enumerate(WALLPAPER_NAMES):
+        rect = Rect(x=10 + i % 3 * (width + gap), y=top + i // 3 * (height + 24), width=width, height=height)
+        effect = Push(subscreen=f"set_wallpaper:{i}")
+        column.add(_swatch(i, name, rect, effect=effect, is_on=i == state.wallpaper))
+
+
+def _swatch(index: int, name: str, rect: Rect, *, effect: Push | None = None, is_on: bool = False) -> Element:
+    top, bottom = WALLPAPERS[index]
+    return Element(
+        element_id=f"wallpaper:{name}",
+        label=name,
+        kind="swatch",
+        rect=rect,
+        effect=effect,
+        text=name,
+        paper=top,
+        ink=bottom,
+        is_on=is_on,
+    )
+
+
+def _wallpaper_preview(column: Column, index: int) -> None:
+    rect = Rect(x=46, y=column.y + 4, width=100, height=166)
+    column.add(_swatch(index, WALLPAPER_NAMES[index], rect))
+    effect = Operate(command="set_wallpaper", target=str(index))
+    column.add(button("Set wallpaper", (46, column.y + 24, 100, 24), effect, label="Set"))
+
+
+def _choice(text: str, y: int, effect: Operate | Push | None, *, is_on: bool) -> Element:
+    return row(f"choice:{text}", y=y, label=text, text=text, effect=effect, kind="choice_row", is_on=is_on, height=30)
+
+
+def _language(state: PhoneState, column: Column) -> None:
+    column.add(
+        row(
+            "page:languages",
+            y=column.y,
+            label="Languages",
+            text="Languages",
+            detail=state.system.language,
+            glyph="globe",
+            paper="#16b5cf",
+            effect=Push(subscreen="languages"),
+        )
+    )
+    column.add(switch_row(state, "spell_checker", column.y))
+
+
+def _languages(state: PhoneState, column: Column) -> None:
+    for language in LANGUAGES:
+        is_current = language == state.system.language
+        effect = None if is_current else Push(subscreen=f"ask:language:{language}")
+        column.add(_choice(language, column.y, effect, is_on=is_current))
+
+
+def _developer(state: PhoneState, column: Column) -> None:
+    column.add(switch_row(state, "developer_options", column.y))
+    if "developer_options" not in state.system.switched_on:
+        return
+    usb = "usb_debugging"
+    is_on = usb in state.system.switched_on
+    effect = Operate(command="switch", target=usb) if is_on else Push(subscreen="ask:usb_debugging:")
+    column.add(switch_row(state, usb, column.y, effect=effect, detail="When USB is connected"))
+    for name in ("stay_awake", "show_taps"):
+        column.add(switch_row(state, name, column.y))
+
+
+def _time_zones(state: PhoneState, column: Column) -> None:
+    for zone in TIME_ZONES:
+        effect = Operate(command="choose_time_zone", target=zone)
+        column.add(_choice(zone, column.y, effect, is_on=zone == state.system.time_zone))
+
+
+_PAGES: dict[str, tuple[str, Callable[[PhoneState, Column], None]]] = {
+    "": ("Settings", _settings),
+    "display": ("Display", _display),
+    "sound": ("Sound", _sound),
+    "date": ("Date and time", _date),
+    "about": ("About phone", _about),
+    "wifi": ("Wi-Fi", build_wifi),
+    "bluetooth": ("Bluetooth", build_bluetooth),
+    "apps": ("Apps", app_list),
+    "storage": ("Storage", storage),
+    "security": ("Security", _security),
+    "screen_lock": ("Screen lock", _screen_lock),
+    "wallpaper": ("Wallpaper", _wallpapers),
+    "language": ("Language and input", _language),
+    "languages": ("Languages", _languages),
+    "developer": ("Developer options", _developer),
+    "time_zone": ("Time zone", _time_zones),
+}
+"""Title and builder of the pages that are about nothing in particular; "" is the list of rows."""
