@@ -10,8 +10,7 @@ from typing import Self
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.gym.client import GymClient, GymLimits
 from cua_rl.devices.gym.device import AttachDevice, GymDevice
-from cua_rl.devices.gym.fields import Execution
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import Execution, GymTaskRef
 from cua_rl.errors import DeviceError, TaskError
 from cua_rl.tasks.task import Task
 

@@ -14,8 +14,7 @@ import httpx
 
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
-from cua_rl.devices.gym.fields import Json, first_text, mapping, sequence, text_at
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import GymTaskRef, Json, first_text, mapping, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.tasks.source_config import training_ids
 from cua_rl.tasks.task import Category, Difficulty, Task

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cua_rl.devices.device import Device
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.simulator.start import Start
 from cua_rl.types import Validation
 

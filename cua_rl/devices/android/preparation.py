@@ -4,11 +4,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from cua_rl.devices.android import data_steps, setting_steps
+from cua_rl.devices.android import steps
 from cua_rl.devices.android.queries import read_android_query, read_home_activity, split_query
-from cua_rl.devices.android.setting_steps import switch, switch_setting
 from cua_rl.devices.android.shell import AndroidShell
-from cua_rl.devices.android.wish import Preparation, Wish, nothing
+from cua_rl.devices.android.steps import Preparation, Wish, nothing, switch, switch_setting
 from cua_rl.errors import TaskError
 
 _WAKE = "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; cmd statusbar collapse"
@@ -72,10 +71,10 @@ def _switch(undo: str, on: str, off: str) -> Preparation:
     return Preparation(undo=switch(undo, on, off))
 
 
-_APP_IN_FRONT = Preparation(undo=nothing, require=data_steps.require_app, is_place=True)
-_CONTACT = Preparation(undo=data_steps.swap_contact)
-_PERMISSION = Preparation(undo=setting_steps.switch_permission, require=setting_steps.require_permission)
-_PICTURES = Preparation(require=data_steps.require_next_picture)
+_APP_IN_FRONT = Preparation(undo=nothing, require=steps.require_app, is_place=True)
+_CONTACT = Preparation(undo=steps.swap_contact)
+_PERMISSION = Preparation(undo=steps.switch_permission, require=steps.require_permission)
+_PICTURES = Preparation(require=steps.require_next_picture)
 PREPARATIONS: Mapping[str, Preparation] = {
     "current_app": _APP_IN_FRONT,
     "current_activity": _APP_IN_FRONT,
@@ -90,31 +89,29 @@ PREPARATIONS: Mapping[str, Preparation] = {
     "auto_rotate_enabled": Preparation(undo=switch_setting("system", "accelerometer_rotation")),
     "auto_time_enabled": Preparation(undo=switch_setting("global", "auto_time")),
     "developer_options": Preparation(
-        undo=switch_setting("global", "development_settings_enabled"), require=setting_steps.require_adb
+        undo=switch_setting("global", "development_settings_enabled"), require=steps.require_adb
     ),
-    "usb_debugging": Preparation(require=setting_steps.require_adb),
-    "call_vibration": Preparation(undo=setting_steps.switch_ring_vibration),
-    "brightness_level": Preparation(
-        undo=setting_steps.move_brightness, require=setting_steps.require_reachable_brightness
-    ),
-    "brightness_is_about": Preparation(undo=setting_steps.move_brightness_away),
-    "screen_timeout": Preparation(undo=setting_steps.move_screen_timeout),
-    "media_volume": Preparation(undo=setting_steps.move_volume, require=setting_steps.require_simulated_volumes),
-    "media_volume_is_about": Preparation(undo=setting_steps.move_volume_away),
-    "time_zone": Preparation(undo=setting_steps.move_time_zone),
-    "notification_count": Preparation(undo=data_steps.post_notification),
-    "app_installed": Preparation(undo=data_steps.refuse_app),
-    "app_running": Preparation(undo=data_steps.switch_app),
+    "usb_debugging": Preparation(require=steps.require_adb),
+    "call_vibration": Preparation(undo=steps.switch_ring_vibration),
+    "brightness_level": Preparation(undo=steps.move_brightness, require=steps.require_reachable_brightness),
+    "brightness_is_about": Preparation(undo=steps.move_brightness_away),
+    "screen_timeout": Preparation(undo=steps.move_screen_timeout),
+    "media_volume": Preparation(undo=steps.move_volume, require=steps.require_simulated_volumes),
+    "media_volume_is_about": Preparation(undo=steps.move_volume_away),
+    "time_zone": Preparation(undo=steps.move_time_zone),
+    "notification_count": Preparation(undo=steps.post_notification),
+    "app_installed": Preparation(undo=steps.refuse_app),
+    "app_running": Preparation(undo=steps.switch_app),
     "app_permission": _PERMISSION,
     "app_notifications": _PERMISSION,
-    "file_exists": Preparation(undo=data_steps.swap_file),
+    "file_exists": Preparation(undo=steps.swap_file),
     "contact_number": _CONTACT,
     "contact_digits": _CONTACT,
-    "called_numbers": Preparation(undo=data_steps.forget_calls),
-    "is_alarm_on": Preparation(undo=data_steps.swap_alarm, require=data_steps.require_lone_alarm),
+    "called_numbers": Preparation(undo=steps.forget_calls),
+    "is_alarm_on": Preparation(undo=steps.swap_alarm, require=steps.require_lone_alarm),
     "num_photos": _PICTURES,
     "num_screenshots": _PICTURES,
-    "wifi_saved": Preparation(undo=data_steps.swap_network),
+    "wifi_saved": Preparation(undo=steps.swap_network),
     # without Wi-Fi there is no connection, and no password is lost
     "connected_wifi": Preparation(undo=lambda wish: wish.shell.run("svc wifi disable")),
 }

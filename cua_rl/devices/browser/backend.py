@@ -10,9 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from cua_rl.devices.browser.browser import OwnedBrowser
-from cua_rl.devices.browser.chromium import find_chromium
-from cua_rl.devices.browser.janitor import remove_leftovers
+from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, remove_leftovers
 from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
 from cua_rl.devices.browser.settings import Clip, PageSettings

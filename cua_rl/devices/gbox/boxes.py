@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -15,11 +16,11 @@ import gbox_sdk
 from gbox_sdk import AsyncGboxClient
 
 from cua_rl.devices.android.queries import ANDROID_QUERIES
-from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.device import Device, DeviceAbilities, DeviceKind
 from cua_rl.devices.gbox.actions import duration
-from cua_rl.devices.gbox.device import Capture, GboxDevice
-from cua_rl.devices.gbox.linux_queries import LINUX_QUERIES
+from cua_rl.devices.gbox.device import LINUX_QUERIES, Capture, GboxDevice
 from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
+from cua_rl.devices.gym.device import AttachDevice
 from cua_rl.devices.pool import LEASED_FOR
 from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
 from cua_rl.tasks.task import Task
@@ -222,3 +223,22 @@ class GboxBoxes:
     async def _disconnect(self) -> None:
         gbox, self._gbox = self._open(), None
         await gbox.client.close()
+
+
+@asynccontextmanager
+async def open_held_boxes(gbox: Gbox, kind: DeviceKind) -> AsyncGenerator[AttachDevice]:
+    """Attach to boxes by id; the connections are dropped at the end."""
+
+    async def attach(box_id: str) -> Device:
+        device = GboxDevice(gbox, box_id, kind=kind, end=_leave)
+        await device.check()
+        return device
+
+    try:
+        yield attach
+    finally:
+        await gbox.client.close()
+
+
+async def _leave(box_id: str) -> None:
+    """The server ends the box with its execution."""

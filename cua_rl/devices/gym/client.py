@@ -10,8 +10,15 @@ from urllib.parse import quote
 
 import httpx
 
-from cua_rl.devices.gym.fields import Evaluation, Execution, Json, mapping, parse_evaluation, parse_execution
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import (
+    Evaluation,
+    Execution,
+    GymTaskRef,
+    Json,
+    mapping,
+    parse_evaluation,
+    parse_execution,
+)
 from cua_rl.errors import DeviceError, TaskError
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 from cua_rl.actions import Action
 from cua_rl.devices.device import Device, DeviceKind
 from cua_rl.devices.gym.client import AgentReport, GymClient
-from cua_rl.devices.gym.fields import Evaluation, Execution, Json
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef, Json
 from cua_rl.errors import DeviceError, TaskError
 from cua_rl.types import Observation
 

@@ -1,8 +1,22 @@
-"""Reading the answers of gym servers, which differ in their field names: the first alternative that is there counts."""
+"""What passes between us and a gym server: references to tasks, executions, evaluations.
+
+Servers differ in their field names: the first alternative that is present counts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymTaskRef:
+    """A task on a gym server."""
+
+    base_url: str
+    gym_id: str
+    identifier: str
+    """What the server calls the task."""
+
 
 Json = Mapping[str, object]
 
