@@ -7,23 +7,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol, cast
+from typing import cast
 
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError
-from cua_rl.tasks.custom import CustomTask, JudgedTask, parse_custom_task
+from cua_rl.tasks.custom import DescribedTask, parse_custom_task
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, load_folder_tasks
+from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of, training_ids
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Task, Template
 
 __all__ = [
     "SEED_RANGES", "SIMULATOR", "Split", "TaskSet", "TaskSourceConfig", "TaskSources", "Template", "load_tasks",
@@ -34,20 +35,6 @@ logger = logging.getLogger(__name__)
 
 SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_000_000, 2_000_000)}
 """Instance seeds of each split. They are disjoint, so no phone that was trained on is ever evaluated on."""
-
-
-class Template(Protocol):
-    """A task for every seed: `TaskTemplate`, `LastingDeviceTask`, `CustomTask`, `JudgedTask` or `FolderTask`."""
-
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def category(self) -> Category: ...
-    @property
-    def difficulty(self) -> Difficulty: ...
-    @property
-    def tags(self) -> tuple[str, ...]: ...
-    def make_task(self, seed: int) -> Task: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +54,7 @@ class TaskSet:
     @property
     def is_judged(self) -> bool:
         """True if one of the tasks has no validator, so that only a judge can decide it."""
-        return any(isinstance(template, JudgedTask) for template in self.templates)
+        return any(isinstance(template, DescribedTask) and template.goal is None for template in self.templates)
 
     def batch(self, number: int, num_tasks: int) -> list[Task]:
         """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
@@ -133,7 +120,7 @@ def _fixed(tasks: TaskSet) -> set[str]:
                 fixed.add(str(template.folder))
             case LastingDeviceTask() if not tasks.is_seeded:
                 fixed |= {template.task_id, *map(str.lower, template.instructions())}
-            case CustomTask() if not tasks.is_seeded:
+            case DescribedTask(goal=Goal(), url=None) if not tasks.is_seeded:
                 fixed |= {template.task_id, template.instruction.lower()}
             case _ if not tasks.is_seeded:
                 fixed.add(template.task_id)
@@ -209,7 +196,7 @@ def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: Devic
     """The tasks as they run on such a device; whole demo sets lose what it cannot answer, single tasks are refused."""
     if device.is_seeded:
         return list(candidates)
-    fitting = [LastingDeviceTask(template=task) if isinstance(task, TaskTemplate) else task for task in candidates]
+    fitting = [LastingDeviceTask.of(task) if isinstance(task, TaskTemplate) else task for task in candidates]
     unreadable = [task for task in fitting if isinstance(task, LastingDeviceTask) and not task.is_readable(device)]
     if unreadable:
         names = ", ".join(task.task_id for task in unreadable)
@@ -286,7 +273,7 @@ def _parse_json(text: str, where: str) -> object:
         raise ConfigError(f"expected JSON in {where}, got {text[:80]!r} ({error}); repair it") from None
 
 
-def _describe(task: object, where: str, device: DeviceAbilities, has_judge: bool) -> CustomTask | JudgedTask:
+def _describe(task: object, where: str, device: DeviceAbilities, has_judge: bool) -> DescribedTask:
     custom = parse_custom_task(task, where, device, has_judge=has_judge)
     if custom.task_id in TEMPLATES:
         raise ConfigError(f"expected a task_id of its own in {where}, got {custom.task_id!r}, a demo task; rename it")

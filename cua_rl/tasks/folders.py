@@ -22,24 +22,18 @@ from typing import Any, cast, get_args
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folder_runs import ApkConfig, FolderParts, Hook, prepare_folder_task, validate_folder_task
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 DEFAULT_MAX_TURNS = 20
 _NUMBERED = re.compile(r"\d+_\w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderTask:
-    """One folder's task; it is the same on every device, so it belongs to one side of the split only."""
+class FolderTask(Template):
+    """One folder's task, <set>/<nn_name>; it is the same on every device, so it belongs to one side of a split only."""
 
-    task_id: str
-    """<set>/<nn_name>."""
     folder: Path
     instruction: str
-    category: Category
-    difficulty: Difficulty
-    max_turns: int
-    tags: tuple[str, ...]
     parts: FolderParts = field(compare=False)
     """Made anew at each load."""
 
@@ -49,15 +43,10 @@ class FolderTask:
 
     def make_task(self, seed: int) -> Task:
         """The task; the seed tells instances apart, but the device is the same."""
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=self.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=self.max_turns,
+        return self.build_task(
+            seed,
+            self.instruction,
             validate=partial(validate_folder_task, self.parts),
-            tags=self.tags,
             prepare=partial(prepare_folder_task, self.parts),
         )
 

@@ -17,7 +17,7 @@ from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.gym.fields import GymTaskRef, Json, first_text, mapping, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.tasks.source_config import training_ids
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Difficulty, Task, Template
 from cua_rl.types import Validation
 
 DEFAULT_BASE_URL = "http://localhost:5010"
@@ -32,7 +32,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GymTask:
+class GymTask(Template):
     """A task on a gym server, the same for every seed."""
 
     ref: GymTaskRef
@@ -40,23 +40,8 @@ class GymTask:
     number: int | None
     instruction: str
     description: str
-    tags: tuple[str, ...]
     aliases: frozenset[str]
     """Everything the server calls it."""
-    max_turns: int = DEFAULT_MAX_TURNS
-    category: Category = "app"
-
-    @property
-    def task_id(self) -> str:
-        return f"gym/{self.ref.gym_id}/{self.ref.identifier}"
-
-    @property
-    def difficulty(self) -> Difficulty:
-        """What a tag says, else medium."""
-        for tag in self.tags:
-            if tag in _DIFFICULTIES:
-                return _DIFFICULTIES[tag]
-        return "medium"
 
     def is_called(self, name: str) -> bool:
         """Whether a name that a user wrote means this task: a name, the beginning of one, or its number."""
@@ -66,17 +51,7 @@ class GymTask:
 
     def make_task(self, seed: int) -> Task:
         """The task; the seed changes nothing on the server."""
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=self.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=self.max_turns,
-            validate=_evaluate,
-            tags=self.tags,
-            gym=self.ref,
-        )
+        return self.build_task(seed, self.instruction, validate=_evaluate, gym=self.ref)
 
 
 async def _evaluate(device: Device, answer: str | None) -> Validation:
@@ -139,13 +114,17 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
     more = (("seed_id",), ("task_id",), ("id",), ("task_number",), ("meta", "id"), ("meta", "number"))
     name = first_text(fields, *names) or identifier
     steps = fields.get("max_steps", fields.get("maxSteps"))
+    tags = ("gym", *_tags(fields.get("tags")))
     return GymTask(
+        task_id=f"gym/{gym_id}/{identifier}",
+        category="app",
+        difficulty=next((_DIFFICULTIES[tag] for tag in tags if tag in _DIFFICULTIES), "medium"),
         ref=GymTaskRef(base_url=base_url.rstrip("/"), gym_id=gym_id, identifier=identifier),
         name=name,
         number=_number(fields, identifier, name),
         instruction=instruction,
         description=description,
-        tags=("gym", *_tags(fields.get("tags"))),
+        tags=tags,
         aliases=frozenset({identifier, name, *filter(None, (text_at(fields, *path) for path in (*names, *more)))}),
         max_turns=steps if isinstance(steps, int) and steps > 0 else DEFAULT_MAX_TURNS,
     )

@@ -6,40 +6,38 @@ Before a rollout the goal is undone where it holds; where that cannot be done, t
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Self
 
 from cua_rl.devices.android.preparation import make_goal_false
 from cua_rl.devices.android.shell import DeviceShell
 from cua_rl.devices.device import Device, DeviceAbilities, ShellDevice
 from cua_rl.errors import TaskError
-from cua_rl.tasks.demo.template import Goal, TaskTemplate
+from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.goal import Goal
+from cua_rl.tasks.task import Task, Template
 
 _NUM_INSTANCES = 64
 """Instances looked at to meet every parameter that a template draws from its pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastingDeviceTask:
+class LastingDeviceTask(Template):
     """A demo template whose tasks undo their goal first."""
 
     template: TaskTemplate
 
-    @property
-    def task_id(self) -> str:
-        return self.template.task_id
-
-    @property
-    def category(self) -> Category:
-        return self.template.category
-
-    @property
-    def difficulty(self) -> Difficulty:
-        return self.template.difficulty
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return self.template.tags
+    @classmethod
+    def of(cls, template: TaskTemplate) -> Self:
+        """The template for such a device."""
+        return cls(
+            task_id=template.task_id,
+            category=template.category,
+            difficulty=template.difficulty,
+            max_turns=template.max_turns,
+            tags=template.tags,
+            template=template,
+        )
 
     def make_task(self, seed: int) -> Task:
         """The task; the seed decides what is asked for, where that differs."""

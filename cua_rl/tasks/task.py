@@ -1,5 +1,6 @@
-"""A task: what the agent is told, how the device is prepared, and how success is read from its state."""
+"""Tasks, and the templates that make them: one task for every seed."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,10 @@ from cua_rl.types import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]
+
+Prepare = Callable[[Device], Awaitable[None]]
+Validate = Callable[[Device, str | None], Awaitable[Validation]]
+Read = Callable[[Device], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +33,55 @@ class Task:
     category: Category
     difficulty: Difficulty
     max_turns: int
-    validate: Callable[[Device, str | None], Awaitable[Validation]] | None
+    validate: Validate | None
     tags: tuple[str, ...] = ()
-    prepare: Callable[[Device], Awaitable[None]] | None = None
+    prepare: Prepare | None = None
     """Runs on the leased device before the agent sees it."""
-    read_instruction: Callable[[Device], Awaitable[str]] | None = None
+    read_instruction: Read | None = None
     """Reads off the prepared device what the agent is told, where nothing else knows; None tells `instruction`."""
     start: Start | None = None
     """How the simulated phone begins; None leaves it to the task's template."""
     gym: GymTaskRef | None = None
     """Where a gym server has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template(ABC):
+    """A task for every seed; where a seed changes nothing, the tasks differ in their seed alone."""
+
+    task_id: str
+    category: Category
+    difficulty: Difficulty
+    max_turns: int
+    tags: tuple[str, ...] = ()
+
+    @abstractmethod
+    def make_task(self, seed: int) -> Task:
+        """The task of this seed."""
+
+    def build_task(
+        self,
+        seed: int,
+        instruction: str,
+        *,
+        validate: Validate | None,
+        prepare: Prepare | None = None,
+        read_instruction: Read | None = None,
+        start: Start | None = None,
+        gym: GymTaskRef | None = None,
+    ) -> Task:
+        """The task with what is the same for every seed filled in."""
+        return Task(
+            task_id=self.task_id,
+            seed=seed,
+            instruction=instruction,
+            category=self.category,
+            difficulty=self.difficulty,
+            max_turns=self.max_turns,
+            validate=validate,
+            tags=self.tags,
+            prepare=prepare,
+            read_instruction=read_instruction,
+            start=start,
+            gym=gym,
+        )

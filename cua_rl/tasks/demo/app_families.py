@@ -8,7 +8,8 @@ from random import Random
 from cua_rl.devices.simulator.catalog import APPS
 from cua_rl.devices.simulator.start import AppStart, Start
 from cua_rl.devices.simulator.state import Contact
-from cua_rl.tasks.demo.template import Goal, Instance, Move, TapKey, TapOn, TaskTemplate, Tell, TypeIn
+from cua_rl.tasks.demo.template import Instance, Move, TapKey, TapOn, TaskTemplate, Tell, TypeIn
+from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
 
 _SLACK_TURNS = 2

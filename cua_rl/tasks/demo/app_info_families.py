@@ -19,14 +19,8 @@ from cua_rl.tasks.demo.system_route import (
     tap_on,
     truth,
 )
-from cua_rl.tasks.demo.template import (
-    Goal,
-    Instance,
-    Move,
-    TaskTemplate,
-    Tell,
-    always,
-)
+from cua_rl.tasks.demo.template import Instance, Move, TaskTemplate, Tell, always
+from cua_rl.tasks.goal import Goal
 
 
 def open_app_info(task_id: str, app: str) -> TaskTemplate:

@@ -5,7 +5,8 @@ from random import Random
 from cua_rl.devices.simulator.apps.browser import WEB_PAGES
 from cua_rl.devices.simulator.start import AppStart, Start
 from cua_rl.tasks.demo.app_families import Pool, app_template, open_from_home
-from cua_rl.tasks.demo.template import Goal, Instance, Move, TapKey, TapOn, TaskTemplate, Tell, TypeIn
+from cua_rl.tasks.demo.template import Instance, Move, TapKey, TapOn, TaskTemplate, Tell, TypeIn
+from cua_rl.tasks.goal import Goal
 
 
 def _start(app: str, apps: AppStart | None = None) -> Start:

@@ -7,7 +7,6 @@ from cua_rl.devices.simulator.catalog import APPS, HOME_PACKAGE, SCREEN_TIMEOUTS
 from cua_rl.devices.simulator.start import Start
 from cua_rl.tasks.demo.template import (
     Deed,
-    Goal,
     Instance,
     Move,
     PushButton,
@@ -19,6 +18,7 @@ from cua_rl.tasks.demo.template import (
     TypeIn,
     always,
 )
+from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
 
 _QUERIES = {

@@ -8,7 +8,6 @@ from cua_rl.devices.simulator.catalog import APPS, find_app
 from cua_rl.devices.simulator.start import AppStart, Start, SystemStart
 from cua_rl.tasks.demo.app_families import app_template, open_from_home
 from cua_rl.tasks.demo.template import (
-    Goal,
     Hold,
     Instance,
     Move,
@@ -20,6 +19,7 @@ from cua_rl.tasks.demo.template import (
     TaskTemplate,
     Tell,
 )
+from cua_rl.tasks.goal import Goal
 
 _OPEN_DRAWER = Move(screen="home", deed=SwipeUp())
 _DRAWER = "home/drawer"

@@ -6,7 +6,8 @@ from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import APPS, WALLPAPER_NAMES, find_app
 from cua_rl.devices.simulator.start import AppStart, Start, SystemStart
 from cua_rl.tasks.demo.app_families import app_template
-from cua_rl.tasks.demo.template import Goal, Hold, Instance, Move, PushButton, SwipeUp, TapOn, TaskTemplate, TypeIn
+from cua_rl.tasks.demo.template import Hold, Instance, Move, PushButton, SwipeUp, TapOn, TaskTemplate, TypeIn
+from cua_rl.tasks.goal import Goal
 
 _OPEN_DRAWER = Move(screen="home", deed=SwipeUp())
 _SHOW_RECENTS = PushButton(button=Button.RECENTS)

@@ -6,7 +6,8 @@ from random import Random
 from cua_rl.devices.simulator.catalog import QUICK_TILES, Toggle
 from cua_rl.devices.simulator.start import Start
 from cua_rl.tasks.demo.system_route import system_template, truth
-from cua_rl.tasks.demo.template import Goal, Instance, Move, PullShade, TapOn, TaskTemplate, always
+from cua_rl.tasks.demo.template import Instance, Move, PullShade, TapOn, TaskTemplate, always
+from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Difficulty
 
 _PULL = Move(screen="home", deed=PullShade())

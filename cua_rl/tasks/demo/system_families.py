@@ -25,7 +25,8 @@ from cua_rl.tasks.demo.system_route import (
     tap_on,
     truth,
 )
-from cua_rl.tasks.demo.template import Goal, Instance, Move, SlideTo, TapOn, TaskTemplate, TypeIn, always
+from cua_rl.tasks.demo.template import Instance, Move, SlideTo, TapOn, TaskTemplate, TypeIn, always
+from cua_rl.tasks.goal import Goal
 
 
 def open_system_page(task_id: str, instruction: str, page: str, row: str, *moves: Move) -> TaskTemplate:
