@@ -1,22 +1,12 @@
-"""Families of templates on the pages of Settings: one function per kind of task."""
+"""Families of templates in the shade and on the pages about apps: one function per kind of task."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
-from cua_rl.devices.simulator.catalog import (
-    ALL_EXTRA_ROWS,
-    LANGUAGES,
-    MAX_BRIGHTNESS,
-    MAX_VOLUME,
-    SWITCHES,
-    WALLPAPER_NAMES,
-    Toggle,
-)
+from cua_rl.devices.simulator.catalog import ALL_EXTRA_ROWS, APPS, QUICK_TILES, Toggle, find_app
 from cua_rl.devices.simulator.start import Start, SystemStart
-from cua_rl.devices.simulator.state import Network
-from cua_rl.tasks.demo.system_route import (
+from cua_rl.tasks.demo.settings_families import (
     LIST_TURNS,
-    OPEN_SETTINGS,
     SCROLL_TURNS,
     on_page,
     settings_row,
@@ -25,190 +15,164 @@ from cua_rl.tasks.demo.system_route import (
     tap_on,
     truth,
 )
-from cua_rl.tasks.demo.template import Instance, Move, SlideTo, TapOn, TaskTemplate, TypeIn, always
+from cua_rl.tasks.demo.template import Instance, Move, PullShade, TapOn, TaskTemplate, Tell, always
 from cua_rl.tasks.goal import Goal
+from cua_rl.tasks.task import Difficulty
+
+_PULL = Move(screen="home", deed=PullShade())
+_PULL_AGAIN = Move(screen="notifications", deed=PullShade())
+_SPOKEN = {**QUICK_TILES, Toggle.AIRPLANE_MODE: "Airplane mode", Toggle.DO_NOT_DISTURB: "Do not disturb"}
 
 
-def open_system_page(task_id: str, instruction: str, page: str, row: str, *moves: Move) -> TaskTemplate:
-    """Open a page behind one of the extra rows; `moves` lead there from the page that the row opens."""
-    instance = Instance(
-        instruction=instruction,
-        start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
-        goal=Goal(query="current_screen", expected=f"settings/{page}"),
-        route=settings_row(row, *moves),
+def open_notifications(task_id: str) -> TaskTemplate:
+    """Pull the notification shade down."""
+    return _shade(task_id, "Open the notifications.", Goal(query="shade", expected="notifications"), difficulty="easy")
+
+
+def open_quick_settings(task_id: str) -> TaskTemplate:
+    """Pull the shade down twice."""
+    goal = Goal(query="shade", expected="quick_settings")
+    return _shade(task_id, "Open the quick settings.", goal, _PULL_AGAIN, difficulty="easy")
+
+
+def clear_notifications(task_id: str) -> TaskTemplate:
+    """Get rid of all notifications."""
+    goal = Goal(query="notification_count", expected="0")
+    clear = Move(screen="notifications", deed=TapOn(label="Clear all"))
+    return _shade(task_id, "Clear all notifications.", goal, clear, difficulty="medium")
+
+
+def switch_quick_tile(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
+    """Switch a toggle by its tile; switching it in Settings does not count."""
+    return _tile_template(task_id, lambda random: _tile_instance(toggle, turn_on=turn_on))
+
+
+def toggle_quick_tile(task_id: str, toggle: Toggle) -> TaskTemplate:
+    """Switch a toggle by its tile, on some phones on and on others off."""
+    return _tile_template(task_id, lambda random: _tile_instance(toggle, turn_on=random.random() < 0.5))
+
+
+def _tile_template(task_id: str, draw: Callable[[Random], Instance]) -> TaskTemplate:
+    return system_template(task_id, draw, num_turns=3, category="system", tag="quick_tile")
+
+
+def _tile_instance(toggle: Toggle, *, turn_on: bool) -> Instance:
+    on, off = ((), (toggle,)) if turn_on else ((toggle,), ())
+    return Instance(
+        instruction=f"Turn {'on' if turn_on else 'off'} {_SPOKEN[toggle]} with its tile in the quick settings.",
+        start=Start(on=on, off=off),
+        goal=Goal(query=f"quick_tile:{toggle.value}", expected=truth(turn_on)),
+        route=(_PULL, _PULL_AGAIN, Move(screen="quick_settings", deed=TapOn(label=QUICK_TILES[toggle]))),
     )
-    num_turns = len(instance.route) + SCROLL_TURNS + (LIST_TURNS if row == "apps" else 0)
-    return system_template(task_id, always(instance), num_turns=num_turns, category="navigation", tag="system_page")
 
 
-def connect_known_wifi(task_id: str, networks: Sequence[str]) -> TaskTemplate:
-    """Connect to a network that the phone knows."""
-
-    def draw(random: Random) -> Instance:
-        name = random.choice(networks)
-        return Instance(
-            instruction=f"Connect to the Wi-Fi network {name}.",
-            start=system_start(on=(Toggle.WIFI,), system=SystemStart(extra_rows=ALL_EXTRA_ROWS, saved_network=name)),
-            goal=Goal(query="connected_wifi", expected=name),
-            route=settings_row("wifi_page", tap_on("wifi", name), tap_on(f"network:{name}", "Connect")),
-        )
-
-    return system_template(task_id, draw, num_turns=4 + SCROLL_TURNS + 1, tag="wifi")
-
-
-def forget_wifi(task_id: str, networks: Sequence[str]) -> TaskTemplate:
-    """Forget the network that is in use, and confirm it."""
-
-    def draw(random: Random) -> Instance:
-        name = random.choice(networks)
-        return Instance(
-            instruction=f"Forget the Wi-Fi network {name}.",
-            start=system_start(
-                on=(Toggle.WIFI,), system=SystemStart(extra_rows=ALL_EXTRA_ROWS, connected_network=name)
-            ),
-            goal=Goal(query=f"wifi_saved:{name}", expected="false"),
-            route=settings_row(
-                "wifi_page",
-                tap_on("wifi", name),
-                tap_on(f"network:{name}", "Forget"),
-                tap_on(f"ask:forget:{name}", "Forget"),
-            ),
-        )
-
-    return system_template(task_id, draw, num_turns=5 + SCROLL_TURNS + 1, difficulty="hard", tag="wifi")
-
-
-def join_wifi(task_id: str, networks: Sequence[str]) -> TaskTemplate:
-    """Join a network that the phone does not know, with its password."""
-
-    def draw(random: Random) -> Instance:
-        name, password = random.choice(networks), "".join(random.choices("abcdefghkmnprstuvwxyz", k=8))
-        network = Network(name=name, password=password)
-        page = f"network:{name}"
-        return Instance(
-            instruction=f'Join the Wi-Fi network {name}. Its password is "{password}".',
-            start=system_start(
-                on=(Toggle.WIFI,), system=SystemStart(extra_rows=ALL_EXTRA_ROWS, locked_network=network)
-            ),
-            goal=Goal(query="connected_wifi", expected=name),
-            route=settings_row(
-                "wifi_page",
-                tap_on("wifi", name),
-                on_page(page, TapOn(label="Password"), "focused_field"),
-                on_page(page, TypeIn(text=password), "draft_text"),
-                tap_on(page, "Connect"),
-            ),
-        )
-
+def _shade(task_id: str, instruction: str, goal: Goal, *moves: Move, difficulty: Difficulty) -> TaskTemplate:
+    route = (_PULL, *moves)
+    draw = always(Instance(instruction=instruction, start=Start(), goal=goal, route=route))
     return system_template(
-        task_id, draw, num_turns=6 + SCROLL_TURNS + 1, category="input", difficulty="hard", tag="wifi"
+        task_id, draw, num_turns=len(route), category="system", difficulty=difficulty, tag="notifications"
     )
 
 
-def change_language(task_id: str, languages: Sequence[str]) -> TaskTemplate:
-    """Give the phone another language, and confirm it."""
+def open_app_info(task_id: str, app: str) -> TaskTemplate:
+    """Open the page of an app in Settings."""
+    instruction = f"Open the app info of {APPS[app].label}."
+    goal = Goal(query="current_screen", expected=f"settings/app:{app}")
+    instance = _app_instance(instruction, app, SystemStart(extra_rows=ALL_EXTRA_ROWS), goal)
+    return _app_template(task_id, always(instance), num_turns=3, tag="app_info")
+
+
+def switch_app_notifications(task_id: str, apps: Sequence[str], *, turn_on: bool) -> TaskTemplate:
+    """Allow or silence the notifications of an app."""
 
     def draw(random: Random) -> Instance:
-        language = random.choice(languages)
+        app = random.choice(apps)
+        notifying, silent = ("", app) if turn_on else (app, "")
+        system = SystemStart(extra_rows=ALL_EXTRA_ROWS, notifying_app=notifying, silent_app=silent)
+        return _app_instance(
+            f"Turn {'on' if turn_on else 'off'} the notifications of {APPS[app].label}.",
+            app,
+            system,
+            Goal(query=f"app_notifications:{APPS[app].package}", expected=truth(turn_on)),
+            tap_on(f"app:{app}", "Notifications"),
+        )
+
+    return _app_template(task_id, draw, num_turns=4, tag="app_notifications")
+
+
+def force_stop(task_id: str, app: str) -> TaskTemplate:
+    """Stop an app that runs, and confirm it."""
+    instance = _app_instance(
+        f"Force stop {APPS[app].label}.",
+        app,
+        SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
+        Goal(query=f"app_running:{APPS[app].package}", expected="false"),
+        tap_on(f"app:{app}", "Force stop"),
+        tap_on(f"ask:force_stop:{app}", "OK"),
+    )
+    return _app_template(task_id, always(instance), num_turns=5, tag="app_info")
+
+
+def clear_cache(task_id: str, app: str) -> TaskTemplate:
+    """Empty the cache of an app."""
+    instance = _app_instance(
+        f"Clear the cache of {APPS[app].label}.",
+        app,
+        SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
+        Goal(query=f"cache_cleared:{APPS[app].package}", expected="true"),
+        tap_on(f"app:{app}", "Storage"),
+        tap_on(f"app_storage:{app}", "Clear cache"),
+    )
+    return _app_template(task_id, always(instance), num_turns=5, tag="app_info")
+
+
+def uninstall_app(task_id: str, apps: Sequence[str]) -> TaskTemplate:
+    """Uninstall an app that came from the store, and confirm it."""
+
+    def draw(random: Random) -> Instance:
+        app = random.choice(apps)
+        spec = find_app(app)
+        return _app_instance(
+            f"Uninstall {spec.label}.",
+            app,
+            SystemStart(extra_rows=ALL_EXTRA_ROWS, store_app=app),
+            Goal(query=f"app_installed:{spec.package}", expected="false"),
+            tap_on(f"app:{app}", "Uninstall"),
+            tap_on(f"ask:uninstall:{app}", "OK"),
+        )
+
+    return _app_template(task_id, draw, num_turns=5, tag="app_info")
+
+
+def _app_instance(instruction: str, app: str, system: SystemStart, goal: Goal, *moves: Move) -> Instance:
+    route = settings_row("apps", tap_on("apps", find_app(app).label), *moves)
+    return Instance(instruction=instruction, start=system_start(system=system), goal=goal, route=route)
+
+
+def _app_template(task_id: str, draw: Callable[[Random], Instance], *, num_turns: int, tag: str) -> TaskTemplate:
+    return system_template(task_id, draw, num_turns=num_turns + SCROLL_TURNS + LIST_TURNS, difficulty="hard", tag=tag)
+
+
+def check_app_storage(task_id: str, apps: Sequence[str]) -> TaskTemplate:
+    """Say how much storage an app takes up."""
+
+    def draw(random: Random) -> Instance:
+        app = random.choice(apps)
+        query = f"app_storage_mb:{APPS[app].package}"
         return Instance(
-            instruction=f"Change the system language to {LANGUAGES[language]} ({language}).",
+            instruction=f"How many megabytes of storage does {APPS[app].label} use in all? Answer with the number.",
             start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
-            goal=Goal(query="system_language", expected=language),
+            goal=Goal(query=query, how="told"),
             route=settings_row(
-                "language",
-                tap_on("language", "Languages"),
-                tap_on("languages", language),
-                tap_on(f"ask:language:{language}", "Change"),
+                "storage", tap_on("storage", APPS[app].label), on_page(f"app_storage:{app}", Tell(query=query))
             ),
         )
 
-    return system_template(task_id, draw, num_turns=5 + SCROLL_TURNS + 1, difficulty="hard", tag="language")
-
-
-def change_wallpaper(task_id: str, wallpapers: Sequence[str]) -> TaskTemplate:
-    """Choose a wallpaper by its name."""
-
-    def draw(random: Random) -> Instance:
-        name = random.choice(wallpapers)
-        index = WALLPAPER_NAMES.index(name)
-        return Instance(
-            instruction=f"Set the {name.lower()} wallpaper.",
-            start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS, not_wallpaper=index)),
-            goal=Goal(query="wallpaper", expected=name),
-            route=settings_row("wallpaper", tap_on("wallpaper", name), tap_on(f"set_wallpaper:{index}", "Set")),
-        )
-
-    return system_template(task_id, draw, num_turns=4 + SCROLL_TURNS, tag="wallpaper")
-
-
-def switch_usb_debugging(task_id: str, *, turn_on: bool) -> TaskTemplate:
-    """Flip USB debugging in the developer options; turning it on must be confirmed."""
-    switches = ("usb_debugging",)
-    system = SystemStart(extra_rows=ALL_EXTRA_ROWS, on=() if turn_on else switches, off=switches if turn_on else ())
-    confirm = (tap_on("ask:usb_debugging:", "Allow"),) if turn_on else ()
-    instance = Instance(
-        instruction=f"Turn {'on' if turn_on else 'off'} USB debugging.",
-        start=system_start(system=system),
-        goal=Goal(query="usb_debugging", expected=truth(turn_on)),
-        route=settings_row("developer", tap_on("developer", SWITCHES["usb_debugging"]), *confirm),
-    )
     return system_template(
-        task_id, always(instance), num_turns=len(instance.route) + SCROLL_TURNS, difficulty="hard", tag="developer"
+        task_id,
+        draw,
+        num_turns=4 + SCROLL_TURNS + LIST_TURNS,
+        category="system",
+        difficulty="hard",
+        tag="question",
     )
-
-
-def switch_call_vibration(task_id: str, *, turn_on: bool) -> TaskTemplate:
-    """Flip the vibration for calls on the Sound page."""
-    switches = ("call_vibration",)
-    system = SystemStart(extra_rows=ALL_EXTRA_ROWS, on=() if turn_on else switches, off=switches if turn_on else ())
-    instance = Instance(
-        instruction=f"Turn {'on' if turn_on else 'off'} vibration for calls.",
-        start=system_start(system=system),
-        goal=Goal(query="call_vibration", expected=truth(turn_on)),
-        route=(
-            OPEN_SETTINGS,
-            Move(screen="settings", deed=TapOn(label="Sound")),
-            tap_on("sound", SWITCHES["call_vibration"]),
-        ),
-    )
-    return system_template(task_id, always(instance), num_turns=3 + SCROLL_TURNS, tag="sound")
-
-
-def set_brightness(task_id: str, percents: Sequence[int]) -> TaskTemplate:
-    """Set the brightness to about a level."""
-
-    def draw(random: Random) -> Instance:
-        percent = random.choice(percents)
-        level = (percent + 50) % 100 * MAX_BRIGHTNESS // 100
-        return Instance(
-            instruction=f"Set the brightness to about {percent} percent.",
-            start=Start(first_rows=("display",), brightness_level=max(1, level)),
-            goal=Goal(query=f"brightness_is_about:{percent}", expected="true"),
-            route=(
-                OPEN_SETTINGS,
-                Move(screen="settings", deed=TapOn(label="Display")),
-                on_page("display", SlideTo(label="Brightness", share=percent / 100)),
-            ),
-        )
-
-    return system_template(task_id, draw, num_turns=3, tag="level")
-
-
-def set_media_volume(task_id: str, percents: Sequence[int]) -> TaskTemplate:
-    """Set the media volume to about a level."""
-
-    def draw(random: Random) -> Instance:
-        percent = random.choice(percents)
-        volume = round((percent + 50) % 100 * MAX_VOLUME / 100)
-        return Instance(
-            instruction=f"Set the media volume to about {percent} percent.",
-            start=Start(first_rows=("sound",), media_volume=volume),
-            goal=Goal(query=f"media_volume_is_about:{percent}", expected="true"),
-            route=(
-                OPEN_SETTINGS,
-                Move(screen="settings", deed=TapOn(label="Sound")),
-                on_page("sound", SlideTo(label="Volume", share=percent / 100)),
-            ),
-        )
-
-    return system_template(task_id, draw, num_turns=3, tag="level")

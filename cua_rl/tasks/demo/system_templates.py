@@ -1,23 +1,8 @@
 """The table of tasks on system pages and in the shade; evaluation asks for names and levels that training has not."""
 
 from cua_rl.devices.simulator.catalog import LANGUAGES, NETWORKS, WALLPAPER_NAMES, Toggle
-from cua_rl.tasks.demo.app_info_families import (
-    check_app_storage,
-    clear_cache,
-    force_stop,
-    open_app_info,
-    switch_app_notifications,
-    uninstall_app,
-)
 from cua_rl.tasks.demo.app_templates import STORE_EVAL, STORE_TRAINING
-from cua_rl.tasks.demo.shade_families import (
-    clear_notifications,
-    open_notifications,
-    open_quick_settings,
-    switch_quick_tile,
-    toggle_quick_tile,
-)
-from cua_rl.tasks.demo.system_families import (
+from cua_rl.tasks.demo.settings_families import (
     change_language,
     change_wallpaper,
     connect_known_wifi,
@@ -28,8 +13,21 @@ from cua_rl.tasks.demo.system_families import (
     set_media_volume,
     switch_call_vibration,
     switch_usb_debugging,
+    tap_on,
 )
-from cua_rl.tasks.demo.system_route import tap_on
+from cua_rl.tasks.demo.system_families import (
+    check_app_storage,
+    clear_cache,
+    clear_notifications,
+    force_stop,
+    open_app_info,
+    open_notifications,
+    open_quick_settings,
+    switch_app_notifications,
+    switch_quick_tile,
+    toggle_quick_tile,
+    uninstall_app,
+)
 from cua_rl.tasks.demo.template import TaskTemplate
 
 _TRAINING_NETWORKS, _EVAL_NETWORKS = NETWORKS[:9], NETWORKS[9:]

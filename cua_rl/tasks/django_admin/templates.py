@@ -10,9 +10,46 @@ from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.errors import TaskError
 from cua_rl.tasks.django_admin.server import LentSite
 from cua_rl.tasks.django_admin.state import Names, Person, SiteState, draw_names
-from cua_rl.tasks.django_admin.steps import Fill, Follow, Press, Step, Tick
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
 from cua_rl.types import Validation
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """On a page whose path matches, click a link; `selector` may end in :text("...") for what it says."""
+
+    path: str
+    selector: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """On a page whose path matches, let a field hold a text."""
+
+    path: str
+    selector: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """On a page whose path matches, let a box be ticked or not."""
+
+    path: str
+    selector: str
+    is_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Press:
+    """On a page whose path matches, press a button."""
+
+    path: str
+    selector: str
+
+
+Step = Follow | Fill | Tick | Press
+
 
 ADMIN_BROWSER = DeviceAbilities(
     name="a browser with a Django admin site",
