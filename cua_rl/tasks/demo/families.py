@@ -15,8 +15,9 @@ from cua_rl.tasks.demo.template import (
     TaskTemplate,
     Tell,
     TurnPage,
-    TypeIn,
     always,
+    tap,
+    type_in,
 )
 from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
@@ -32,7 +33,7 @@ _QUERIES = {
     Toggle.AUTO_ROTATE: "auto_rotate_enabled",
     Toggle.AUTO_TIME: "auto_time_enabled",
 }
-_OPEN_SETTINGS = Move(screen="home", deed=TapOn(label="Settings"))
+_OPEN_SETTINGS = tap("home", "Settings")
 
 
 def open_app(task_id: str, app: str) -> TaskTemplate:
@@ -56,7 +57,7 @@ def _open_app(task_id: str, app: str, start: Start, *, max_turns: int, tags: tup
                 instruction=f"Open {APPS[app].label}.",
                 start=start,
                 goal=Goal(query="current_app", expected=APPS[app].package),
-                route=(Move(screen="home", deed=TapOn(label=APPS[app].label)),),
+                route=(tap("home", APPS[app].label),),
             )
         ),
         tags=tags,
@@ -105,7 +106,7 @@ def _toggle_setting(
                 instruction=f"Turn {'on' if turn_on else 'off'} {spec.title}.",
                 start=start,
                 goal=Goal(query=_QUERIES[toggle], expected="true" if turn_on else "false"),
-                route=(_OPEN_SETTINGS, Move(screen="settings", deed=TapOn(label=spec.label))),
+                route=(_OPEN_SETTINGS, tap("settings", spec.label)),
             )
         ),
         tags=tags,
@@ -173,7 +174,7 @@ def _in_settings(
     tags: tuple[str, ...],
 ) -> TaskTemplate:
     on_page = () if deed is None else (Move(screen=f"settings/{page}", deed=deed),)
-    route = (_OPEN_SETTINGS, Move(screen="settings", deed=TapOn(label=SETTINGS[page].label)), *on_page)
+    route = (_OPEN_SETTINGS, tap("settings", SETTINGS[page].label), *on_page)
     return TaskTemplate(
         task_id=task_id,
         category=category,
@@ -232,7 +233,7 @@ def switch_to_app(task_id: str, app: str) -> TaskTemplate:
         Start(app="mail", recent_apps=("music", app)),
         Goal(query="current_app", expected=APPS[app].package),
         Move(screen="mail", deed=PushButton(button=Button.RECENTS)),
-        Move(screen="recents", deed=TapOn(label=APPS[app].label)),
+        tap("recents", APPS[app].label),
     )
 
 
@@ -280,10 +281,10 @@ def write_note(task_id: str, text: str) -> TaskTemplate:
         f'Add a new note that says "{text}".',
         Start(first_page=("settings", "notes")),
         Goal(query="note_texts", expected=json.dumps(text), how="includes"),
-        Move(screen="home", deed=TapOn(label="Notes")),
-        Move(screen="notes", deed=TapOn(label="New")),
-        Move(screen="notes/new", deed=TypeIn(text=text), query="draft_text"),
-        Move(screen="notes/new", deed=TapOn(label="Save")),
+        tap("home", "Notes"),
+        tap("notes", "New"),
+        type_in("notes/new", text, query="draft_text"),
+        tap("notes/new", "Save"),
     )
 
 
@@ -293,9 +294,9 @@ def send_message(task_id: str, contact: str, text: str) -> TaskTemplate:
         move
         for screen in (f"messages/{i}" for i in range(5))
         for move in (
-            Move(screen=screen, deed=TapOn(label="Message"), query="focused_field"),
-            Move(screen=screen, deed=TypeIn(text=text), query="draft_text"),
-            Move(screen=screen, deed=TapOn(label="Send")),
+            tap(screen, "Message", query="focused_field"),
+            type_in(screen, text, query="draft_text"),
+            tap(screen, "Send"),
         )
     )
     return _write(
@@ -303,8 +304,8 @@ def send_message(task_id: str, contact: str, text: str) -> TaskTemplate:
         f'Send the message "{text}" to {contact}.',
         Start(first_page=("settings", "messages"), contact=contact),
         Goal(query="sent_messages", expected=json.dumps({"to": contact, "text": text}), how="includes"),
-        Move(screen="home", deed=TapOn(label="Messages")),
-        Move(screen="messages", deed=TapOn(label=contact)),
+        tap("home", "Messages"),
+        tap("messages", contact),
         *on_thread,
     )
 

@@ -6,7 +6,7 @@ from random import Random
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import APPS, find_app
 from cua_rl.devices.simulator.start import AppStart, Start, SystemStart
-from cua_rl.tasks.demo.app_families import app_template, open_from_home
+from cua_rl.tasks.demo.app_families import open_from_home
 from cua_rl.tasks.demo.template import (
     Hold,
     Instance,
@@ -18,6 +18,9 @@ from cua_rl.tasks.demo.template import (
     TapOn,
     TaskTemplate,
     Tell,
+    drawn_template,
+    family,
+    tap,
 )
 from cua_rl.tasks.goal import Goal
 
@@ -49,7 +52,7 @@ def in_open_app(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
 def through_drawer(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
     """What `template` asks for, with its app in the drawer only, which nothing on the home screen tells."""
     spec = APPS[app]
-    open_app = (_OPEN_DRAWER, Move(screen=_DRAWER, deed=TapOn(label=spec.label)))
+    open_app = (_OPEN_DRAWER, tap(_DRAWER, spec.label))
 
     def draw(random: Random) -> Instance:
         instance = template.draw(random)
@@ -71,23 +74,20 @@ def through_drawer(task_id: str, app: str, template: TaskTemplate) -> TaskTempla
     )
 
 
-def type_number(task_id: str) -> TaskTemplate:
+@family(num_turns=4, category="input", difficulty="easy", tags=("app_task", "phone"))
+def type_number(random: Random) -> Instance:
     """Type a number in Phone, which is open, and leave it there."""
-
-    def draw(random: Random) -> Instance:
-        number = str(random.randrange(1000, 10_000))
-        keys = tuple(
-            Move(screen="phone", deed=TapKey(label=digit), query="dialled_number", value=number[:i])
-            for i, digit in enumerate(number)
-        )
-        return Instance(
-            instruction=f"Type the number {number} in Phone, but do not call it.",
-            start=Start(app="phone"),
-            goal=Goal(query="dialled_number", expected=number),
-            route=keys,
-        )
-
-    return app_template(task_id, draw, num_turns=5, category="input", difficulty="easy", tag="phone")
+    number = str(random.randrange(1000, 10_000))
+    keys = tuple(
+        Move(screen="phone", deed=TapKey(label=digit), query="dialled_number", value=number[:i])
+        for i, digit in enumerate(number)
+    )
+    return Instance(
+        instruction=f"Type the number {number} in Phone, but do not call it.",
+        start=Start(app="phone"),
+        goal=Goal(query="dialled_number", expected=number),
+        route=keys,
+    )
 
 
 def open_shade_over_app(task_id: str, apps: tuple[str, ...], *, is_quick: bool) -> TaskTemplate:
@@ -103,107 +103,92 @@ def open_shade_over_app(task_id: str, apps: tuple[str, ...], *, is_quick: bool) 
             route=tuple(Move(screen=screen, deed=PullShade()) for screen in (app, "notifications")),
         )
 
-    num_turns = 3 if is_quick else 2
-    return app_template(task_id, draw, num_turns=num_turns, category="system", difficulty="easy", tag="shade")
+    num_turns = 2 if is_quick else 1
+    return drawn_template(
+        task_id, draw, num_turns=num_turns, category="system", difficulty="easy", tags=("app_task", "shade")
+    )
 
 
-def count_notifications(task_id: str) -> TaskTemplate:
+@family(num_turns=1, category="system", difficulty="easy", tags=("app_task", "question"))
+def count_notifications(random: Random) -> Instance:
     """Say how many notifications the shade shows."""
-
-    def draw(random: Random) -> Instance:
-        query = "notification_count"
-        return Instance(
-            instruction="How many notifications are there? Answer with the number.",
-            start=Start(),
-            goal=Goal(query=query, how="told"),
-            route=(
-                Move(screen="home", deed=PullShade()),
-                Move(screen="notifications", deed=Tell(query=query)),
-            ),
-        )
-
-    return app_template(task_id, draw, num_turns=2, category="system", difficulty="easy", tag="question")
+    query = "notification_count"
+    return Instance(
+        instruction="How many notifications are there? Answer with the number.",
+        start=Start(),
+        goal=Goal(query=query, how="told"),
+        route=(
+            Move(screen="home", deed=PullShade()),
+            Move(screen="notifications", deed=Tell(query=query)),
+        ),
+    )
 
 
-def screenshot_from_drawer(task_id: str, apps: tuple[str, ...]) -> TaskTemplate:
+@family(num_turns=3 + _DRAWER_TURNS, category="system", difficulty="hard", tags=("app_task", "screenshots"))
+def screenshot_from_drawer(random: Random, apps: tuple[str, ...]) -> Instance:
     """Open an app that lies in the drawer only, and take a screenshot of it."""
-
-    def draw(random: Random) -> Instance:
-        app = random.choice(apps)
-        return Instance(
-            instruction=f"Open {APPS[app].label} from the app drawer and take a screenshot of it.",
-            start=Start(apps=AppStart(off_home=(app,))),
-            goal=Goal(query="screenshots", expected=f'["{app}"]'),
-            route=(
-                _OPEN_DRAWER,
-                Move(screen=_DRAWER, deed=TapOn(label=APPS[app].label)),
-                Move(screen=app, deed=_SHOW_RECENTS),
-                Move(screen="recents", deed=_TAKE),
-            ),
-        )
-
-    num_turns = 4 + _DRAWER_TURNS
-    return app_template(task_id, draw, num_turns=num_turns, category="system", difficulty="hard", tag="screenshots")
+    app = random.choice(apps)
+    return Instance(
+        instruction=f"Open {APPS[app].label} from the app drawer and take a screenshot of it.",
+        start=Start(apps=AppStart(off_home=(app,))),
+        goal=Goal(query="screenshots", expected=f'["{app}"]'),
+        route=(
+            _OPEN_DRAWER,
+            tap(_DRAWER, APPS[app].label),
+            Move(screen=app, deed=_SHOW_RECENTS),
+            Move(screen="recents", deed=_TAKE),
+        ),
+    )
 
 
-def take_two_screenshots(task_id: str, apps: tuple[str, ...]) -> TaskTemplate:
+@family(num_turns=6, category="system", difficulty="hard", tags=("app_task", "screenshots"))
+def take_two_screenshots(random: Random, apps: tuple[str, ...]) -> Instance:
     """Take a screenshot of the app that is open, then one of another app."""
-
-    def draw(random: Random) -> Instance:
-        one, two = random.sample(apps, 2)
-        return Instance(
-            instruction=f"Take a screenshot of {APPS[one].label}, which is open, then one of {APPS[two].label}.",
-            start=Start(first_page=("settings", two), app=one),
-            goal=Goal(query="screenshots", expected=f'["{one}", "{two}"]'),
-            route=(
-                Move(screen=one, deed=_SHOW_RECENTS),
-                Move(screen="recents", deed=_TAKE, query="num_screenshots", value="0"),
-                Move(screen="recents", deed=_TAKE, query="current_app", value=APPS[two].package),
-                Move(screen="recents", deed=PushButton(button=Button.HOME)),
-                open_from_home(two),
-                Move(screen=two, deed=_SHOW_RECENTS),
-            ),
-        )
-
-    return app_template(task_id, draw, num_turns=7, category="system", difficulty="hard", tag="screenshots")
+    one, two = random.sample(apps, 2)
+    return Instance(
+        instruction=f"Take a screenshot of {APPS[one].label}, which is open, then one of {APPS[two].label}.",
+        start=Start(first_page=("settings", two), app=one),
+        goal=Goal(query="screenshots", expected=f'["{one}", "{two}"]'),
+        route=(
+            Move(screen=one, deed=_SHOW_RECENTS),
+            Move(screen="recents", deed=_TAKE, query="num_screenshots", value="0"),
+            Move(screen="recents", deed=_TAKE, query="current_app", value=APPS[two].package),
+            Move(screen="recents", deed=PushButton(button=Button.HOME)),
+            open_from_home(two),
+            Move(screen=two, deed=_SHOW_RECENTS),
+        ),
+    )
 
 
-def uninstall_from_drawer(task_id: str, store_apps: tuple[str, ...]) -> TaskTemplate:
+@family(num_turns=3 + _DRAWER_TURNS, category="system", difficulty="hard", tags=("app_task", "icons"))
+def uninstall_from_drawer(random: Random, store_apps: tuple[str, ...]) -> Instance:
     """Uninstall an app by its icon in the drawer."""
-
-    def draw(random: Random) -> Instance:
-        app = random.choice(store_apps)
-        spec = find_app(app)
-        return Instance(
-            instruction=f"Uninstall {spec.label} from the app drawer.",
-            start=Start(system=SystemStart(store_app=app)),
-            goal=Goal(query=f"app_installed:{spec.package}", expected="false"),
-            route=(
-                _OPEN_DRAWER,
-                Move(screen=_DRAWER, deed=Hold(label=spec.label)),
-                Move(screen=f"home/entry:{app}", deed=TapOn(label="Uninstall")),
-                Move(screen=f"home/uninstall:{app}", deed=TapOn(label="OK")),
-            ),
-        )
-
-    num_turns = 4 + _DRAWER_TURNS
-    return app_template(task_id, draw, num_turns=num_turns, category="system", difficulty="hard", tag="icons")
+    app = random.choice(store_apps)
+    spec = find_app(app)
+    return Instance(
+        instruction=f"Uninstall {spec.label} from the app drawer.",
+        start=Start(system=SystemStart(store_app=app)),
+        goal=Goal(query=f"app_installed:{spec.package}", expected="false"),
+        route=(
+            _OPEN_DRAWER,
+            Move(screen=_DRAWER, deed=Hold(label=spec.label)),
+            tap(f"home/entry:{app}", "Uninstall"),
+            tap(f"home/uninstall:{app}", "OK"),
+        ),
+    )
 
 
-def move_icon_back(task_id: str, apps: tuple[str, ...]) -> TaskTemplate:
+@family(num_turns=3, category="navigation", difficulty="hard", tags=("app_task", "icons"))
+def move_icon_back(random: Random, apps: tuple[str, ...]) -> Instance:
     """Move an icon from the second home page to the first, where one place is free."""
-
-    def draw(random: Random) -> Instance:
-        app, absent = random.sample(apps, 2)
-        spec = APPS[app]
-        return Instance(
-            instruction=f"Move the {spec.label} icon to the first home page.",
-            start=Start(first_page=("settings", absent), second_page=(app,), apps=AppStart(off_home=(absent,))),
-            goal=Goal(query=f"home_page_of:{spec.package}", expected="0"),
-            route=(
-                Move(screen="home", deed=Hold(label=spec.label)),
-                Move(screen=f"home/menu:{app}", deed=TapOn(label="Move")),
-            ),
-        )
-
-    return app_template(task_id, draw, num_turns=4, category="navigation", difficulty="hard", tag="icons")
+    app, absent = random.sample(apps, 2)
+    spec = APPS[app]
+    return Instance(
+        instruction=f"Move the {spec.label} icon to the first home page.",
+        start=Start(first_page=("settings", absent), second_page=(app,), apps=AppStart(off_home=(absent,))),
+        goal=Goal(query=f"home_page_of:{spec.package}", expected="0"),
+        route=(
+            Move(screen="home", deed=Hold(label=spec.label)),
+            tap(f"home/menu:{app}", "Move"),
+        ),
+    )

@@ -11,14 +11,24 @@ from cua_rl.tasks.demo.settings_families import (
     on_page,
     settings_row,
     system_start,
-    system_template,
     tap_on,
     truth,
 )
-from cua_rl.tasks.demo.template import Instance, Move, PullShade, TapOn, TaskTemplate, Tell, always
+from cua_rl.tasks.demo.template import (
+    Instance,
+    Move,
+    PullShade,
+    TaskTemplate,
+    Tell,
+    always,
+    drawn_template,
+    family,
+    tap,
+)
 from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Difficulty
 
+_APP_TURNS = SCROLL_TURNS + LIST_TURNS
 _PULL = Move(screen="home", deed=PullShade())
 _PULL_AGAIN = Move(screen="notifications", deed=PullShade())
 _SPOKEN = {**QUICK_TILES, Toggle.AIRPLANE_MODE: "Airplane mode", Toggle.DO_NOT_DISTURB: "Do not disturb"}
@@ -38,7 +48,7 @@ def open_quick_settings(task_id: str) -> TaskTemplate:
 def clear_notifications(task_id: str) -> TaskTemplate:
     """Get rid of all notifications."""
     goal = Goal(query="notification_count", expected="0")
-    clear = Move(screen="notifications", deed=TapOn(label="Clear all"))
+    clear = tap("notifications", "Clear all")
     return _shade(task_id, "Clear all notifications.", goal, clear, difficulty="medium")
 
 
@@ -53,7 +63,7 @@ def toggle_quick_tile(task_id: str, toggle: Toggle) -> TaskTemplate:
 
 
 def _tile_template(task_id: str, draw: Callable[[Random], Instance]) -> TaskTemplate:
-    return system_template(task_id, draw, num_turns=3, category="system", tag="quick_tile")
+    return drawn_template(task_id, draw, num_turns=3, category="system", tags=("system_task", "quick_tile"))
 
 
 def _tile_instance(toggle: Toggle, *, turn_on: bool) -> Instance:
@@ -62,47 +72,50 @@ def _tile_instance(toggle: Toggle, *, turn_on: bool) -> Instance:
         instruction=f"Turn {'on' if turn_on else 'off'} {_SPOKEN[toggle]} with its tile in the quick settings.",
         start=Start(on=on, off=off),
         goal=Goal(query=f"quick_tile:{toggle.value}", expected=truth(turn_on)),
-        route=(_PULL, _PULL_AGAIN, Move(screen="quick_settings", deed=TapOn(label=QUICK_TILES[toggle]))),
+        route=(_PULL, _PULL_AGAIN, tap("quick_settings", QUICK_TILES[toggle])),
     )
 
 
 def _shade(task_id: str, instruction: str, goal: Goal, *moves: Move, difficulty: Difficulty) -> TaskTemplate:
     route = (_PULL, *moves)
     draw = always(Instance(instruction=instruction, start=Start(), goal=goal, route=route))
-    return system_template(
-        task_id, draw, num_turns=len(route), category="system", difficulty=difficulty, tag="notifications"
+    return drawn_template(
+        task_id,
+        draw,
+        num_turns=len(route),
+        category="system",
+        difficulty=difficulty,
+        tags=("system_task", "notifications"),
     )
 
 
-def open_app_info(task_id: str, app: str) -> TaskTemplate:
+@family(num_turns=3 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+def open_app_info(random: Random, app: str) -> Instance:
     """Open the page of an app in Settings."""
     instruction = f"Open the app info of {APPS[app].label}."
     goal = Goal(query="current_screen", expected=f"settings/app:{app}")
-    instance = _app_instance(instruction, app, SystemStart(extra_rows=ALL_EXTRA_ROWS), goal)
-    return _app_template(task_id, always(instance), num_turns=3, tag="app_info")
+    return _app_instance(instruction, app, SystemStart(extra_rows=ALL_EXTRA_ROWS), goal)
 
 
-def switch_app_notifications(task_id: str, apps: Sequence[str], *, turn_on: bool) -> TaskTemplate:
+@family(num_turns=4 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_notifications"))
+def switch_app_notifications(random: Random, apps: Sequence[str], *, turn_on: bool) -> Instance:
     """Allow or silence the notifications of an app."""
-
-    def draw(random: Random) -> Instance:
-        app = random.choice(apps)
-        notifying, silent = ("", app) if turn_on else (app, "")
-        system = SystemStart(extra_rows=ALL_EXTRA_ROWS, notifying_app=notifying, silent_app=silent)
-        return _app_instance(
-            f"Turn {'on' if turn_on else 'off'} the notifications of {APPS[app].label}.",
-            app,
-            system,
-            Goal(query=f"app_notifications:{APPS[app].package}", expected=truth(turn_on)),
-            tap_on(f"app:{app}", "Notifications"),
-        )
-
-    return _app_template(task_id, draw, num_turns=4, tag="app_notifications")
+    app = random.choice(apps)
+    notifying, silent = ("", app) if turn_on else (app, "")
+    system = SystemStart(extra_rows=ALL_EXTRA_ROWS, notifying_app=notifying, silent_app=silent)
+    return _app_instance(
+        f"Turn {'on' if turn_on else 'off'} the notifications of {APPS[app].label}.",
+        app,
+        system,
+        Goal(query=f"app_notifications:{APPS[app].package}", expected=truth(turn_on)),
+        tap_on(f"app:{app}", "Notifications"),
+    )
 
 
-def force_stop(task_id: str, app: str) -> TaskTemplate:
+@family(num_turns=5 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+def force_stop(random: Random, app: str) -> Instance:
     """Stop an app that runs, and confirm it."""
-    instance = _app_instance(
+    return _app_instance(
         f"Force stop {APPS[app].label}.",
         app,
         SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
@@ -110,12 +123,12 @@ def force_stop(task_id: str, app: str) -> TaskTemplate:
         tap_on(f"app:{app}", "Force stop"),
         tap_on(f"ask:force_stop:{app}", "OK"),
     )
-    return _app_template(task_id, always(instance), num_turns=5, tag="app_info")
 
 
-def clear_cache(task_id: str, app: str) -> TaskTemplate:
+@family(num_turns=5 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+def clear_cache(random: Random, app: str) -> Instance:
     """Empty the cache of an app."""
-    instance = _app_instance(
+    return _app_instance(
         f"Clear the cache of {APPS[app].label}.",
         app,
         SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
@@ -123,25 +136,21 @@ def clear_cache(task_id: str, app: str) -> TaskTemplate:
         tap_on(f"app:{app}", "Storage"),
         tap_on(f"app_storage:{app}", "Clear cache"),
     )
-    return _app_template(task_id, always(instance), num_turns=5, tag="app_info")
 
 
-def uninstall_app(task_id: str, apps: Sequence[str]) -> TaskTemplate:
+@family(num_turns=5 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+def uninstall_app(random: Random, apps: Sequence[str]) -> Instance:
     """Uninstall an app that came from the store, and confirm it."""
-
-    def draw(random: Random) -> Instance:
-        app = random.choice(apps)
-        spec = find_app(app)
-        return _app_instance(
-            f"Uninstall {spec.label}.",
-            app,
-            SystemStart(extra_rows=ALL_EXTRA_ROWS, store_app=app),
-            Goal(query=f"app_installed:{spec.package}", expected="false"),
-            tap_on(f"app:{app}", "Uninstall"),
-            tap_on(f"ask:uninstall:{app}", "OK"),
-        )
-
-    return _app_template(task_id, draw, num_turns=5, tag="app_info")
+    app = random.choice(apps)
+    spec = find_app(app)
+    return _app_instance(
+        f"Uninstall {spec.label}.",
+        app,
+        SystemStart(extra_rows=ALL_EXTRA_ROWS, store_app=app),
+        Goal(query=f"app_installed:{spec.package}", expected="false"),
+        tap_on(f"app:{app}", "Uninstall"),
+        tap_on(f"ask:uninstall:{app}", "OK"),
+    )
 
 
 def _app_instance(instruction: str, app: str, system: SystemStart, goal: Goal, *moves: Move) -> Instance:
@@ -149,30 +158,16 @@ def _app_instance(instruction: str, app: str, system: SystemStart, goal: Goal, *
     return Instance(instruction=instruction, start=system_start(system=system), goal=goal, route=route)
 
 
-def _app_template(task_id: str, draw: Callable[[Random], Instance], *, num_turns: int, tag: str) -> TaskTemplate:
-    return system_template(task_id, draw, num_turns=num_turns + SCROLL_TURNS + LIST_TURNS, difficulty="hard", tag=tag)
-
-
-def check_app_storage(task_id: str, apps: Sequence[str]) -> TaskTemplate:
+@family(num_turns=4 + _APP_TURNS, category="system", difficulty="hard", tags=("system_task", "question"))
+def check_app_storage(random: Random, apps: Sequence[str]) -> Instance:
     """Say how much storage an app takes up."""
-
-    def draw(random: Random) -> Instance:
-        app = random.choice(apps)
-        query = f"app_storage_mb:{APPS[app].package}"
-        return Instance(
-            instruction=f"How many megabytes of storage does {APPS[app].label} use in all? Answer with the number.",
-            start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
-            goal=Goal(query=query, how="told"),
-            route=settings_row(
-                "storage", tap_on("storage", APPS[app].label), on_page(f"app_storage:{app}", Tell(query=query))
-            ),
-        )
-
-    return system_template(
-        task_id,
-        draw,
-        num_turns=4 + SCROLL_TURNS + LIST_TURNS,
-        category="system",
-        difficulty="hard",
-        tag="question",
+    app = random.choice(apps)
+    query = f"app_storage_mb:{APPS[app].package}"
+    return Instance(
+        instruction=f"How many megabytes of storage does {APPS[app].label} use in all? Answer with the number.",
+        start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
+        goal=Goal(query=query, how="told"),
+        route=settings_row(
+            "storage", tap_on("storage", APPS[app].label), on_page(f"app_storage:{app}", Tell(query=query))
+        ),
     )

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from random import Random
+from typing import Concatenate, ParamSpec
 
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.start import Start
 from cua_rl.tasks.goal import Goal, check_goal
-from cua_rl.tasks.task import Task, Template
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
+
+P = ParamSpec("P")
+_MORE_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +119,58 @@ class TaskTemplate(Template):
         """The task on the phone of this seed."""
         instance = self.instance(seed)
         return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal))
+
+
+def drawn_template(
+    task_id: str,
+    draw: Callable[[Random], Instance],
+    *,
+    num_turns: int,
+    category: Category = "app",
+    difficulty: Difficulty = "medium",
+    tags: tuple[str, ...],
+) -> TaskTemplate:
+    """A template whose expert acts in at most `num_turns` turns; agents get three more, one of them to stop."""
+    return TaskTemplate(
+        task_id=task_id,
+        category=category,
+        difficulty=difficulty,
+        max_turns=num_turns + _MORE_TURNS,
+        draw=draw,
+        tags=tags,
+    )
+
+
+def family(
+    *, num_turns: int, category: Category = "app", difficulty: Difficulty = "medium", tags: tuple[str, ...]
+) -> Callable[[Callable[Concatenate[Random, P], Instance]], Callable[Concatenate[str, P], TaskTemplate]]:
+    """Make a function that draws an instance one that makes a template: from a task id and the other arguments."""
+
+    def decorate(draw: Callable[Concatenate[Random, P], Instance]) -> Callable[Concatenate[str, P], TaskTemplate]:
+        @wraps(draw)
+        def make_template(task_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskTemplate:
+            return drawn_template(
+                task_id,
+                lambda random: draw(random, *args, **kwargs),
+                num_turns=num_turns,
+                category=category,
+                difficulty=difficulty,
+                tags=tags,
+            )
+
+        return make_template
+
+    return decorate
+
+
+def tap(screen: str, label: str, query: str | None = None, value: str = "") -> Move:
+    """Tap the element with this label."""
+    return Move(screen=screen, deed=TapOn(label=label), query=query, value=value)
+
+
+def type_in(screen: str, text: str, query: str | None = None, value: str = "") -> Move:
+    """Type into the focused field."""
+    return Move(screen=screen, deed=TypeIn(text=text), query=query, value=value)
 
 
 def always(instance: Instance) -> Callable[[Random], Instance]:
