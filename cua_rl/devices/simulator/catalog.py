@@ -102,6 +102,7 @@ SETTINGS: dict[str, SettingSpec] = {spec.row: spec for spec in _SETTINGS}
 NUM_ROWS_VISIBLE = 7
 """Rows of Settings that show without scrolling."""
 NUM_ICONS_PER_PAGE = 8
+ICON_SIZE = 34
 
 SCREEN_TIMEOUTS_MS: dict[int, str] = {
     15_000: "15 seconds",

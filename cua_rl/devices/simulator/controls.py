@@ -1,7 +1,7 @@
 """Where things lie on a screen, and the rows, buttons and fields that screens are made of."""
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour
+from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, find_app, glyph_of
 from cua_rl.devices.simulator.elements import (
     Do,
     Effect,
@@ -84,8 +84,8 @@ def row(
     element_id: str,
     *,
     y: int,
-    label: str,
     text: str,
+    label: str = "",
     detail: str = "",
     glyph: str = "",
     paper: Colour = "",
@@ -95,10 +95,10 @@ def row(
     is_on: bool = False,
     height: int = ROW_HEIGHT,
 ) -> Element:
-    """A row over the full width, with an icon on the left if `glyph` is given."""
+    """A row over the full width, with an icon on the left if `glyph` is given; `label` is its text unless given."""
     return Element(
         element_id=element_id,
-        label=label,
+        label=label or text,
         kind=kind,
         rect=Rect(x=0, y=y, width=WIDTH, height=height),
         effect=effect,
@@ -262,4 +262,22 @@ def navigation_bar() -> tuple[Element, ...]:
             glyph=button.value,
         )
         for i, button in enumerate((Button.BACK, Button.HOME, Button.RECENTS))
+    )
+
+
+def app_row(
+    app: str, kind: str, y: int, *, detail: str = "", effect: Effect | None = None, height: int = ROW_HEIGHT
+) -> Element:
+    """The row of an app, with its icon and its name."""
+    spec = find_app(app)
+    return row(
+        f"{kind}:{app}",
+        y=y,
+        text=spec.label,
+        detail=detail,
+        glyph=glyph_of(app),
+        paper=spec.paper,
+        ink=spec.ink,
+        effect=effect,
+        height=height,
     )

@@ -7,12 +7,21 @@ from PIL import Image
 
 from cua_rl.devices.simulator.artwork import draw_art, draw_photo
 from cua_rl.devices.simulator.canvas import Canvas, text_width
-from cua_rl.devices.simulator.catalog import DARK, HEIGHT, LIGHT, MAX_VOLUME, WALLPAPERS, WIDTH, Palette, Toggle
+from cua_rl.devices.simulator.catalog import (
+    DARK,
+    HEIGHT,
+    ICON_SIZE,
+    LIGHT,
+    MAX_VOLUME,
+    WALLPAPERS,
+    WIDTH,
+    Palette,
+    Toggle,
+)
 from cua_rl.devices.simulator.controls import NAV_TOP, SLIDER_LEFT, SLIDER_RIGHT, STATUS_HEIGHT
 from cua_rl.devices.simulator.elements import Element, Kind, Rect
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
 
 _PNG_COMPRESS_LEVEL = 1  # four times as fast as the default, for files a third larger
@@ -91,7 +100,8 @@ def _draw_volume(canvas: Canvas, state: PhoneState, palette: Palette) -> None:
     canvas.glyph("sound", Rect(x=WIDTH - 24, y=175, width=10, height=10), ink=palette.text, paper=palette.divider)
 
 
-def _draw_app_icon(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_app_icon(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """An icon with its label below."""
     left = element.rect.centre[0] - ICON_SIZE // 2
     top = element.rect.y + 6
     rect = Rect(x=left, y=top, width=ICON_SIZE, height=ICON_SIZE)
@@ -137,7 +147,8 @@ def _draw_choice(canvas: Canvas, is_on: bool, x: int, middle: int, palette: Pale
         canvas.rounded(Rect(x=x + 4, y=middle - 3, width=6, height=6), palette.accent, radius=3)
 
 
-def _draw_slider(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_slider(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A slider with its icon."""
     middle = element.rect.centre[1]
     box = Rect(x=10, y=middle - 14, width=28, height=28)
     canvas.icon(element.glyph, box, ink=element.ink, paper=element.paper, radius=8)
@@ -150,12 +161,14 @@ def _draw_slider(canvas: Canvas, element: Element, palette: Palette) -> None:
     canvas.rounded(Rect(x=knob - 9, y=middle - 9, width=18, height=18), palette.accent, radius=9)
 
 
-def _draw_nav(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_nav(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A button of the navigation bar, or the arrow back."""
     x, y = element.rect.centre
     canvas.glyph(element.glyph, Rect(x=x - 6, y=y - 6, width=12, height=12), ink=palette.text, paper=palette.background)
 
 
-def _draw_text(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_text(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """Plain text; `ink` names its size or place."""
     rect = element.rect
     x, y = rect.centre
     match element.ink:
@@ -172,7 +185,8 @@ def _draw_text(canvas: Canvas, element: Element, palette: Palette) -> None:
             canvas.text(rect.x, y, element.text, palette.text, size=10, max_width=rect.width)
 
 
-def _draw_bubble(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_bubble(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A text message, on its sender's side."""
     rect = element.rect
     width = min(rect.width, round(text_width(element.text, 10)) + 20)
     x = rect.right - width if element.is_on else rect.x
@@ -181,7 +195,8 @@ def _draw_bubble(canvas: Canvas, element: Element, palette: Palette) -> None:
     canvas.text(x + 10, rect.centre[1], element.text, ink, size=10, max_width=width - 16)
 
 
-def _draw_field(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_field(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A text field, with the cursor if it has the focus."""
     rect = element.rect
     canvas.rounded(rect, palette.accent if element.is_on else palette.track, radius=8)
     canvas.rounded(rect.inset(1), palette.surface, radius=7)
@@ -211,7 +226,8 @@ def _wrap(text: str, max_width: int) -> list[str]:
 _SMALL_TILE_WIDTH = 60
 
 
-def _draw_pill(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_pill(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A plain button, grey if it does nothing."""
     rect = element.rect
     canvas.rounded(rect, palette.divider, radius=rect.height / 2)
     ink = palette.accent if element.is_tappable else palette.muted
@@ -219,7 +235,8 @@ def _draw_pill(canvas: Canvas, element: Element, palette: Palette) -> None:
     canvas.text(x, y, element.text, ink, size=10, anchor="mm", max_width=rect.width - 4)
 
 
-def _draw_tile(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_tile(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A quick setting; small ones have no words."""
     rect = element.rect
     paper, ink = (palette.accent, palette.on_accent) if element.is_on else (palette.divider, palette.text)
     canvas.rounded(rect, paper, radius=14)
@@ -233,7 +250,8 @@ def _draw_tile(canvas: Canvas, element: Element, palette: Palette) -> None:
     canvas.text(rect.x + 31, middle + 7, "On" if element.is_on else "Off", ink, size=8)
 
 
-def _draw_notification(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_notification(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A notification with its app's icon."""
     rect = element.rect
     canvas.rounded(rect, palette.surface, radius=10)
     middle = rect.centre[1]
@@ -244,7 +262,8 @@ def _draw_notification(canvas: Canvas, element: Element, palette: Palette) -> No
     canvas.text(x, middle + 8, element.detail, palette.muted, size=9, max_width=width)
 
 
-def _draw_meter(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_meter(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """How full something is."""
     rect = element.rect
     canvas.text(rect.x + 2, rect.y + 9, element.text, palette.text, size=10, max_width=rect.width)
     bar = Rect(x=rect.x, y=rect.y + 20, width=rect.width, height=8)
@@ -253,7 +272,8 @@ def _draw_meter(canvas: Canvas, element: Element, palette: Palette) -> None:
     canvas.rounded(full, palette.accent, radius=4)
 
 
-def _draw_swatch(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_swatch(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A small wallpaper, framed if it is in use."""
     rect = element.rect
     if element.is_on:
         canvas.fill(rect.inset(-3), palette.accent)
@@ -263,17 +283,20 @@ def _draw_swatch(canvas: Canvas, element: Element, palette: Palette) -> None:
         canvas.text(rect.centre[0], rect.bottom + 9, element.text, palette.text, size=9, anchor="mm")
 
 
-def _draw_title(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_title(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """The name of the screen."""
     rect = element.rect
     canvas.text(rect.x, rect.centre[1] + 1, element.text, palette.text, size=15, max_width=rect.width)
 
 
-def _draw_heading(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_heading(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A heading above rows."""
     rect = element.rect
     canvas.text(rect.x, rect.centre[1], element.text, palette.accent, size=9, max_width=rect.width)
 
 
-def _draw_card_title(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_card_title(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """The question of a dialog."""
     rect = element.rect
     canvas.text(rect.x, rect.centre[1], element.text, palette.text, size=13, max_width=rect.width)
 
@@ -282,46 +305,49 @@ def _draw_surface(canvas: Canvas, element: Element, palette: Palette) -> None:
     canvas.rounded(element.rect, palette.surface, radius=12)
 
 
-def _draw_key(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_key(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A key of a keyboard or keypad."""
     canvas.rounded(element.rect.inset(1), palette.surface, radius=4)
     x, y = element.rect.centre
     canvas.text(x, y, element.text, palette.text, size=9 if len(element.text) > 1 else 12, anchor="mm")
 
 
-def _draw_button(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_button(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A filled button."""
     canvas.rounded(element.rect, palette.accent, radius=min(11, element.rect.height // 2))
     x, y = element.rect.centre
     canvas.text(x, y, element.text, palette.on_accent, size=10, anchor="mm")
 
 
-def _draw_round_button(canvas: Canvas, element: Element, palette: Palette) -> None:
+def draw_round_button(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """A round button with an icon."""
     canvas.icon(element.glyph, element.rect, ink="#ffffff", paper=element.paper, radius=element.rect.width / 2)
 
 
 _DRAW: dict[Kind, Callable[[Canvas, Element, Palette], None]] = {
-    "app_icon": _draw_app_icon,
-    "title": _draw_title,
-    "heading": _draw_heading,
-    "text": _draw_text,
+    "app_icon": draw_app_icon,
+    "title": draw_title,
+    "heading": draw_heading,
+    "text": draw_text,
     "row": _draw_row,
     "switch_row": _draw_row,
     "choice_row": _draw_row,
-    "slider": _draw_slider,
-    "button": _draw_button,
-    "field": _draw_field,
-    "key": _draw_key,
-    "round_button": _draw_round_button,
+    "slider": draw_slider,
+    "button": draw_button,
+    "field": draw_field,
+    "key": draw_key,
+    "round_button": draw_round_button,
     "photo": draw_photo,
-    "bubble": _draw_bubble,
+    "bubble": draw_bubble,
     "art": draw_art,
     "panel": _draw_surface,
-    "nav": _draw_nav,
-    "pill": _draw_pill,
-    "tile": _draw_tile,
-    "notification": _draw_notification,
-    "meter": _draw_meter,
-    "swatch": _draw_swatch,
+    "nav": draw_nav,
+    "pill": draw_pill,
+    "tile": draw_tile,
+    "notification": draw_notification,
+    "meter": draw_meter,
+    "swatch": draw_swatch,
     "scrim": lambda canvas, element, palette: canvas.dim(element.rect),
     "card": _draw_surface,
-    "card_title": _draw_card_title,
+    "card_title": draw_card_title,
 }

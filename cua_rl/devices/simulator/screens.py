@@ -1,17 +1,17 @@
 """From state to screen: which app's screen shows, and the frame around it."""
 
 from cua_rl.devices.simulator.apps.screens import build_app
-from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH, find_app, glyph_of
+from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
 from cua_rl.devices.simulator.controls import (
     CONTENT_BOTTOM,
     CONTENT_TOP,
     NAV_TOP,
     STATUS_HEIGHT,
     Column,
+    app_row,
     back_arrow,
     navigation_bar,
     place,
-    row,
     title,
 )
 from cua_rl.devices.simulator.elements import Do, Element, Launch, Push, Rect, Screen
@@ -46,20 +46,7 @@ def _recents(state: PhoneState) -> Screen:
     column = Column(top=STATUS_HEIGHT + 6)
     column.add(title("Recent apps", y=column.y, height=26))
     for app in state.recent_apps[:5]:
-        spec = find_app(app)
-        column.add(
-            row(
-                f"recent:{app}",
-                y=column.y,
-                label=spec.label,
-                text=spec.label,
-                glyph=glyph_of(app),
-                paper=spec.paper,
-                ink=spec.ink,
-                effect=Launch(app=app),
-                height=42,
-            )
-        )
+        column.add(app_row(app, "recent", column.y, effect=Launch(app=app), height=42))
     if state.recent_apps:
         rect = Rect(x=12, y=column.y + 6, width=76, height=22)
         column.add(

@@ -1,6 +1,6 @@
 """Making a phone from a seed and from what a task demands of it."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -23,7 +23,7 @@ from cua_rl.devices.simulator.catalog import (
     Toggle,
     find_app,
 )
-from cua_rl.devices.simulator.launcher.icons import add_icon, make_folder, remove_icon
+from cua_rl.devices.simulator.launcher.icons import add_icon, in_cell, make_folder, remove_icon
 from cua_rl.devices.simulator.state import (
     AppData,
     Contact,
@@ -237,9 +237,7 @@ def _rows(random: Random, plain: tuple[str, ...], extra: tuple[str, ...]) -> tup
     return tuple(rows)
 
 
-_CELL_X, _CELL_Y, _CELL_WIDTH, _CELL_HEIGHT = 0, 46, 96, 60
 _JITTER_X, _JITTER_Y = 13, 4
-ICON_SIZE = 34
 
 _CHANCE_ON = {Toggle.AIRPLANE_MODE: 0.1, Toggle.DARK_THEME: 0.25}
 
@@ -278,7 +276,7 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
     timeouts = [timeout for timeout in SCREEN_TIMEOUTS_MS if timeout != start.not_screen_timeout_ms]
     state = PhoneState(
         seed=seed,
-        home_pages=_home_pages(random, start),
+        home_pages=tuple(_home_pages(random, start)),
         setting_rows=_setting_rows(random, start),
         wallpaper=random.randrange(len(WALLPAPERS)),
         minute_of_day=random.randrange(24 * 60),
@@ -301,25 +299,19 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
     return with_system(fill_apps(state, start.apps), start.system)
 
 
-def _home_pages(random: Random, start: Start) -> tuple[tuple[IconPlace, ...], ...]:
+def _home_pages(random: Random, start: Start) -> Iterator[tuple[IconPlace, ...]]:
     free = [app for app in APPS if app not in start.first_page and app not in start.second_page]
     random.shuffle(free)
     num_free_first = NUM_ICONS_PER_PAGE - len(start.first_page)
-    first = [*start.first_page, *free[:num_free_first]]
-    second = [*start.second_page, *free[num_free_first:]]
-    return tuple(_home_page(random, apps) for apps in (first, second))
+    pages = [*start.first_page, *free[:num_free_first]], [*start.second_page, *free[num_free_first:]]
+    for page in pages:
+        random.shuffle(page)
+        yield tuple(_jittered(random, in_cell(app, position)) for position, app in enumerate(page))
 
 
-def _home_page(random: Random, apps: list[str]) -> tuple[IconPlace, ...]:
-    random.shuffle(apps)
-    return tuple(_icon_place(random, app, position) for position, app in enumerate(apps))
-
-
-def _icon_place(random: Random, app: str, position: int) -> IconPlace:
-    row, column = divmod(position, 2)
-    x = _CELL_X + column * _CELL_WIDTH + (_CELL_WIDTH - ICON_SIZE) // 2
-    y = _CELL_Y + row * _CELL_HEIGHT + 5
-    return IconPlace(app=app, x=x + random.randint(-_JITTER_X, _JITTER_X), y=y + random.randint(-_JITTER_Y, _JITTER_Y))
+def _jittered(random: Random, place: IconPlace) -> IconPlace:
+    x = place.x + random.randint(-_JITTER_X, _JITTER_X)
+    return replace(place, x=x, y=place.y + random.randint(-_JITTER_Y, _JITTER_Y))
 
 
 def _setting_rows(random: Random, start: Start) -> tuple[str, ...]:

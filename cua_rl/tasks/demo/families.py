@@ -38,7 +38,9 @@ _OPEN_SETTINGS = tap("home", "Settings")
 
 def open_app(task_id: str, app: str) -> TaskTemplate:
     """Open an app whose icon is on the first home page; there is no second try."""
-    return _open_app(task_id, app, Start(first_page=_once("settings", app)), max_turns=1, tags=("demo", "open_app"))
+    return _open_app(
+        task_id, app, Start(first_page=tuple(dict.fromkeys(("settings", app)))), max_turns=1, tags=("demo", "open_app")
+    )
 
 
 def open_app_on_page_two(task_id: str, app: str) -> TaskTemplate:
@@ -243,14 +245,7 @@ def _navigate(task_id: str, instruction: str, start: Start, goal: Goal, *route: 
         category="navigation",
         difficulty="easy",
         max_turns=len(route) + 2,
-        draw=always(
-            Instance(
-                instruction=instruction,
-                start=start,
-                goal=goal,
-                route=route,
-            )
-        ),
+        draw=always(Instance(instruction=instruction, start=start, goal=goal, route=route)),
         tags=("navigation",),
     )
 
@@ -316,17 +311,6 @@ def _write(task_id: str, instruction: str, start: Start, goal: Goal, *route: Mov
         category="input",
         difficulty="hard",
         max_turns=8,
-        draw=always(
-            Instance(
-                instruction=instruction,
-                start=start,
-                goal=goal,
-                route=route,
-            )
-        ),
+        draw=always(Instance(instruction=instruction, start=start, goal=goal, route=route)),
         tags=("text_entry",),
     )
-
-
-def _once(*apps: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(apps))

@@ -117,7 +117,6 @@ def _add_link(column: Column, page: WebPage, kind: str, *, detail: str = "") -> 
         row(
             f"{kind}:{page.address}",
             y=column.y,
-            label=page.title,
             text=page.title,
             detail=detail,
             glyph="chrome",

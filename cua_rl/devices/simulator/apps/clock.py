@@ -26,7 +26,6 @@ def build_clock(state: PhoneState, column: Column) -> None:
             row(
                 f"alarm:{i}",
                 y=column.y,
-                label=time,
                 text=time,
                 effect=SwitchAlarm(alarm=i),
                 kind="switch_row",

@@ -82,7 +82,6 @@ def _add_contact(column: Column, contact: Contact) -> None:
         row(
             f"contact:{contact.name}",
             y=column.y,
-            label=contact.name,
             text=contact.name,
             detail=contact.number,
             glyph="person",

@@ -122,7 +122,6 @@ def _add_entries(state: PhoneState, column: Column, folder: str) -> None:
             row(
                 f"{'folder' if is_folder else 'file'}:{name}",
                 y=column.y,
-                label=name,
                 text=name,
                 detail=f"{len(list_folder(state, path))} files" if is_folder else _size(state, path),
                 glyph="files" if is_folder else "document",

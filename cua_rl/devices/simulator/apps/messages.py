@@ -26,7 +26,6 @@ def build_messages(state: PhoneState, column: Column) -> None:
             row(
                 f"thread:{i}",
                 y=column.y,
-                label=thread.contact,
                 text=thread.contact,
                 detail=detail,
                 glyph="person",
@@ -63,7 +62,6 @@ def _recipients(state: PhoneState, column: Column) -> str:
             row(
                 f"to:{contact.name}",
                 y=column.y,
-                label=contact.name,
                 text=contact.name,
                 detail=contact.number,
                 glyph="person",

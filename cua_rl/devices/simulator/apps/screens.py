@@ -33,18 +33,18 @@ def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
     """The title and the elements of the app's current screen."""
     column = Column(top=CONTENT_TOP)
     if not state.subscreens:
-        _ROOTS.get(app, _store_app)(state, column)
+        _ROOTS.get(app, build_store_app)(state, column)
         return find_app(app).label, column
     return _PAGES[app](state, column, state.subscreens[-1]), column
 
 
-def _mails(state: PhoneState, column: Column) -> None:
+def build_mails(state: PhoneState, column: Column) -> None:
+    """The mails, newest first."""
     for i, (sender, about) in enumerate(content.mails(state.seed)):
         column.add(
             row(
                 f"mail:{i}",
                 y=column.y,
-                label=sender,
                 text=sender,
                 detail=about,
                 glyph="person",
@@ -55,7 +55,8 @@ def _mails(state: PhoneState, column: Column) -> None:
         )
 
 
-def _mail(state: PhoneState, column: Column, subscreen: str) -> str:
+def build_mail(state: PhoneState, column: Column, subscreen: str) -> str:
+    """One mail."""
     sender, subject_line = content.mails(state.seed)[int(subscreen)]
     column.add_heading(f"From {sender}")
     for line in content.mail_lines():
@@ -64,13 +65,13 @@ def _mail(state: PhoneState, column: Column, subscreen: str) -> str:
     return subject_line
 
 
-def _notes(state: PhoneState, column: Column) -> None:
+def build_notes(state: PhoneState, column: Column) -> None:
+    """The notes."""
     for i, note in enumerate(state.notes):
         column.add(
             row(
                 f"note:{i}",
                 y=column.y,
-                label=note,
                 text=note,
                 glyph="notes",
                 paper="#f7c927",
@@ -81,7 +82,8 @@ def _notes(state: PhoneState, column: Column) -> None:
     column.pin(plus_button("new"))
 
 
-def _note(state: PhoneState, column: Column, subscreen: str) -> str:
+def build_note(state: PhoneState, column: Column, subscreen: str) -> str:
+    """A new note, or one that was written."""
     if subscreen == "new":
         column.add(text_field(state, "note", "Write here", (10, CONTENT_TOP + 6, WIDTH - 20, 110)))
         column.pin(title_button("Save", Do(command="save_note")))
@@ -92,7 +94,8 @@ def _note(state: PhoneState, column: Column, subscreen: str) -> str:
     return "Note"
 
 
-def _camera(state: PhoneState, column: Column) -> None:
+def build_camera(state: PhoneState, column: Column) -> None:
+    """The viewfinder and the shutter."""
     column.add(place("view", "View", "art", (0, CONTENT_TOP, WIDTH, 196), glyph="viewfinder"))
     shutter = Do(command="take_photo")
     column.add(
@@ -101,7 +104,8 @@ def _camera(state: PhoneState, column: Column) -> None:
     column.add(place("count", "Photos", "text", (10, 262, 62, 14), text=f"{state.num_photos} photos"))
 
 
-def _gallery(state: PhoneState, column: Column) -> None:
+def build_gallery(state: PhoneState, column: Column) -> None:
+    """Photos, then screenshots."""
     photos = [(f"photo:{i}", f"Photo {i + 1}", _photo_name(state, f"photo:{i}")) for i in range(state.num_photos)]
     shots = [
         (f"screenshot:{i}", f"Screenshot {i + 1}", _photo_name(state, f"screenshot:{i}"))
@@ -112,7 +116,8 @@ def _gallery(state: PhoneState, column: Column) -> None:
         column.add(place(name, label, "photo", rect, text=picture, effect=Push(subscreen=name)))
 
 
-def _picture(state: PhoneState, column: Column, subscreen: str) -> str:
+def build_picture(state: PhoneState, column: Column, subscreen: str) -> str:
+    """One photo or screenshot."""
     kind, _, index = subscreen.partition(":")
     rect = (6, CONTENT_TOP + 6, WIDTH - 12, 180) if kind == "photo" else (46, CONTENT_TOP + 6, 100, 166)
     column.add(place("picture", "Picture", "photo", rect, text=_photo_name(state, subscreen)))
@@ -127,25 +132,27 @@ def _photo_name(state: PhoneState, name: str) -> str:
     return str(state.seed * 31 + int(index)) if kind == "photo" else f"screen:{state.apps.screenshots[int(index)]}"
 
 
-def _calendar(state: PhoneState, column: Column) -> None:
+def build_calendar(state: PhoneState, column: Column) -> None:
+    """The month, and what comes next."""
     column.add(place("month", "Month", "art", (8, CONTENT_TOP, WIDTH - 16, 180), glyph="month", text=str(state.seed)))
     column.add_heading("Next")
     column.add_text("09:30  Team meeting")
     column.add_text("18:00  Dinner")
 
 
-def _maps(state: PhoneState, column: Column) -> None:
+def build_map(state: PhoneState, column: Column) -> None:
+    """A map of the seed."""
     column.add(place("map", "Map", "art", (0, CONTENT_TOP, WIDTH, 254), glyph="map", text=str(state.seed)))
 
 
-def _music(state: PhoneState, column: Column) -> None:
+def build_music(state: PhoneState, column: Column) -> None:
+    """The tracks, one of which may play."""
     for i, (name, artist) in enumerate(state.apps.tracks):
         is_on = i == state.track
         column.add(
             row(
                 f"track:{i}",
                 y=column.y,
-                label=name,
                 text=name,
                 detail="Playing" if is_on else artist,
                 glyph="pause" if is_on else "play",
@@ -156,7 +163,8 @@ def _music(state: PhoneState, column: Column) -> None:
         )
 
 
-def _store_app(state: PhoneState, column: Column) -> None:
+def build_store_app(state: PhoneState, column: Column) -> None:
+    """What every app from the store shows."""
     app = state.app or ""
     banner = (12, CONTENT_TOP + 6, WIDTH - 24, 60)
     column.add(place("banner", "Banner", "art", banner, glyph="banner", text=find_app(app).label))
@@ -164,40 +172,41 @@ def _store_app(state: PhoneState, column: Column) -> None:
     column.add_text("There is nothing new today.")
 
 
-def _weather(state: PhoneState, column: Column) -> None:
+def build_weather(state: PhoneState, column: Column) -> None:
+    """Today's weather and the forecast."""
     forecast = content.forecast(state.seed)
     _, sky, degrees = forecast[0]
     column.add(place("now", "Now", "art", (0, CONTENT_TOP, WIDTH, 84), glyph="sky", text=f"{degrees}°|{sky}"))
     for day, later_sky, later_degrees in forecast[1:]:
-        column.add(row(f"day:{day}", y=column.y, label=day, text=day, detail=f"{later_sky}, {later_degrees}°"))
+        column.add(row(f"day:{day}", y=column.y, text=day, detail=f"{later_sky}, {later_degrees}°"))
 
 
 _ROOTS: dict[str, Callable[[PhoneState, Column], None]] = {
     "phone": build_phone,
     "messages": build_messages,
-    "mail": _mails,
-    "notes": _notes,
+    "mail": build_mails,
+    "notes": build_notes,
     "contacts": build_contacts,
     "clock": build_clock,
-    "camera": _camera,
-    "gallery": _gallery,
-    "calendar": _calendar,
-    "maps": _maps,
-    "music": _music,
+    "camera": build_camera,
+    "gallery": build_gallery,
+    "calendar": build_calendar,
+    "maps": build_map,
+    "music": build_music,
     "files": build_files,
     "chrome": build_chrome,
     "calculator": build_calculator,
-    "weather": _weather,
+    "weather": build_weather,
 }
 
 _PAGES: dict[str, Callable[[PhoneState, Column, str], str]] = {
     "phone": build_phone_page,
     "messages": build_messages_page,
-    "mail": _mail,
-    "notes": _note,
+    "mail": build_mail,
+    "notes": build_note,
     "contacts": build_contacts_page,
     "clock": build_clock_page,
-    "gallery": _picture,
+    "gallery": build_picture,
     "files": build_files_page,
     "chrome": build_chrome_page,
 }

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from cua_rl.devices.simulator.catalog import NUM_ICONS_PER_PAGE
+from cua_rl.devices.simulator.catalog import ICON_SIZE, NUM_ICONS_PER_PAGE
 from cua_rl.devices.simulator.state import HomeFolder, IconPlace, PhoneState
 
 Pages = tuple[tuple[IconPlace, ...], ...]
 
-_CELL_Y, CELL_WIDTH, CELL_HEIGHT = 46, 96, 60
-_INSET_X, _INSET_Y = 31, 5
+_CELL_Y, _CELL_WIDTH, _CELL_HEIGHT = 46, 96, 60
+_INSET_X, _INSET_Y = (_CELL_WIDTH - ICON_SIZE) // 2, 5
 
 
 def page_of(pages: Pages, app: str) -> int | None:
@@ -21,10 +21,10 @@ def add_icon(pages: Pages, app: str, *, page: int | None = None) -> Pages:
     wanted = range(len(pages)) if page is None else range(page, page + 1)
     free = next((i for i in wanted if i < len(pages) and len(pages[i]) < NUM_ICONS_PER_PAGE), None)
     if free is None:
-        return (*pages, (_in_cell(app, 0),))
+        return (*pages, (in_cell(app, 0),))
     taken = {_cell_of(place) for place in pages[free]}
     cell = min(set(range(NUM_ICONS_PER_PAGE)) - taken)
-    filled = tuple(sorted((*pages[free], _in_cell(app, cell)), key=_cell_of))
+    filled = tuple(sorted((*pages[free], in_cell(app, cell)), key=_cell_of))
     return (*pages[:free], filled, *pages[free + 1 :])
 
 
@@ -43,12 +43,13 @@ def move_icon(pages: Pages, app: str) -> Pages:
 
 
 def _cell_of(place: IconPlace) -> int:
-    return (place.y - _CELL_Y) // CELL_HEIGHT * 2 + place.x // CELL_WIDTH
+    return (place.y - _CELL_Y) // _CELL_HEIGHT * 2 + place.x // _CELL_WIDTH
 
 
-def _in_cell(app: str, cell: int) -> IconPlace:
+def in_cell(app: str, cell: int) -> IconPlace:
+    """The icon in the middle of a cell; cells are numbered in reading order."""
     row, column = divmod(cell, 2)
-    return IconPlace(app=app, x=column * CELL_WIDTH + _INSET_X, y=_CELL_Y + row * CELL_HEIGHT + _INSET_Y)
+    return IconPlace(app=app, x=column * _CELL_WIDTH + _INSET_X, y=_CELL_Y + row * _CELL_HEIGHT + _INSET_Y)
 
 
 _MARK = "folder:"

@@ -3,16 +3,35 @@
 from dataclasses import replace
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.catalog import STORE_APPS, WALLPAPER_NAMES, WALLPAPERS, WIDTH, find_app, glyph_of
-from cua_rl.devices.simulator.controls import CONTENT_TOP, NAV_TOP, STATUS_HEIGHT, Column, place, row, text_field
-from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Press, Push, Rect
+from cua_rl.devices.simulator.catalog import (
+    ICON_SIZE,
+    STORE_APPS,
+    WALLPAPER_NAMES,
+    WALLPAPERS,
+    WIDTH,
+    find_app,
+    glyph_of,
+)
+from cua_rl.devices.simulator.controls import (
+    CONTENT_TOP,
+    NAV_TOP,
+    STATUS_HEIGHT,
+    Box,
+    Column,
+    app_row,
+    place,
+    row,
+    text_field,
+)
+from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Press, Push
 from cua_rl.devices.simulator.launcher.icons import find_folder, folder_name, page_of
 from cua_rl.devices.simulator.navigation import subject
-from cua_rl.devices.simulator.start import ICON_SIZE
 from cua_rl.devices.simulator.state import PhoneState
 
 _BACK = Press(button=Button.BACK)
 _CELL_WIDTH, _CELL_HEIGHT, _INSET = 60, 60, 7
+_TOUCH_MARGIN = 6
+_ICON_WIDTH, _ICON_HEIGHT = ICON_SIZE + 2 * _TOUCH_MARGIN, ICON_SIZE + 2 * _TOUCH_MARGIN + 5
 
 
 def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
@@ -30,24 +49,33 @@ def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
 
 
 def home_icons(state: PhoneState) -> tuple[Element, ...]:
-    """The icons of the current home page."""
-    return tuple(_home_icon(icon.app, icon.x, icon.y) for icon in state.home_pages[state.home_page])
+    """The icons of the current home page, which can be touched a little beside their pictures."""
+    places = state.home_pages[state.home_page]
+    return tuple(_icon(place.app, place.x - _TOUCH_MARGIN, place.y - _TOUCH_MARGIN) for place in places)
 
 
-def _home_icon(app: str, x: int, y: int) -> Element:
-    folder, margin = folder_name(app), 6
+def _icon(app: str, x: int, y: int) -> Element:
+    """The icon of an app or of a folder."""
+    box = (x, y, _ICON_WIDTH, _ICON_HEIGHT)
+    folder = folder_name(app)
     if folder is not None:
-        box = (x - margin, y - margin, ICON_SIZE + 2 * margin, ICON_SIZE + 2 * margin + 5)
-        effect = Push(subscreen=app)
         return place(
-            app, folder, "app_icon", box, effect=effect, text=folder, glyph="apps", paper="#9aa3b5", ink="#ffffff"
+            app,
+            folder,
+            "app_icon",
+            box,
+            effect=Push(subscreen=app),
+            text=folder,
+            glyph="apps",
+            paper="#9aa3b5",
+            ink="#ffffff",
         )
     spec = find_app(app)
-    return Element(
-        element_id=f"app:{app}",
-        label=spec.label,
-        kind="app_icon",
-        rect=Rect(x=x - margin, y=y - margin, width=ICON_SIZE + 2 * margin, height=ICON_SIZE + 2 * margin + 5),
+    return place(
+        f"app:{app}",
+        spec.label,
+        "app_icon",
+        box,
         effect=Launch(app=app),
         text=spec.label,
         glyph=glyph_of(app),
@@ -68,15 +96,15 @@ def build_launcher(state: PhoneState) -> Column:
     subscreen = state.subscreens[-1]
     match subscreen.partition(":")[0]:
         case "drawer":
-            _drawer(state, column)
+            build_drawer(state, column)
         case "wallpapers":
-            _wallpapers(column)
+            build_wallpapers(column)
         case "wallpaper":
-            _preview(state, column)
+            build_preview(state, column)
         case name if name in FOLDER_SCREENS:
             build_folder_screen(state, column)
         case "uninstall":
-            _confirmation(state, column)
+            build_confirmation(state, column)
         case "options":
             _menu(column, "Home screen", [("Wallpapers", Push(subscreen="wallpapers"), "gallery", "#e0479e")])
         case _:
@@ -84,13 +112,14 @@ def build_launcher(state: PhoneState) -> Column:
     return column
 
 
-def _drawer(state: PhoneState, column: Column) -> None:
+def build_drawer(state: PhoneState, column: Column) -> None:
+    """All apps with these letters in their name."""
     column.pin(text_field(state, "drawer", "Search apps", (12, STATUS_HEIGHT + 3, WIDTH - 24, 24)))
     words = state.draft.strip().lower()
     found = [entry.app for entry in state.system.apps if words in find_app(entry.app).label.lower()]
     for i, app in enumerate(found):
         x = 6 + i % 3 * _CELL_WIDTH + _INSET
-        column.add(app_icon(app, x, CONTENT_TOP + 4 + i // 3 * _CELL_HEIGHT))
+        column.add(_icon(app, x, CONTENT_TOP + 4 + i // 3 * _CELL_HEIGHT))
     if not found:
         nothing = (14, CONTENT_TOP + 12, WIDTH - 28, 14)
         column.pin(place("nothing", "Nothing", "text", nothing, text="No app has that name"))
@@ -144,7 +173,8 @@ def _menu(column: Column, heading: str, choices: list[_Choice]) -> None:
         )
 
 
-def _confirmation(state: PhoneState, column: Column) -> None:
+def build_confirmation(state: PhoneState, column: Column) -> None:
+    """The question before an app is uninstalled."""
     label = find_app(subject(state)).label
     column.pin(
         place("panel", "Panel", "panel", (10, 116, WIDTH - 20, 92)),
@@ -154,19 +184,20 @@ def _confirmation(state: PhoneState, column: Column) -> None:
     )
 
 
-def _wallpapers(column: Column) -> None:
+def build_wallpapers(column: Column) -> None:
+    """The wallpapers to choose from."""
     column.pin(
-        place("panel", "Panel", "panel", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT)),
-        place("heading", "Wallpapers", "text", (14, STATUS_HEIGHT + 2, WIDTH - 28, 26), text="Wallpapers", ink="large"),
+        *_headed_panel("Wallpapers", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT), (14, STATUS_HEIGHT + 2)),
     )
     for i, name in enumerate(WALLPAPER_NAMES):
         y = CONTENT_TOP + 2 + 42 * i
         effect = Push(subscreen=f"wallpaper:{i}")
-        chip = row(f"wallpaper:{i}", y=y, label=name, text=name, glyph="gallery", effect=effect, paper=WALLPAPERS[i][0])
+        chip = row(f"wallpaper:{i}", y=y, text=name, glyph="gallery", effect=effect, paper=WALLPAPERS[i][0])
         column.pin(chip)
 
 
-def _preview(state: PhoneState, column: Column) -> None:
+def build_preview(state: PhoneState, column: Column) -> None:
+    """One wallpaper over the whole screen, to be set."""
     column.pin(
         place(
             "preview",
@@ -183,80 +214,55 @@ def _preview(state: PhoneState, column: Column) -> None:
 FOLDER_SCREENS = ("group", "folder_of", "folder", "rename")
 """Names of these screens, without what they are about."""
 
-_ICON_WIDTH, _ICON_HEIGHT = 46, 51
-
 
 def build_folder_screen(state: PhoneState, column: Column) -> None:
     """One of `FOLDER_SCREENS`."""
     match state.subscreens[-1].partition(":")[0]:
         case "group":
-            _partners(state, column)
+            build_partners(state, column)
         case "folder_of":
             _name_form(state, column, "New folder", Do(command="make_home_folder"), "Create")
         case "rename":
             _name_form(state, column, f"Rename {subject(state)}", Do(command="rename_home_folder"), "Save")
         case _:
-            _folder(state, column)
+            build_folder(state, column)
 
 
-def app_icon(app: str, x: int, y: int) -> Element:
-    """An app's icon outside the home pages, with its top left corner."""
-    spec = find_app(app)
-    return place(
-        f"app:{app}",
-        spec.label,
-        "app_icon",
-        (x, y, _ICON_WIDTH, _ICON_HEIGHT),
-        effect=Launch(app=app),
-        text=spec.label,
-        glyph=glyph_of(app),
-        paper=spec.paper,
-        ink=spec.ink,
-    )
-
-
-def _partners(state: PhoneState, column: Column) -> None:
+def build_partners(state: PhoneState, column: Column) -> None:
+    """The apps of the page that can be grouped with one."""
     app = subject(state)
     page = page_of(state.home_pages, app) or 0
     icons = [icon.app for icon in state.home_pages[page] if icon.app != app and folder_name(icon.app) is None]
     heading = f"Group {find_app(app).label} with"
     column.pin(
-        place("panel", "Panel", "panel", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT)),
-        place("heading", heading, "text", (14, STATUS_HEIGHT + 2, WIDTH - 28, 26), text=heading, ink="large"),
+        *_headed_panel(heading, (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT), (14, STATUS_HEIGHT + 2)),
     )
     for i, other in enumerate(icons):
-        spec = find_app(other)
-        column.pin(
-            row(
-                f"partner:{other}",
-                y=CONTENT_TOP + 36 * i,
-                label=spec.label,
-                text=spec.label,
-                glyph=glyph_of(other),
-                paper=spec.paper,
-                ink=spec.ink,
-                effect=Push(subscreen=f"folder_of:{app}:{other}"),
-            )
-        )
+        column.pin(app_row(other, "partner", CONTENT_TOP + 36 * i, effect=Push(subscreen=f"folder_of:{app}:{other}")))
 
 
 def _name_form(state: PhoneState, column: Column, heading: str, effect: Do, label: str) -> None:
     column.pin(
-        place("panel", "Panel", "panel", (10, 60, WIDTH - 20, 112)),
-        place("heading", heading, "text", (20, 66, WIDTH - 40, 26), text=heading, ink="large"),
+        *_headed_panel(heading, (10, 60, WIDTH - 20, 112), (20, 66)),
         text_field(state, "folder", "Name", (24, 98, WIDTH - 48, 26)),
         place(label.lower(), label, "button", (60, 136, 72, 24), effect=effect, text=label),
     )
 
 
-def _folder(state: PhoneState, column: Column) -> None:
+def build_folder(state: PhoneState, column: Column) -> None:
+    """The apps in a folder."""
     name = subject(state)
     folder = find_folder(state, name)
     column.pin(
-        place("panel", "Panel", "panel", (10, 84, WIDTH - 20, 136)),
-        place("heading", name, "text", (20, 90, WIDTH - 40, 26), text=name, ink="large"),
+        *_headed_panel(name, (10, 84, WIDTH - 20, 136), (20, 90)),
     )
     for i, app in enumerate(folder.apps if folder else ()):
-        column.pin(app_icon(app, 34 + i % 2 * 78, 124 + i // 2 * 60))
+        column.pin(_icon(app, 34 + i % 2 * 78, 124 + i // 2 * 60))
     rename = Push(subscreen=f"rename:{name}")
     column.pin(place("rename", "Rename", "button", (60, 188, 72, 24), effect=rename, text="Rename"))
+
+
+def _headed_panel(heading: str, box: Box, at: tuple[int, int]) -> tuple[Element, Element]:
+    x, y = at
+    panel = place("panel", "Panel", "panel", box)
+    return panel, place("heading", heading, "text", (x, y, WIDTH - 2 * x, 26), text=heading, ink="large")

@@ -1,7 +1,7 @@
 """The pages of Settings about apps: the list, an app's page, what it stores, and the storage of all."""
 
-from cua_rl.devices.simulator.catalog import STORE_APPS, WIDTH, find_app, glyph_of
-from cua_rl.devices.simulator.controls import Column, pill, row
+from cua_rl.devices.simulator.catalog import STORE_APPS, WIDTH
+from cua_rl.devices.simulator.controls import Column, app_row, pill, row
 from cua_rl.devices.simulator.elements import Effect, Element, Launch, Operate, Push, Rect
 from cua_rl.devices.simulator.state import InstalledApp, PhoneState
 
@@ -12,7 +12,7 @@ _SYSTEM_MB = 4_200
 def app_list(state: PhoneState, column: Column) -> None:
     """All installed apps by name; a tap opens the app's page."""
     for entry in state.system.apps:
-        column.add(_app_row(entry, column.y, detail="", effect=Push(subscreen=f"app:{entry.app}")))
+        column.add(app_row(entry.app, "app", column.y, effect=Push(subscreen=f"app:{entry.app}")))
 
 
 def storage(state: PhoneState, column: Column) -> None:
@@ -31,7 +31,7 @@ def storage(state: PhoneState, column: Column) -> None:
     )
     for entry in sorted(state.system.apps, key=_total_mb, reverse=True):
         effect = Push(subscreen=f"app_storage:{entry.app}")
-        column.add(_app_row(entry, column.y, detail=f"{_total_mb(entry)} MB", effect=effect))
+        column.add(app_row(entry.app, "app", column.y, detail=f"{_total_mb(entry)} MB", effect=effect))
 
 
 def app_info(state: PhoneState, column: Column, app: str) -> str:
@@ -40,14 +40,13 @@ def app_info(state: PhoneState, column: Column, app: str) -> str:
     if entry is None:
         column.add_text("This app is not installed.")
         return "App info"
-    column.add(_app_row(entry, column.y, detail="Running" if entry.is_running else "Stopped"))
+    column.add(app_row(entry.app, "app", column.y, detail="Running" if entry.is_running else "Stopped"))
     column.add(*_app_buttons(entry, column.y + 6))
     column.y += 6
     column.add(
         row(
             "notifications",
             y=column.y,
-            label="Notifications",
             text="Notifications",
             effect=Operate(command="switch_notifications", target=app),
             kind="switch_row",
@@ -85,27 +84,12 @@ def app_storage(state: PhoneState, column: Column, app: str) -> str:
     if entry is None:
         column.add_text("This app is not installed.")
         return "Storage"
-    column.add(_app_row(entry, column.y, detail=f"{_total_mb(entry)} MB in all"))
+    column.add(app_row(entry.app, "app", column.y, detail=f"{_total_mb(entry)} MB in all"))
     for name, size_mb in (("App", entry.size_mb), ("Cache", entry.cache_mb)):
-        column.add(row(f"size:{name}", y=column.y, label=name, text=name, detail=f"{size_mb} MB"))
+        column.add(row(f"size:{name}", y=column.y, text=name, detail=f"{size_mb} MB"))
     clear = Operate(command="clear_cache", target=app) if entry.cache_mb else None
     column.add(pill("Clear cache", (12, column.y + 8, 84, 24), clear))
     return "Storage"
-
-
-def _app_row(entry: InstalledApp, y: int, *, detail: str, effect: Effect | None = None) -> Element:
-    spec = find_app(entry.app)
-    return row(
-        f"app:{entry.app}",
-        y=y,
-        label=spec.label,
-        text=spec.label,
-        detail=detail,
-        glyph=glyph_of(entry.app),
-        paper=spec.paper,
-        ink=spec.ink,
-        effect=effect,
-    )
 
 
 def _total_mb(entry: InstalledApp) -> int:

@@ -25,7 +25,6 @@ def build_wifi(state: PhoneState, column: Column) -> None:
                 row(
                     f"network:{network.name}",
                     y=column.y,
-                    label=network.name,
                     text=network.name,
                     detail=_network_status(state, network),
                     glyph="wifi",
@@ -74,7 +73,7 @@ def build_bluetooth(state: PhoneState, column: Column) -> None:
         return
     column.add_heading("Known devices")
     for name in state.system.bluetooth_devices:
-        column.add(row(f"device:{name}", y=column.y, label=name, text=name, glyph="bluetooth", paper="#26348f"))
+        column.add(row(f"device:{name}", y=column.y, text=name, glyph="bluetooth", paper="#26348f"))
 
 
 def _toggle_row(state: PhoneState, toggle: Toggle, text: str, y: int) -> Element:

@@ -38,7 +38,7 @@ def build_settings(state: PhoneState) -> tuple[str, Column]:
         case "app_storage":
             return app_storage(state, column, argument), column
         case "set_wallpaper":
-            _wallpaper_preview(column, int(argument))
+            build_wallpaper_preview(column, int(argument))
             return WALLPAPER_NAMES[int(argument)], column
         case _:
             heading, build = _PAGES[name]
@@ -46,7 +46,8 @@ def build_settings(state: PhoneState) -> tuple[str, Column]:
             return heading, column
 
 
-def _settings(state: PhoneState, column: Column) -> None:
+def build_rows(state: PhoneState, column: Column) -> None:
+    """The list of rows."""
     for name in state.setting_rows:
         column.add(_setting_row(state, name, column.y))
 
@@ -93,7 +94,8 @@ def _summary(state: PhoneState, name: str) -> str:
             return ""
 
 
-def _display(state: PhoneState, column: Column) -> None:
+def build_display(state: PhoneState, column: Column) -> None:
+    """Brightness and screen timeout."""
     column.add_heading("Brightness")
     column.add(
         slider("Brightness", column.y, state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display")
@@ -104,7 +106,6 @@ def _display(state: PhoneState, column: Column) -> None:
             row(
                 f"timeout:{timeout_ms}",
                 y=column.y,
-                label=text,
                 text=text,
                 effect=Choose(screen_timeout_ms=timeout_ms),
                 kind="choice_row",
@@ -114,7 +115,8 @@ def _display(state: PhoneState, column: Column) -> None:
         )
 
 
-def _sound(state: PhoneState, column: Column) -> None:
+def build_sound(state: PhoneState, column: Column) -> None:
+    """Media volume, do not disturb, vibration."""
     column.add_heading("Media volume")
     column.add(slider("Volume", column.y, state.media_volume / MAX_VOLUME, Slide(level="media_volume"), "sound"))
     column.add(_setting_row(state, Toggle.DO_NOT_DISTURB.value, column.y))
@@ -122,7 +124,8 @@ def _sound(state: PhoneState, column: Column) -> None:
         column.add(switch_row(state, name, column.y))
 
 
-def _date(state: PhoneState, column: Column) -> None:
+def build_date(state: PhoneState, column: Column) -> None:
+    """The time, automatic or not, and its zone."""
     column.add(
         row(
             "toggle:auto_time",
@@ -149,17 +152,19 @@ def _date(state: PhoneState, column: Column) -> None:
     )
 
 
-def _about(state: PhoneState, column: Column) -> None:
+def build_about(state: PhoneState, column: Column) -> None:
+    """Model, serial number, battery."""
     for name, value in (
         ("Model", "Simulated phone"),
         ("Serial number", f"SP-{state.seed:07d}"),
         ("Battery", f"{state.battery_pct} %"),
         ("Apps", str(len(APPS))),
     ):
-        column.add(row(f"about:{name}", y=column.y, label=name, text=name, detail=value))
+        column.add(row(f"about:{name}", y=column.y, text=name, detail=value))
 
 
-def _security(state: PhoneState, column: Column) -> None:
+def build_security(state: PhoneState, column: Column) -> None:
+    """The screen lock, and what it shows."""
     column.add(
         row(
             "page:screen_lock",
@@ -175,13 +180,15 @@ def _security(state: PhoneState, column: Column) -> None:
     column.add(switch_row(state, "lock_notifications", column.y))
 
 
-def _screen_lock(state: PhoneState, column: Column) -> None:
+def build_screen_lock(state: PhoneState, column: Column) -> None:
+    """The kinds of screen lock."""
     for lock in SCREEN_LOCKS:
         effect = Operate(command="choose_screen_lock", target=lock)
         column.add(_choice(lock, column.y, effect, is_on=lock == state.system.screen_lock))
 
 
-def _wallpapers(state: PhoneState, column: Column) -> None:
+def build_wallpapers(state: PhoneState, column: Column) -> None:
+    """The wallpapers to choose from."""
     width, height, gap = 52, 84, 8
     top = column.y + 6
     for i, name in enumerate(WALLPAPER_NAMES):
@@ -205,7 +212,8 @@ def _swatch(index: int, name: str, rect: Rect, *, effect: Push | None = None, is
     )
 
 
-def _wallpaper_preview(column: Column, index: int) -> None:
+def build_wallpaper_preview(column: Column, index: int) -> None:
+    """One wallpaper, to be set."""
     rect = Rect(x=46, y=column.y + 4, width=100, height=166)
     column.add(_swatch(index, WALLPAPER_NAMES[index], rect))
     effect = Operate(command="set_wallpaper", target=str(index))
@@ -213,15 +221,15 @@ def _wallpaper_preview(column: Column, index: int) -> None:
 
 
 def _choice(text: str, y: int, effect: Operate | Push | None, *, is_on: bool) -> Element:
-    return row(f"choice:{text}", y=y, label=text, text=text, effect=effect, kind="choice_row", is_on=is_on, height=30)
+    return row(f"choice:{text}", y=y, text=text, effect=effect, kind="choice_row", is_on=is_on, height=30)
 
 
-def _language(state: PhoneState, column: Column) -> None:
+def build_language(state: PhoneState, column: Column) -> None:
+    """The language, and the spell checker."""
     column.add(
         row(
             "page:languages",
             y=column.y,
-            label="Languages",
             text="Languages",
             detail=state.system.language,
             glyph="globe",
@@ -232,14 +240,16 @@ def _language(state: PhoneState, column: Column) -> None:
     column.add(switch_row(state, "spell_checker", column.y))
 
 
-def _languages(state: PhoneState, column: Column) -> None:
+def build_languages(state: PhoneState, column: Column) -> None:
+    """The languages to choose from."""
     for language in LANGUAGES:
         is_current = language == state.system.language
         effect = None if is_current else Push(subscreen=f"ask:language:{language}")
         column.add(_choice(language, column.y, effect, is_on=is_current))
 
 
-def _developer(state: PhoneState, column: Column) -> None:
+def build_developer(state: PhoneState, column: Column) -> None:
+    """The developer options, empty while they are off."""
     column.add(switch_row(state, "developer_options", column.y))
     if "developer_options" not in state.system.switched_on:
         return
@@ -251,28 +261,29 @@ def _developer(state: PhoneState, column: Column) -> None:
         column.add(switch_row(state, name, column.y))
 
 
-def _time_zones(state: PhoneState, column: Column) -> None:
+def build_time_zones(state: PhoneState, column: Column) -> None:
+    """The time zones to choose from."""
     for zone in TIME_ZONES:
         effect = Operate(command="choose_time_zone", target=zone)
         column.add(_choice(zone, column.y, effect, is_on=zone == state.system.time_zone))
 
 
 _PAGES: dict[str, tuple[str, Callable[[PhoneState, Column], None]]] = {
-    "": ("Settings", _settings),
-    "display": ("Display", _display),
-    "sound": ("Sound", _sound),
-    "date": ("Date and time", _date),
-    "about": ("About phone", _about),
+    "": ("Settings", build_rows),
+    "display": ("Display", build_display),
+    "sound": ("Sound", build_sound),
+    "date": ("Date and time", build_date),
+    "about": ("About phone", build_about),
     "wifi": ("Wi-Fi", build_wifi),
     "bluetooth": ("Bluetooth", build_bluetooth),
     "apps": ("Apps", app_list),
     "storage": ("Storage", storage),
-    "security": ("Security", _security),
-    "screen_lock": ("Screen lock", _screen_lock),
-    "wallpaper": ("Wallpaper", _wallpapers),
-    "language": ("Language and input", _language),
-    "languages": ("Languages", _languages),
-    "developer": ("Developer options", _developer),
-    "time_zone": ("Time zone", _time_zones),
+    "security": ("Security", build_security),
+    "screen_lock": ("Screen lock", build_screen_lock),
+    "wallpaper": ("Wallpaper", build_wallpapers),
+    "language": ("Language and input", build_language),
+    "languages": ("Languages", build_languages),
+    "developer": ("Developer options", build_developer),
+    "time_zone": ("Time zone", build_time_zones),
 }
 """Title and builder of the pages that are about nothing in particular; "" is the list of rows."""
