@@ -13,9 +13,8 @@ from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.task_loader import SEED_RANGES
 from cua_rl.tasks.demo.expert import Finish, decide, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.demo.system_templates import SYSTEM_EVAL, SYSTEM_TRAINING
 from cua_rl.tasks.demo.template import TaskTemplate
-from cua_rl.tasks.demo.templates import EMBEDDED_EVAL, EMBEDDED_TRAINING, TEMPLATES
+from cua_rl.tasks.demo.templates import EMBEDDED_EVAL, EMBEDDED_TRAINING, SYSTEM_EVAL, SYSTEM_TRAINING, TEMPLATES
 
 ALL = (*SYSTEM_TRAINING, *SYSTEM_EVAL)
 NUM_SEEDS = 6

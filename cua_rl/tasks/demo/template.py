@@ -12,7 +12,6 @@ from cua_rl.tasks.goal import Goal, check_goal
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 P = ParamSpec("P")
-_MORE_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,40 +120,20 @@ class TaskTemplate(Template):
         return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal))
 
 
-def drawn_template(
-    task_id: str,
-    draw: Callable[[Random], Instance],
-    *,
-    num_turns: int,
-    category: Category = "app",
-    difficulty: Difficulty = "medium",
-    tags: tuple[str, ...],
-) -> TaskTemplate:
-    """A template whose expert acts in at most `num_turns` turns; agents get three more, one of them to stop."""
-    return TaskTemplate(
-        task_id=task_id,
-        category=category,
-        difficulty=difficulty,
-        max_turns=num_turns + _MORE_TURNS,
-        draw=draw,
-        tags=tags,
-    )
-
-
 def family(
-    *, num_turns: int, category: Category = "app", difficulty: Difficulty = "medium", tags: tuple[str, ...]
+    *, max_turns: int, category: Category = "app", difficulty: Difficulty = "medium", tags: tuple[str, ...]
 ) -> Callable[[Callable[Concatenate[Random, P], Instance]], Callable[Concatenate[str, P], TaskTemplate]]:
-    """Make a function that draws an instance one that makes a template: from a task id and the other arguments."""
+    """Turn a function that draws an instance into one that makes a template: from a task id and the other arguments."""
 
     def decorate(draw: Callable[Concatenate[Random, P], Instance]) -> Callable[Concatenate[str, P], TaskTemplate]:
         @wraps(draw)
         def make_template(task_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskTemplate:
-            return drawn_template(
-                task_id,
-                lambda random: draw(random, *args, **kwargs),
-                num_turns=num_turns,
+            return TaskTemplate(
+                task_id=task_id,
                 category=category,
                 difficulty=difficulty,
+                max_turns=max_turns,
+                draw=lambda random: draw(random, *args, **kwargs),
                 tags=tags,
             )
 
@@ -173,6 +152,16 @@ def type_in(screen: str, text: str, query: str | None = None, value: str = "") -
     return Move(screen=screen, deed=TypeIn(text=text), query=query, value=value)
 
 
-def always(instance: Instance) -> Callable[[Random], Instance]:
-    """A `draw` for templates whose instances differ in nothing but the phone."""
-    return lambda random: instance
+def fixed_template(
+    task_id: str,
+    instance: Instance,
+    *,
+    max_turns: int,
+    category: Category = "settings",
+    difficulty: Difficulty = "medium",
+    tags: tuple[str, ...],
+) -> TaskTemplate:
+    """A template that asks for the same on every phone."""
+    return family(max_turns=max_turns, category=category, difficulty=difficulty, tags=tags)(lambda random: instance)(
+        task_id
+    )

@@ -1,11 +1,11 @@
 """Families of templates in the shade and on the pages about apps: one function per kind of task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 
-from cua_rl.devices.simulator.catalog import ALL_EXTRA_ROWS, APPS, QUICK_TILES, Toggle, find_app
+from cua_rl.devices.simulator.catalog import APPS, QUICK_TILES, Toggle, find_app
 from cua_rl.devices.simulator.start import Start, SystemStart
-from cua_rl.tasks.demo.settings_families import (
+from cua_rl.tasks.demo.families.settings import (
     LIST_TURNS,
     SCROLL_TURNS,
     on_page,
@@ -14,19 +14,8 @@ from cua_rl.tasks.demo.settings_families import (
     tap_on,
     truth,
 )
-from cua_rl.tasks.demo.template import (
-    Instance,
-    Move,
-    PullShade,
-    TaskTemplate,
-    Tell,
-    always,
-    drawn_template,
-    family,
-    tap,
-)
+from cua_rl.tasks.demo.template import Instance, Move, PullShade, Tell, family, tap
 from cua_rl.tasks.goal import Goal
-from cua_rl.tasks.task import Difficulty
 
 _APP_TURNS = SCROLL_TURNS + LIST_TURNS
 _PULL = Move(screen="home", deed=PullShade())
@@ -34,36 +23,41 @@ _PULL_AGAIN = Move(screen="notifications", deed=PullShade())
 _SPOKEN = {**QUICK_TILES, Toggle.AIRPLANE_MODE: "Airplane mode", Toggle.DO_NOT_DISTURB: "Do not disturb"}
 
 
-def open_notifications(task_id: str) -> TaskTemplate:
+@family(max_turns=4, category="system", difficulty="easy", tags=("system_task", "notifications"))
+def open_notifications(random: Random) -> Instance:
     """Pull the notification shade down."""
-    return _shade(task_id, "Open the notifications.", Goal(query="shade", expected="notifications"), difficulty="easy")
+    goal = Goal(query="shade", expected="notifications")
+    return Instance(instruction="Open the notifications.", start=Start(), goal=goal, route=(_PULL,))
 
 
-def open_quick_settings(task_id: str) -> TaskTemplate:
+@family(max_turns=5, category="system", difficulty="easy", tags=("system_task", "notifications"))
+def open_quick_settings(random: Random) -> Instance:
     """Pull the shade down twice."""
     goal = Goal(query="shade", expected="quick_settings")
-    return _shade(task_id, "Open the quick settings.", goal, _PULL_AGAIN, difficulty="easy")
+    return Instance(instruction="Open the quick settings.", start=Start(), goal=goal, route=(_PULL, _PULL_AGAIN))
 
 
-def clear_notifications(task_id: str) -> TaskTemplate:
+@family(max_turns=5, category="system", tags=("system_task", "notifications"))
+def clear_notifications(random: Random) -> Instance:
     """Get rid of all notifications."""
-    goal = Goal(query="notification_count", expected="0")
-    clear = tap("notifications", "Clear all")
-    return _shade(task_id, "Clear all notifications.", goal, clear, difficulty="medium")
+    return Instance(
+        instruction="Clear all notifications.",
+        start=Start(),
+        goal=Goal(query="notification_count", expected="0"),
+        route=(_PULL, tap("notifications", "Clear all")),
+    )
 
 
-def switch_quick_tile(task_id: str, toggle: Toggle, *, turn_on: bool) -> TaskTemplate:
+@family(max_turns=6, category="system", tags=("system_task", "quick_tile"))
+def switch_quick_tile(random: Random, toggle: Toggle, *, turn_on: bool) -> Instance:
     """Switch a toggle by its tile; switching it in Settings does not count."""
-    return _tile_template(task_id, lambda random: _tile_instance(toggle, turn_on=turn_on))
+    return _tile_instance(toggle, turn_on=turn_on)
 
 
-def toggle_quick_tile(task_id: str, toggle: Toggle) -> TaskTemplate:
+@family(max_turns=6, category="system", tags=("system_task", "quick_tile"))
+def toggle_quick_tile(random: Random, toggle: Toggle) -> Instance:
     """Switch a toggle by its tile, on some phones on and on others off."""
-    return _tile_template(task_id, lambda random: _tile_instance(toggle, turn_on=random.random() < 0.5))
-
-
-def _tile_template(task_id: str, draw: Callable[[Random], Instance]) -> TaskTemplate:
-    return drawn_template(task_id, draw, num_turns=3, category="system", tags=("system_task", "quick_tile"))
+    return _tile_instance(toggle, turn_on=random.random() < 0.5)
 
 
 def _tile_instance(toggle: Toggle, *, turn_on: bool) -> Instance:
@@ -76,33 +70,20 @@ def _tile_instance(toggle: Toggle, *, turn_on: bool) -> Instance:
     )
 
 
-def _shade(task_id: str, instruction: str, goal: Goal, *moves: Move, difficulty: Difficulty) -> TaskTemplate:
-    route = (_PULL, *moves)
-    draw = always(Instance(instruction=instruction, start=Start(), goal=goal, route=route))
-    return drawn_template(
-        task_id,
-        draw,
-        num_turns=len(route),
-        category="system",
-        difficulty=difficulty,
-        tags=("system_task", "notifications"),
-    )
-
-
-@family(num_turns=3 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+@family(max_turns=6 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
 def open_app_info(random: Random, app: str) -> Instance:
     """Open the page of an app in Settings."""
     instruction = f"Open the app info of {APPS[app].label}."
     goal = Goal(query="current_screen", expected=f"settings/app:{app}")
-    return _app_instance(instruction, app, SystemStart(extra_rows=ALL_EXTRA_ROWS), goal)
+    return _app_instance(instruction, app, SystemStart(), goal)
 
 
-@family(num_turns=4 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_notifications"))
+@family(max_turns=7 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_notifications"))
 def switch_app_notifications(random: Random, apps: Sequence[str], *, turn_on: bool) -> Instance:
     """Allow or silence the notifications of an app."""
     app = random.choice(apps)
     notifying, silent = ("", app) if turn_on else (app, "")
-    system = SystemStart(extra_rows=ALL_EXTRA_ROWS, notifying_app=notifying, silent_app=silent)
+    system = SystemStart(notifying_app=notifying, silent_app=silent)
     return _app_instance(
         f"Turn {'on' if turn_on else 'off'} the notifications of {APPS[app].label}.",
         app,
@@ -112,33 +93,33 @@ def switch_app_notifications(random: Random, apps: Sequence[str], *, turn_on: bo
     )
 
 
-@family(num_turns=5 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+@family(max_turns=8 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
 def force_stop(random: Random, app: str) -> Instance:
     """Stop an app that runs, and confirm it."""
     return _app_instance(
         f"Force stop {APPS[app].label}.",
         app,
-        SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
+        SystemStart(running_app=app),
         Goal(query=f"app_running:{APPS[app].package}", expected="false"),
         tap_on(f"app:{app}", "Force stop"),
         tap_on(f"ask:force_stop:{app}", "OK"),
     )
 
 
-@family(num_turns=5 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+@family(max_turns=8 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
 def clear_cache(random: Random, app: str) -> Instance:
     """Empty the cache of an app."""
     return _app_instance(
         f"Clear the cache of {APPS[app].label}.",
         app,
-        SystemStart(extra_rows=ALL_EXTRA_ROWS, running_app=app),
+        SystemStart(running_app=app),
         Goal(query=f"cache_cleared:{APPS[app].package}", expected="true"),
         tap_on(f"app:{app}", "Storage"),
         tap_on(f"app_storage:{app}", "Clear cache"),
     )
 
 
-@family(num_turns=5 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
+@family(max_turns=8 + _APP_TURNS, category="settings", difficulty="hard", tags=("system_task", "app_info"))
 def uninstall_app(random: Random, apps: Sequence[str]) -> Instance:
     """Uninstall an app that came from the store, and confirm it."""
     app = random.choice(apps)
@@ -146,7 +127,7 @@ def uninstall_app(random: Random, apps: Sequence[str]) -> Instance:
     return _app_instance(
         f"Uninstall {spec.label}.",
         app,
-        SystemStart(extra_rows=ALL_EXTRA_ROWS, store_app=app),
+        SystemStart(store_app=app),
         Goal(query=f"app_installed:{spec.package}", expected="false"),
         tap_on(f"app:{app}", "Uninstall"),
         tap_on(f"ask:uninstall:{app}", "OK"),
@@ -155,17 +136,17 @@ def uninstall_app(random: Random, apps: Sequence[str]) -> Instance:
 
 def _app_instance(instruction: str, app: str, system: SystemStart, goal: Goal, *moves: Move) -> Instance:
     route = settings_row("apps", tap_on("apps", find_app(app).label), *moves)
-    return Instance(instruction=instruction, start=system_start(system=system), goal=goal, route=route)
+    return Instance(instruction=instruction, start=system_start(system), goal=goal, route=route)
 
 
-@family(num_turns=4 + _APP_TURNS, category="system", difficulty="hard", tags=("system_task", "question"))
+@family(max_turns=7 + _APP_TURNS, category="system", difficulty="hard", tags=("system_task", "question"))
 def check_app_storage(random: Random, apps: Sequence[str]) -> Instance:
     """Say how much storage an app takes up."""
     app = random.choice(apps)
     query = f"app_storage_mb:{APPS[app].package}"
     return Instance(
         instruction=f"How many megabytes of storage does {APPS[app].label} use in all? Answer with the number.",
-        start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
+        start=system_start(),
         goal=Goal(query=query, how="told"),
         route=settings_row(
             "storage", tap_on("storage", APPS[app].label), on_page(f"app_storage:{app}", Tell(query=query))

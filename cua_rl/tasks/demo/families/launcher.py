@@ -21,7 +21,7 @@ _OPEN_DRAWER = Move(screen="home", deed=SwipeUp())
 _SHOW_RECENTS = PushButton(button=Button.RECENTS)
 
 
-@family(num_turns=4, category="navigation", tags=("app_task", "drawer"))
+@family(max_turns=7, category="navigation", tags=("app_task", "drawer"))
 def find_settings_in_drawer(random: Random) -> Instance:
     """Open Settings, which lies in the app drawer only."""
     return Instance(
@@ -32,7 +32,7 @@ def find_settings_in_drawer(random: Random) -> Instance:
     )
 
 
-@family(num_turns=4, category="input", tags=("app_task", "drawer"))
+@family(max_turns=7, category="input", tags=("app_task", "drawer"))
 def search_app(random: Random, apps: tuple[str, ...]) -> Instance:
     """Find an app with the search of the app drawer."""
     app = random.choice(apps)
@@ -51,7 +51,7 @@ def search_app(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=5, category="navigation", difficulty="hard", tags=("app_task", "icons"))
+@family(max_turns=8, category="navigation", difficulty="hard", tags=("app_task", "icons"))
 def pin_app(random: Random, apps: tuple[str, ...]) -> Instance:
     """Put an app from the drawer onto the home screen."""
     app = random.choice(apps)
@@ -68,7 +68,7 @@ def pin_app(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=3, category="navigation", tags=("app_task", "icons"))
+@family(max_turns=6, category="navigation", tags=("app_task", "icons"))
 def unpin_app(random: Random, apps: tuple[str, ...]) -> Instance:
     """Take an app's icon off the home screen."""
     app = random.choice(apps)
@@ -84,7 +84,7 @@ def unpin_app(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=2, category="navigation", difficulty="hard", tags=("app_task", "icons"))
+@family(max_turns=5, category="navigation", difficulty="hard", tags=("app_task", "icons"))
 def move_icon(random: Random, apps: tuple[str, ...]) -> Instance:
     """Move an icon from the first home page to the second, where one place is free."""
     app, absent = random.sample(apps, 2)
@@ -100,7 +100,7 @@ def move_icon(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=5, category="navigation", difficulty="hard", tags=("app_task", "folders"))
+@family(max_turns=8, category="navigation", difficulty="hard", tags=("app_task", "folders"))
 def create_app_folder(random: Random, apps: tuple[str, ...], names: tuple[str, ...]) -> Instance:
     """Put two apps of the first home page into a new folder."""
     app, other = random.sample(apps, 2)
@@ -119,7 +119,7 @@ def create_app_folder(random: Random, apps: tuple[str, ...], names: tuple[str, .
     )
 
 
-@family(num_turns=4, category="navigation", difficulty="hard", tags=("app_task", "folders"))
+@family(max_turns=7, category="navigation", difficulty="hard", tags=("app_task", "folders"))
 def rename_folder(random: Random, apps: tuple[str, ...], names: tuple[str, ...]) -> Instance:
     """Give a folder on the home screen another name."""
     app, other = random.sample(apps, 2)
@@ -142,7 +142,7 @@ def _holds(name: str, *apps: str) -> Goal:
     return Goal(query=f"home_folder:{name}", expected=" ".join(sorted(APPS[app].package for app in apps)))
 
 
-@family(num_turns=4, category="system", difficulty="hard", tags=("app_task", "icons"))
+@family(max_turns=7, category="system", difficulty="hard", tags=("app_task", "icons"))
 def uninstall_app(random: Random, store_apps: tuple[str, ...], apps: tuple[str, ...]) -> Instance:
     """Uninstall an app from its icon on the home screen."""
     app, absent = random.choice(store_apps), random.choice(apps)
@@ -159,7 +159,7 @@ def uninstall_app(random: Random, store_apps: tuple[str, ...], apps: tuple[str, 
     )
 
 
-@family(num_turns=4, category="settings", tags=("app_task", "wallpaper"))
+@family(max_turns=7, category="settings", tags=("app_task", "wallpaper"))
 def change_wallpaper(random: Random, wallpapers: tuple[int, ...]) -> Instance:
     """Choose another wallpaper, beginning on the home screen."""
     wallpaper = random.choice(wallpapers)
@@ -177,7 +177,7 @@ def change_wallpaper(random: Random, wallpapers: tuple[int, ...]) -> Instance:
     )
 
 
-@family(num_turns=2, category="system", difficulty="easy", tags=("app_task", "screenshots"))
+@family(max_turns=5, category="system", difficulty="easy", tags=("app_task", "screenshots"))
 def take_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
     """Take a screenshot of the app that is open, with the button in the list of recent apps."""
     app = random.choice(apps)
@@ -192,7 +192,7 @@ def take_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=2, tags=("app_task", "screenshots"))
+@family(max_turns=5, tags=("app_task", "screenshots"))
 def open_last_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
     """Open the newest of several screenshots."""
     shown = tuple(random.sample(apps, random.randrange(2, 4)))
@@ -208,7 +208,7 @@ def open_last_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=5, category="system", difficulty="hard", tags=("app_task", "screenshots"))
+@family(max_turns=8, category="system", difficulty="hard", tags=("app_task", "screenshots"))
 def take_and_open_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
     """Take a screenshot of the app that is open, then look at it."""
     app = random.choice(apps)

@@ -11,9 +11,7 @@ from cua_rl.tasks.demo.template import (
     Instance,
     Move,
     TapKey,
-    TaskTemplate,
     Tell,
-    drawn_template,
     family,
     tap,
     type_in,
@@ -75,7 +73,7 @@ def _dial(number: str) -> tuple[Move, ...]:
     )
 
 
-@family(num_turns=7, difficulty="hard", tags=("app_task", "phone"))
+@family(max_turns=10, difficulty="hard", tags=("app_task", "phone"))
 def call_number(random: Random) -> Instance:
     """Dial a number and call it."""
     number = str(random.randrange(10_000, 100_000))
@@ -87,7 +85,7 @@ def call_number(random: Random) -> Instance:
     )
 
 
-@family(num_turns=4, tags=("app_task", "contacts"))
+@family(max_turns=7, tags=("app_task", "contacts"))
 def call_contact(random: Random, pool: Pool) -> Instance:
     """Call somebody in the address book."""
     person = _person(random, pool)
@@ -103,7 +101,7 @@ def _to_person(name: str) -> tuple[Move, ...]:
     return open_from_home("contacts"), tap("contacts", name)
 
 
-@family(num_turns=8, category="input", difficulty="hard", tags=("app_task", "phone"))
+@family(max_turns=11, category="input", difficulty="hard", tags=("app_task", "phone"))
 def add_contact_from_phone(random: Random, pool: Pool) -> Instance:
     """Dial a number and save it under a name."""
     name, number = random.choice(pool.strangers), str(random.randrange(1000, 10_000))
@@ -121,7 +119,7 @@ def add_contact_from_phone(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=6, category="input", difficulty="hard", tags=("app_task", "contacts"))
+@family(max_turns=9, category="input", difficulty="hard", tags=("app_task", "contacts"))
 def add_contact(random: Random, pool: Pool) -> Instance:
     """Fill in the form for a new contact."""
     name, number = random.choice(pool.strangers), _digits(_number(random))
@@ -148,7 +146,7 @@ def _two_fields(screen: str, first: tuple[str, str], second: tuple[str, str], *,
     )
 
 
-@family(num_turns=4, category="input", tags=("app_task", "contacts"))
+@family(max_turns=7, category="input", tags=("app_task", "contacts"))
 def search_contact(random: Random, pool: Pool) -> Instance:
     """Find somebody with the search of Contacts."""
     person = _person(random, pool)
@@ -165,7 +163,7 @@ def search_contact(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=4, tags=("app_task", "contacts"))
+@family(max_turns=7, tags=("app_task", "contacts"))
 def delete_contact(random: Random, pool: Pool) -> Instance:
     """Delete somebody from the address book."""
     person = _person(random, pool)
@@ -177,7 +175,7 @@ def delete_contact(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=3, tags=("app_task", "question"))
+@family(max_turns=6, tags=("app_task", "question"))
 def tell_contact_number(random: Random, pool: Pool) -> Instance:
     """Look up a phone number and say it."""
     person = _person(random, pool)
@@ -193,33 +191,34 @@ def tell_contact_number(random: Random, pool: Pool) -> Instance:
     )
 
 
-def reply_to(task_id: str, pool: Pool, *, send: bool) -> TaskTemplate:
-    """Answer in a conversation, or only write the answer and leave it unsent."""
+@family(max_turns=8, category="input", difficulty="hard", tags=("app_task", "messages"))
+def reply_to(random: Random, pool: Pool) -> Instance:
+    """Answer in a conversation."""
+    name, text = random.choice(pool.people), random.choice(pool.texts)
+    goal = Goal(query="sent_messages", expected=json.dumps({"to": name, "text": text}), how="includes")
+    sending = tuple(tap(f"messages/{i}", "Send") for i in range(5))
+    return _writing(name, text, f'In Messages, write "{text}" to {name}.', goal, *sending)
 
-    def draw(random: Random) -> Instance:
-        name, text = random.choice(pool.people), random.choice(pool.texts)
-        sending = tuple(tap(f"messages/{i}", "Send") for i in range(5)) if send else ()
-        typing = tuple(move for i in range(5) for move in _fill(f"messages/{i}", text, label="Message"))
-        ending = "" if send else " but do not send it"
-        sent = Goal(query="sent_messages", expected=json.dumps({"to": name, "text": text}), how="includes")
-        return Instance(
-            instruction=f'In Messages, write "{text}" to {name}{ending}.',
-            start=start_with("messages", AppStart(), contact=name),
-            goal=sent if send else Goal(query=f"message_draft:{name}", expected=text),
-            route=(
-                open_from_home("messages"),
-                tap("messages", name),
-                *typing,
-                *sending,
-            ),
-        )
 
-    return drawn_template(
-        task_id, draw, num_turns=5 if send else 4, category="input", difficulty="hard", tags=("app_task", "messages")
+@family(max_turns=7, category="input", difficulty="hard", tags=("app_task", "messages"))
+def draft_reply(random: Random, pool: Pool) -> Instance:
+    """Write an answer in a conversation and leave it unsent."""
+    name, text = random.choice(pool.people), random.choice(pool.texts)
+    instruction = f'In Messages, write "{text}" to {name} but do not send it.'
+    return _writing(name, text, instruction, Goal(query=f"message_draft:{name}", expected=text))
+
+
+def _writing(name: str, text: str, instruction: str, goal: Goal, *moves: Move) -> Instance:
+    typing = tuple(move for i in range(5) for move in _fill(f"messages/{i}", text, label="Message"))
+    return Instance(
+        instruction=instruction,
+        start=start_with("messages", AppStart(), contact=name),
+        goal=goal,
+        route=(open_from_home("messages"), tap("messages", name), *typing, *moves),
     )
 
 
-@family(num_turns=8, category="input", difficulty="hard", tags=("app_task", "messages"))
+@family(max_turns=11, category="input", difficulty="hard", tags=("app_task", "messages"))
 def message_contact(random: Random, pool: Pool) -> Instance:
     """Begin a conversation with somebody in the address book."""
     name, text = random.choice(pool.strangers), random.choice(pool.texts)
@@ -238,7 +237,7 @@ def message_contact(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=4, category="input", difficulty="hard", tags=("app_task", "notes"))
+@family(max_turns=7, category="input", difficulty="hard", tags=("app_task", "notes"))
 def write_drawn_note(random: Random, pool: Pool) -> Instance:
     """Write and save a note."""
     text = random.choice(pool.notes)
@@ -255,7 +254,7 @@ def write_drawn_note(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=3, tags=("app_task", "notes"))
+@family(max_turns=6, tags=("app_task", "notes"))
 def delete_note(random: Random, pool: Pool) -> Instance:
     """Delete one note among several."""
     text = random.choice(pool.notes)
@@ -268,7 +267,7 @@ def delete_note(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=6, category="input", difficulty="hard", tags=("app_task", "clock"))
+@family(max_turns=9, category="input", difficulty="hard", tags=("app_task", "clock"))
 def set_alarm(random: Random, pool: Pool) -> Instance:
     """Set a new alarm."""
     hour, minute = random.randrange(24), random.choice(pool.minutes)
@@ -286,7 +285,7 @@ def set_alarm(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=2, difficulty="easy", tags=("app_task", "clock"))
+@family(max_turns=5, difficulty="easy", tags=("app_task", "clock"))
 def switch_alarm(random: Random, pool: Pool, *, turn_on: bool) -> Instance:
     """Switch an alarm that is set on or off."""
     time = f"{random.randrange(24):02d}:{random.choice(pool.minutes):02d}"
@@ -298,7 +297,7 @@ def switch_alarm(random: Random, pool: Pool, *, turn_on: bool) -> Instance:
     )
 
 
-@family(num_turns=4, category="input", tags=("app_task", "clock"))
+@family(max_turns=7, category="input", tags=("app_task", "clock"))
 def start_timer(random: Random, pool: Pool) -> Instance:
     """Start the timer."""
     minutes = random.choice(pool.minutes)

@@ -6,7 +6,7 @@ from random import Random
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import APPS, find_app
 from cua_rl.devices.simulator.start import AppStart, Start, SystemStart
-from cua_rl.tasks.demo.app_families import open_from_home
+from cua_rl.tasks.demo.families.apps import open_from_home
 from cua_rl.tasks.demo.template import (
     Hold,
     Instance,
@@ -18,7 +18,6 @@ from cua_rl.tasks.demo.template import (
     TapOn,
     TaskTemplate,
     Tell,
-    drawn_template,
     family,
     tap,
 )
@@ -74,7 +73,7 @@ def through_drawer(task_id: str, app: str, template: TaskTemplate) -> TaskTempla
     )
 
 
-@family(num_turns=4, category="input", difficulty="easy", tags=("app_task", "phone"))
+@family(max_turns=7, category="input", difficulty="easy", tags=("app_task", "phone"))
 def type_number(random: Random) -> Instance:
     """Type a number in Phone, which is open, and leave it there."""
     number = str(random.randrange(1000, 10_000))
@@ -90,26 +89,29 @@ def type_number(random: Random) -> Instance:
     )
 
 
-def open_shade_over_app(task_id: str, apps: tuple[str, ...], *, is_quick: bool) -> TaskTemplate:
-    """Pull the notifications, or the quick settings, down over an app."""
-    name = "quick settings" if is_quick else "notifications"
+@family(max_turns=4, category="system", difficulty="easy", tags=("app_task", "shade"))
+def open_notifications_over_app(random: Random, apps: tuple[str, ...]) -> Instance:
+    """Pull the notifications down over an app."""
+    return _opening_shade(random, apps, "notifications")
 
-    def draw(random: Random) -> Instance:
-        app = random.choice(apps)
-        return Instance(
-            instruction=f"Open the {name} over {APPS[app].label}, which is open.",
-            start=Start(app=app),
-            goal=Goal(query="shade", expected=name.replace(" ", "_")),
-            route=tuple(Move(screen=screen, deed=PullShade()) for screen in (app, "notifications")),
-        )
 
-    num_turns = 2 if is_quick else 1
-    return drawn_template(
-        task_id, draw, num_turns=num_turns, category="system", difficulty="easy", tags=("app_task", "shade")
+@family(max_turns=5, category="system", difficulty="easy", tags=("app_task", "shade"))
+def open_quick_settings_over_app(random: Random, apps: tuple[str, ...]) -> Instance:
+    """Pull the quick settings down over an app."""
+    return _opening_shade(random, apps, "quick settings")
+
+
+def _opening_shade(random: Random, apps: tuple[str, ...], name: str) -> Instance:
+    app = random.choice(apps)
+    return Instance(
+        instruction=f"Open the {name} over {APPS[app].label}, which is open.",
+        start=Start(app=app),
+        goal=Goal(query="shade", expected=name.replace(" ", "_")),
+        route=tuple(Move(screen=screen, deed=PullShade()) for screen in (app, "notifications")),
     )
 
 
-@family(num_turns=1, category="system", difficulty="easy", tags=("app_task", "question"))
+@family(max_turns=4, category="system", difficulty="easy", tags=("app_task", "question"))
 def count_notifications(random: Random) -> Instance:
     """Say how many notifications the shade shows."""
     query = "notification_count"
@@ -124,7 +126,7 @@ def count_notifications(random: Random) -> Instance:
     )
 
 
-@family(num_turns=3 + _DRAWER_TURNS, category="system", difficulty="hard", tags=("app_task", "screenshots"))
+@family(max_turns=6 + _DRAWER_TURNS, category="system", difficulty="hard", tags=("app_task", "screenshots"))
 def screenshot_from_drawer(random: Random, apps: tuple[str, ...]) -> Instance:
     """Open an app that lies in the drawer only, and take a screenshot of it."""
     app = random.choice(apps)
@@ -141,7 +143,7 @@ def screenshot_from_drawer(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=6, category="system", difficulty="hard", tags=("app_task", "screenshots"))
+@family(max_turns=9, category="system", difficulty="hard", tags=("app_task", "screenshots"))
 def take_two_screenshots(random: Random, apps: tuple[str, ...]) -> Instance:
     """Take a screenshot of the app that is open, then one of another app."""
     one, two = random.sample(apps, 2)
@@ -160,7 +162,7 @@ def take_two_screenshots(random: Random, apps: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=3 + _DRAWER_TURNS, category="system", difficulty="hard", tags=("app_task", "icons"))
+@family(max_turns=6 + _DRAWER_TURNS, category="system", difficulty="hard", tags=("app_task", "icons"))
 def uninstall_from_drawer(random: Random, store_apps: tuple[str, ...]) -> Instance:
     """Uninstall an app by its icon in the drawer."""
     app = random.choice(store_apps)
@@ -178,7 +180,7 @@ def uninstall_from_drawer(random: Random, store_apps: tuple[str, ...]) -> Instan
     )
 
 
-@family(num_turns=3, category="navigation", difficulty="hard", tags=("app_task", "icons"))
+@family(max_turns=6, category="navigation", difficulty="hard", tags=("app_task", "icons"))
 def move_icon_back(random: Random, apps: tuple[str, ...]) -> Instance:
     """Move an icon from the second home page to the first, where one place is free."""
     app, absent = random.sample(apps, 2)

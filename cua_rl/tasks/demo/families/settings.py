@@ -1,6 +1,7 @@
 """Families of templates on the pages of Settings: one function per kind of task."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from cua_rl.devices.simulator.catalog import (
@@ -23,9 +24,8 @@ from cua_rl.tasks.demo.template import (
     TapOn,
     TaskTemplate,
     TypeIn,
-    always,
-    drawn_template,
     family,
+    fixed_template,
     tap,
 )
 from cua_rl.tasks.goal import Goal
@@ -52,9 +52,10 @@ def tap_on(page: str, label: str) -> Move:
     return tap(f"settings/{page}", label)
 
 
-def system_start(*, on: Sequence[Toggle] = (), system: SystemStart) -> Start:
-    """A phone with system pages; Wi-Fi is never asked for in airplane mode."""
-    return Start(on=tuple(on), off=(Toggle.AIRPLANE_MODE,) if Toggle.WIFI in on else (), system=system)
+def system_start(system: SystemStart | None = None, *, on: Sequence[Toggle] = ()) -> Start:
+    """A phone with all rows of Settings; Wi-Fi is never asked for in airplane mode."""
+    off = (Toggle.AIRPLANE_MODE,) if Toggle.WIFI in on else ()
+    return Start(on=tuple(on), off=off, system=replace(system or SystemStart(), extra_rows=ALL_EXTRA_ROWS))
 
 
 def truth(value: bool) -> str:
@@ -66,35 +67,35 @@ def open_system_page(task_id: str, instruction: str, page: str, row: str, *moves
     """Open a page behind one of the extra rows; `moves` lead there from the page that the row opens."""
     instance = Instance(
         instruction=instruction,
-        start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
+        start=system_start(),
         goal=Goal(query="current_screen", expected=f"settings/{page}"),
         route=settings_row(row, *moves),
     )
-    num_turns = len(instance.route) + SCROLL_TURNS + (LIST_TURNS if row == "apps" else 0)
-    return drawn_template(
-        task_id, always(instance), num_turns=num_turns, category="navigation", tags=("system_task", "system_page")
+    max_turns = len(instance.route) + SCROLL_TURNS + (LIST_TURNS if row == "apps" else 0) + 3
+    return fixed_template(
+        task_id, instance, max_turns=max_turns, category="navigation", tags=("system_task", "system_page")
     )
 
 
-@family(num_turns=4 + SCROLL_TURNS + 1, category="settings", tags=("system_task", "wifi"))
+@family(max_turns=8 + SCROLL_TURNS, category="settings", tags=("system_task", "wifi"))
 def connect_known_wifi(random: Random, networks: Sequence[str]) -> Instance:
     """Connect to a network that the phone knows."""
     name = random.choice(networks)
     return Instance(
         instruction=f"Connect to the Wi-Fi network {name}.",
-        start=system_start(on=(Toggle.WIFI,), system=SystemStart(extra_rows=ALL_EXTRA_ROWS, saved_network=name)),
+        start=system_start(SystemStart(saved_network=name), on=(Toggle.WIFI,)),
         goal=Goal(query="connected_wifi", expected=name),
         route=settings_row("wifi_page", tap_on("wifi", name), tap_on(f"network:{name}", "Connect")),
     )
 
 
-@family(num_turns=5 + SCROLL_TURNS + 1, category="settings", difficulty="hard", tags=("system_task", "wifi"))
+@family(max_turns=9 + SCROLL_TURNS, category="settings", difficulty="hard", tags=("system_task", "wifi"))
 def forget_wifi(random: Random, networks: Sequence[str]) -> Instance:
     """Forget the network that is in use, and confirm it."""
     name = random.choice(networks)
     return Instance(
         instruction=f"Forget the Wi-Fi network {name}.",
-        start=system_start(on=(Toggle.WIFI,), system=SystemStart(extra_rows=ALL_EXTRA_ROWS, connected_network=name)),
+        start=system_start(SystemStart(connected_network=name), on=(Toggle.WIFI,)),
         goal=Goal(query=f"wifi_saved:{name}", expected="false"),
         route=settings_row(
             "wifi_page",
@@ -105,7 +106,7 @@ def forget_wifi(random: Random, networks: Sequence[str]) -> Instance:
     )
 
 
-@family(num_turns=6 + SCROLL_TURNS + 1, category="input", difficulty="hard", tags=("system_task", "wifi"))
+@family(max_turns=10 + SCROLL_TURNS, category="input", difficulty="hard", tags=("system_task", "wifi"))
 def join_wifi(random: Random, networks: Sequence[str]) -> Instance:
     """Join a network that the phone does not know, with its password."""
     name, password = random.choice(networks), "".join(random.choices("abcdefghkmnprstuvwxyz", k=8))
@@ -113,7 +114,7 @@ def join_wifi(random: Random, networks: Sequence[str]) -> Instance:
     page = f"network:{name}"
     return Instance(
         instruction=f'Join the Wi-Fi network {name}. Its password is "{password}".',
-        start=system_start(on=(Toggle.WIFI,), system=SystemStart(extra_rows=ALL_EXTRA_ROWS, locked_network=network)),
+        start=system_start(SystemStart(locked_network=network), on=(Toggle.WIFI,)),
         goal=Goal(query="connected_wifi", expected=name),
         route=settings_row(
             "wifi_page",
@@ -125,13 +126,13 @@ def join_wifi(random: Random, networks: Sequence[str]) -> Instance:
     )
 
 
-@family(num_turns=5 + SCROLL_TURNS + 1, category="settings", difficulty="hard", tags=("system_task", "language"))
+@family(max_turns=9 + SCROLL_TURNS, category="settings", difficulty="hard", tags=("system_task", "language"))
 def change_language(random: Random, languages: Sequence[str]) -> Instance:
     """Give the phone another language, and confirm it."""
     language = random.choice(languages)
     return Instance(
         instruction=f"Change the system language to {LANGUAGES[language]} ({language}).",
-        start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS)),
+        start=system_start(),
         goal=Goal(query="system_language", expected=language),
         route=settings_row(
             "language",
@@ -142,14 +143,14 @@ def change_language(random: Random, languages: Sequence[str]) -> Instance:
     )
 
 
-@family(num_turns=4 + SCROLL_TURNS, category="settings", tags=("system_task", "wallpaper"))
+@family(max_turns=7 + SCROLL_TURNS, category="settings", tags=("system_task", "wallpaper"))
 def change_wallpaper(random: Random, wallpapers: Sequence[str]) -> Instance:
     """Choose a wallpaper by its name."""
     name = random.choice(wallpapers)
     index = WALLPAPER_NAMES.index(name)
     return Instance(
         instruction=f"Set the {name.lower()} wallpaper.",
-        start=system_start(system=SystemStart(extra_rows=ALL_EXTRA_ROWS, not_wallpaper=index)),
+        start=system_start(SystemStart(not_wallpaper=index)),
         goal=Goal(query="wallpaper", expected=name),
         route=settings_row("wallpaper", tap_on("wallpaper", name), tap_on(f"set_wallpaper:{index}", "Set")),
     )
@@ -157,45 +158,39 @@ def change_wallpaper(random: Random, wallpapers: Sequence[str]) -> Instance:
 
 def switch_usb_debugging(task_id: str, *, turn_on: bool) -> TaskTemplate:
     """Flip USB debugging in the developer options; turning it on must be confirmed."""
-    switches = ("usb_debugging",)
-    system = SystemStart(extra_rows=ALL_EXTRA_ROWS, on=() if turn_on else switches, off=switches if turn_on else ())
     confirm = (tap_on("ask:usb_debugging:", "Allow"),) if turn_on else ()
     instance = Instance(
         instruction=f"Turn {'on' if turn_on else 'off'} USB debugging.",
-        start=system_start(system=system),
+        start=_start_switched("usb_debugging", is_on=not turn_on),
         goal=Goal(query="usb_debugging", expected=truth(turn_on)),
         route=settings_row("developer", tap_on("developer", SWITCHES["usb_debugging"]), *confirm),
     )
-    return drawn_template(
+    return fixed_template(
         task_id,
-        always(instance),
-        num_turns=len(instance.route) + SCROLL_TURNS,
+        instance,
+        max_turns=len(instance.route) + SCROLL_TURNS + 3,
         category="settings",
         difficulty="hard",
         tags=("system_task", "developer"),
     )
 
 
-def switch_call_vibration(task_id: str, *, turn_on: bool) -> TaskTemplate:
+@family(max_turns=6 + SCROLL_TURNS, category="settings", tags=("system_task", "sound"))
+def switch_call_vibration(random: Random, *, turn_on: bool) -> Instance:
     """Flip the vibration for calls on the Sound page."""
-    switches = ("call_vibration",)
-    system = SystemStart(extra_rows=ALL_EXTRA_ROWS, on=() if turn_on else switches, off=switches if turn_on else ())
-    instance = Instance(
+    return Instance(
         instruction=f"Turn {'on' if turn_on else 'off'} vibration for calls.",
-        start=system_start(system=system),
+        start=_start_switched("call_vibration", is_on=not turn_on),
         goal=Goal(query="call_vibration", expected=truth(turn_on)),
-        route=(
-            OPEN_SETTINGS,
-            tap("settings", "Sound"),
-            tap_on("sound", SWITCHES["call_vibration"]),
-        ),
-    )
-    return drawn_template(
-        task_id, always(instance), num_turns=3 + SCROLL_TURNS, category="settings", tags=("system_task", "sound")
+        route=(OPEN_SETTINGS, tap("settings", "Sound"), tap_on("sound", SWITCHES["call_vibration"])),
     )
 
 
-@family(num_turns=3, category="settings", tags=("system_task", "level"))
+def _start_switched(name: str, *, is_on: bool) -> Start:
+    return system_start(SystemStart(on=(name,)) if is_on else SystemStart(off=(name,)))
+
+
+@family(max_turns=6, category="settings", tags=("system_task", "level"))
 def set_brightness(random: Random, percents: Sequence[int]) -> Instance:
     """Set the brightness to about a level."""
     percent = random.choice(percents)
@@ -212,7 +207,7 @@ def set_brightness(random: Random, percents: Sequence[int]) -> Instance:
     )
 
 
-@family(num_turns=3, category="settings", tags=("system_task", "level"))
+@family(max_turns=6, category="settings", tags=("system_task", "level"))
 def set_media_volume(random: Random, percents: Sequence[int]) -> Instance:
     """Set the media volume to about a level."""
     percent = random.choice(percents)

@@ -4,7 +4,7 @@ from random import Random
 
 from cua_rl.devices.simulator.apps.browser import WEB_PAGES
 from cua_rl.devices.simulator.start import AppStart, Start
-from cua_rl.tasks.demo.app_families import Pool, open_from_home
+from cua_rl.tasks.demo.families.apps import Pool, open_from_home
 from cua_rl.tasks.demo.template import (
     Instance,
     Move,
@@ -21,7 +21,7 @@ def _start(app: str, apps: AppStart | None = None) -> Start:
     return Start(first_page=("settings", app), apps=apps or AppStart())
 
 
-@family(num_turns=5, category="input", difficulty="hard", tags=("app_task", "files"))
+@family(max_turns=8, category="input", difficulty="hard", tags=("app_task", "files"))
 def create_folder(random: Random, names: tuple[str, ...]) -> Instance:
     """Make a new folder in Downloads."""
     name = random.choice(names)
@@ -39,7 +39,7 @@ def create_folder(random: Random, names: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=4, tags=("app_task", "files"))
+@family(max_turns=7, tags=("app_task", "files"))
 def delete_folder(random: Random, names: tuple[str, ...]) -> Instance:
     """Delete a folder in Downloads."""
     name = random.choice(names)
@@ -57,7 +57,7 @@ def delete_folder(random: Random, names: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=4, category="input", tags=("app_task", "browser"))
+@family(max_turns=7, category="input", tags=("app_task", "browser"))
 def open_website(random: Random, pool: Pool) -> Instance:
     """Type an address into the browser."""
     address = random.choice(pool.addresses)
@@ -78,7 +78,7 @@ def _enter(text: str) -> tuple[Move, ...]:
     )
 
 
-@family(num_turns=4, category="input", tags=("app_task", "browser"))
+@family(max_turns=7, category="input", tags=("app_task", "browser"))
 def search_web(random: Random, pool: Pool) -> Instance:
     """Search for words in the browser."""
     words = random.choice(pool.searches)
@@ -90,7 +90,7 @@ def search_web(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=4, tags=("app_task", "browser"))
+@family(max_turns=7, tags=("app_task", "browser"))
 def follow_link(random: Random, bookmarks: tuple[str, ...]) -> Instance:
     """Open a bookmark, then a link on its page."""
     page = WEB_PAGES[random.choice(bookmarks)]
@@ -107,7 +107,7 @@ def follow_link(random: Random, bookmarks: tuple[str, ...]) -> Instance:
     )
 
 
-@family(num_turns=5, category="input", difficulty="hard", tags=("app_task", "browser"))
+@family(max_turns=8, category="input", difficulty="hard", tags=("app_task", "browser"))
 def download_file(random: Random, addresses: tuple[str, ...], *, what: str) -> Instance:
     """Open a page and download the file it offers."""
     page = WEB_PAGES[random.choice(addresses)]
@@ -123,7 +123,7 @@ def download_file(random: Random, addresses: tuple[str, ...], *, what: str) -> I
     )
 
 
-@family(num_turns=2, difficulty="easy", tags=("app_task", "camera"))
+@family(max_turns=5, difficulty="easy", tags=("app_task", "camera"))
 def take_photo(random: Random) -> Instance:
     """Take one photo."""
     num_photos = random.randrange(3, 9)
@@ -135,7 +135,7 @@ def take_photo(random: Random) -> Instance:
     )
 
 
-@family(num_turns=1, tags=("app_task", "question"))
+@family(max_turns=4, tags=("app_task", "question"))
 def count_photos(random: Random) -> Instance:
     """Count the photos in Gallery and say how many there are."""
     return Instance(
@@ -146,7 +146,7 @@ def count_photos(random: Random) -> Instance:
     )
 
 
-@family(num_turns=2, tags=("app_task", "gallery"))
+@family(max_turns=5, tags=("app_task", "gallery"))
 def open_photo(random: Random) -> Instance:
     """Open one photo of the grid, counted in reading order."""
     number = random.randrange(1, 7)
@@ -158,7 +158,7 @@ def open_photo(random: Random) -> Instance:
     )
 
 
-@family(num_turns=2, difficulty="easy", tags=("app_task", "music"))
+@family(max_turns=5, difficulty="easy", tags=("app_task", "music"))
 def play_track(random: Random, pool: Pool) -> Instance:
     """Play a track by its title."""
     title = random.choice(pool.tracks)
@@ -170,7 +170,7 @@ def play_track(random: Random, pool: Pool) -> Instance:
     )
 
 
-@family(num_turns=7, category="input", difficulty="hard", tags=("app_task", "question"))
+@family(max_turns=10, category="input", difficulty="hard", tags=("app_task", "question"))
 def calculate(random: Random, operator: str) -> Instance:
     """Work out a sum or a product with the calculator and say the result."""
     one, two = random.randrange(11, 100), random.randrange(11, 100) if operator == "+" else random.randrange(3, 10)
