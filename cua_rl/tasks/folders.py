@@ -104,7 +104,10 @@ async def _prepare_app(task_id: str, apk: ApkConfig, device: ShellDevice) -> Non
         if apk.apk_url and isinstance(device, AppDevice):
             await device.install_app(apk.apk_url)
         if not await _is_installed(package, device):
-            raise TaskError(_not_installed(task_id, apk))
+            origin = f" from {apk.apk_url}" if apk.apk_url else ""
+            raise TaskError(
+                f"expected {package!r} on the device for task {task_id!r}, got none; install it first{origin}"
+            )
     if apk.launch_after_install and apk.main_activity:
         await device.shell(f"am start -n {quote(f'{package}/{apk.main_activity}')}")
     elif apk.launch_after_install:
@@ -113,11 +116,6 @@ async def _prepare_app(task_id: str, apk: ApkConfig, device: ShellDevice) -> Non
 
 async def _is_installed(package: str, device: ShellDevice) -> bool:
     return f"package:{package}" in (await device.shell(f"pm list packages {quote(package)}")).split()
-
-
-def _not_installed(task_id: str, apk: ApkConfig) -> str:
-    origin = f" from {apk.apk_url}" if apk.apk_url else ""
-    return f"expected {apk.package_name!r} on the device for task {task_id!r}, got none; install it first{origin}"
 
 
 async def _is_valid(parts: FolderParts, device: ShellDevice, answer: str | None) -> bool:
@@ -230,7 +228,15 @@ def _load(folder: Path, package: ModuleType) -> FolderTask:
 def _read_definition(folder: Path, definition: Any) -> FolderTask:
     task_id = f"{folder.parent.name}/{folder.name}"
     apk = _apk(_optional(definition, "get_apk_config", _nothing)())
-    description = _text(definition, "description")
+    validator = definition.get_validator()
+    if not callable(_optional(validator, "validate", None)):
+        raise ConfigError(f"expected get_validator() to return something with validate(adb), got {validator!r}")
+    description = _optional(definition, "description", None)
+    if not isinstance(description, str) or not description.strip():
+        raise ConfigError(f"expected the task to have a description (text), got {description!r}")
+    max_turns = _optional(definition, "max_turns", DEFAULT_MAX_TURNS)
+    if not isinstance(max_turns, int) or max_turns < 1:
+        raise ConfigError(f"expected max_turns as a whole number of at least 1, got {max_turns!r}")
     guide = f"\n\n{apk.cua_guide}" if apk and apk.cua_guide else ""
     return FolderTask(
         task_id=task_id,
@@ -238,21 +244,15 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
         instruction=f"{description}{guide}",
         category=cast(Category, _choice(definition, "category", "app", get_args(Category))),
         difficulty=cast(Difficulty, _choice(definition, "difficulty", "medium", get_args(Difficulty))),
-        max_turns=_max_turns(definition),
+        max_turns=max_turns,
         tags=tuple(_optional(definition, "tags", ())),
         parts=FolderParts(
             task_id=task_id,
-            validate=_validate(definition.get_validator()),
+            validate=cast(Hook, validator.validate),
             pre_hook=_pre_hook(folder, definition),
             apk=apk,
         ),
     )
-
-
-def _validate(validator: Any) -> Hook:
-    if not callable(_optional(validator, "validate", None)):
-        raise ConfigError(f"expected get_validator() to return something with validate(adb), got {validator!r}")
-    return cast(Hook, validator.validate)
 
 
 def _pre_hook(folder: Path, definition: Any) -> Hook | None:
@@ -279,20 +279,6 @@ def _apk(config: Any) -> ApkConfig | None:
         launch_after_install=bool(_optional(config, "launch_after_install", False)),
         main_activity=str(_optional(config, "main_activity", None) or ""),
     )
-
-
-def _max_turns(definition: Any) -> int:
-    value = _optional(definition, "max_turns", DEFAULT_MAX_TURNS)
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"expected max_turns as a whole number of at least 1, got {value!r}")
-    return value
-
-
-def _text(definition: Any, name: str) -> str:
-    value = _optional(definition, name, None)
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"expected the task to have a {name} (text), got {value!r}")
-    return value
 
 
 def _choice(definition: Any, name: str, default: str, choices: Sequence[str]) -> str:

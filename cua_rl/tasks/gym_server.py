@@ -90,7 +90,10 @@ def fetch_gym_tasks(
         def complete(row: object) -> GymTask:
             fields = mapping(row)
             identifier = _identifier(fields)
-            if identifier is not None and not _is_complete(fields):
+            is_complete = bool(text_at(fields, "instruction")) and any(
+                fields.get(name) is not None for name in ("description", "env_config", "env", "evaluation")
+            )
+            if identifier is not None and not is_complete:
                 answer = mapping(_get(client, f"{path}/{quote(identifier, safe='')}", retry_s))
                 fields = {**fields, **(mapping(answer.get("task")) or answer)}
             return parse_gym_task(fields, base_url=base_url, gym_id=gym_id)
@@ -167,12 +170,6 @@ def _get(client: httpx.Client, path: str, retry_s: float) -> object:
 
 def _identifier(fields: Json) -> str | None:
     return first_text(fields, ("task_id",), ("id",), ("meta", "id"))
-
-
-def _is_complete(fields: Json) -> bool:
-    return bool(text_at(fields, "instruction")) and any(
-        fields.get(name) is not None for name in ("description", "env_config", "env", "evaluation")
-    )
 
 
 def _number(fields: Json, identifier: str, name: str) -> int | None:

@@ -135,15 +135,13 @@ class AndroidDevice:
     async def _build_command(self, action: Action) -> str:
         match action:
             case OpenApp(name=name):
-                return f"{build_open_command(find_package(name, await self._list_apps()))} >/dev/null 2>&1"
+                apps = re.findall(r"^\s*([\w.]+)/", await self._connection.run(_LAUNCHABLE), re.MULTILINE)
+                return f"{build_open_command(find_package(name, apps))} >/dev/null 2>&1"
             case TypeText(text=text) if needs_unicode_keyboard(text) and await self._has_unicode_keyboard():
                 keyboard = (await self._connection.run("settings get secure default_input_method")).strip()
                 return build_unicode_command(text, keyboard)
             case _:
                 return build_input_command(action, await self._screen_size_px())
-
-    async def _list_apps(self) -> list[str]:
-        return re.findall(r"^\s*([\w.]+)/", await self._connection.run(_LAUNCHABLE), re.MULTILINE)
 
     async def _has_unicode_keyboard(self) -> bool:
         return UNICODE_KEYBOARD in (await self._connection.run("ime list -a -s")).split()

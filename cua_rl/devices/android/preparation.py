@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from cua_rl.devices.android import steps
-from cua_rl.devices.android.queries import read_android_query, read_home_activity, split_query
+from cua_rl.devices.android.queries import read_home_activity, split_query
 from cua_rl.devices.android.shell import AndroidShell
 from cua_rl.devices.android.steps import Preparation, Wish, nothing, switch, switch_setting
 from cua_rl.errors import TaskError
@@ -37,17 +37,10 @@ async def make_goal_false(
         said += await _leave(wish)
     else:
         await shell.run(_GO_HOME)
-        await _wait_until(lambda: _is_home(shell), "the home screen (is the phone locked?)", timeout_s, poll_s)
+        home = Wish(shell=shell, query="is_home_screen", argument="", expected="true", how="equals")
+        await _wait_until(home.holds, "the home screen (is the phone locked?)", timeout_s, poll_s)
     wanted = f"{query!r} to be anything but {expected!r} (the phone said {said.strip()!r})"
-    await _wait_until(lambda: _is_undone(wish), wanted, timeout_s, poll_s)
-
-
-async def _is_home(shell: AndroidShell) -> bool:
-    return await read_android_query(shell, "is_home_screen") == "true"
-
-
-async def _is_undone(wish: Wish) -> bool:
-    return not await wish.holds()
+    await _wait_until(wish.is_undone, wanted, timeout_s, poll_s)
 
 
 async def _wait_until(condition: Callable[[], Awaitable[bool]], wanted: str, timeout_s: float, poll_s: float) -> None:

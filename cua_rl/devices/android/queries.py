@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -215,6 +215,15 @@ def _output(command: str, parse: Callable[[str], str]) -> AndroidQuery:
     return AndroidQuery(read=read)
 
 
+def _listed(command: str, parse: Callable[[str], Collection[str]]) -> Read:
+    """Whether the argument is among what the command lists."""
+
+    async def read(shell: AndroidShell, argument: str) -> str:
+        return truth(argument in parse(await shell.run(command)))
+
+    return read
+
+
 def _choice(namespace: str, key: str, meanings: Mapping[str, str]) -> AndroidQuery:
     parse = partial(outputs.parse_choice, meanings=meanings, setting=f"{namespace} {key}")
     return _output(f"settings get {namespace} {key}", parse)
@@ -247,14 +256,6 @@ async def _file_exists(shell: AndroidShell, path: str) -> str:
         )
     path = path.rstrip("/")
     return outputs.parse_file_exists(await shell.run(f"ls -d {quote(path)} 2>&1"), path)
-
-
-async def _wifi_saved(shell: AndroidShell, name: str) -> str:
-    return outputs.truth(name in outputs.parse_known_networks(await shell.run(NETWORKS)))
-
-
-async def _is_alarm_on(shell: AndroidShell, at: str) -> str:
-    return outputs.truth(at in outputs.parse_alarm_times(await shell.run(ALARMS)))
 
 
 async def _brightness_is_about(shell: AndroidShell, percent: str) -> str:
@@ -302,10 +303,10 @@ ANDROID_QUERIES: Mapping[str, AndroidQuery] = {
     "system_language": _output(_LANGUAGE, outputs.parse_language),
     "notification_count": _output(NOTIFICATIONS, lambda text: str(outputs.count_clearable_notifications(text))),
     "alarms_on": _output(ALARMS, lambda text: json.dumps(outputs.parse_alarm_times(text))),
-    "is_alarm_on": AndroidQuery(read=_is_alarm_on, argument="time"),
+    "is_alarm_on": AndroidQuery(read=_listed(ALARMS, outputs.parse_alarm_times), argument="time"),
     "connected_wifi": _output("cmd wifi status", outputs.parse_connected_network),
     "saved_wifi": _output(NETWORKS, lambda text: json.dumps(list(outputs.parse_known_networks(text)))),
-    "wifi_saved": AndroidQuery(read=_wifi_saved, argument="name"),
+    "wifi_saved": AndroidQuery(read=_listed(NETWORKS, outputs.parse_known_networks), argument="name"),
     "contacts": AndroidQuery(read=read_contacts),
     "contact_number": AndroidQuery(read=read_contact_number, argument="name"),
     "contact_digits": AndroidQuery(read=read_contact_digits, argument="name"),

@@ -52,6 +52,10 @@ class Wish:
             case _:
                 raise TaskError(f"expected how to be 'equals', 'includes' or 'told', got {self.how!r}")
 
+    async def is_undone(self) -> bool:
+        """Whether the goal is not met."""
+        return not await self.holds()
+
     def _item(self, text: str) -> object:
         try:
             return loads(text)

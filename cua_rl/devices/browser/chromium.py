@@ -145,10 +145,8 @@ def remove_leftovers(folder: Path | None = None) -> int:
 
 def _has_owner(profile: Path) -> bool:
     pid = profile.name.removeprefix(_PREFIX).partition("_")[0]
-    return not pid.isdigit() or is_running(int(pid)) or _is_foreign(profile)
-
-
-def _is_foreign(profile: Path) -> bool:
+    if not pid.isdigit() or is_running(int(pid)):
+        return True
     try:
         return profile.stat().st_uid != os.getuid()
     except FileNotFoundError:

@@ -232,12 +232,8 @@ async def _file_text(device: ShellDevice, path: str) -> str:
     return (await device.shell(f"cat {quote(path)}")).removesuffix("\n")
 
 
-async def _app_running(device: ShellDevice, program: str) -> str:
-    return await _test(device, f"pgrep -x {quote(program)} >/dev/null")
-
-
 LINUX_QUERIES: Mapping[str, Callable[[ShellDevice, str], Awaitable[str]]] = {
     "file_exists": _file_exists,
     "file_text": _file_text,
-    "app_running": _app_running,
+    "app_running": lambda device, program: _test(device, f"pgrep -x {quote(program)} >/dev/null"),
 }

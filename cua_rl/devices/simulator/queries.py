@@ -53,12 +53,6 @@ def _switch(name: str) -> Callable[[PhoneState], str]:
     return lambda state: _truth(name in state.system.switched_on)
 
 
-def _sent_messages(state: PhoneState) -> str:
-    return _json(
-        [{"to": thread.contact, "text": text.text} for thread in state.threads for text in thread.texts if text.is_mine]
-    )
-
-
 def _typed(state: PhoneState) -> str:
     """What stands in the screen's fields, such as "name=Zoe number=5550"; empty ones are left out."""
     values = dict(state.form) | ({} if state.draft_field is None else {state.draft_field: state.draft})
@@ -115,7 +109,9 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "note_texts": lambda state: _json(state.notes),
     "shown_note": lambda state: state.notes[int(subject(state))] if state.screen.startswith("notes/note:") else "",
     "threads": lambda state: _json([asdict(thread) for thread in state.threads]),
-    "sent_messages": _sent_messages,
+    "sent_messages": lambda state: _json(
+        [{"to": thread.contact, "text": text.text} for thread in state.threads for text in thread.texts if text.is_mine]
+    ),
     "num_photos": lambda state: str(state.num_photos),
     "screenshots": lambda state: _json(state.apps.screenshots),
     "num_screenshots": lambda state: str(len(state.apps.screenshots)),
@@ -138,33 +134,15 @@ def _find_installed(state: PhoneState, package: str) -> InstalledApp | None:
     return next((entry for entry in state.system.apps if find_app(entry.app).package == package), None)
 
 
-def _app_storage_mb(state: PhoneState, package: str) -> str:
-    entry = _find_installed(state, package)
-    return "" if entry is None else str(entry.size_mb + entry.cache_mb)
+def _of_app(read: Callable[[InstalledApp], str], *, absent: str = "false") -> Callable[[PhoneState, str], str]:
+    def lookup(state: PhoneState, package: str) -> str:
+        entry = _find_installed(state, package)
+        return absent if entry is None else read(entry)
+
+    return lookup
 
 
-def _app_running(state: PhoneState, package: str) -> str:
-    entry = _find_installed(state, package)
-    return _truth(entry is not None and entry.is_running)
-
-
-def _cache_cleared(state: PhoneState, package: str) -> str:
-    entry = _find_installed(state, package)
-    return _truth(entry is not None and entry.cache_mb == 0)
-
-
-def _app_notifications(state: PhoneState, package: str) -> str:
-    entry = _find_installed(state, package)
-    return _truth(entry is not None and entry.may_notify)
-
-
-def _quick_tile(state: PhoneState, toggle: str) -> str:
-    return _truth(state.is_on(Toggle(toggle))) if toggle in state.system.tiles_used else "untouched"
-
-
-def _brightness_is_about(state: PhoneState, percent: str) -> str:
-    actual = 100 * state.brightness_level / MAX_BRIGHTNESS
-    return _truth(abs(actual - int(percent)) <= _BRIGHTNESS_TOLERANCE)
+_cache_cleared = _of_app(lambda app: _truth(app.cache_mb == 0))
 
 
 def _home_page_of(state: PhoneState, package: str) -> str:
@@ -185,14 +163,18 @@ def _message_draft(state: PhoneState, contact: str) -> str:
 
 
 LOOKUPS: dict[str, Callable[[PhoneState, str], str]] = {
-    "app_installed": lambda state, package: _truth(_find_installed(state, package) is not None),
-    "app_running": _app_running,
-    "app_storage_mb": _app_storage_mb,
-    "app_notifications": _app_notifications,
+    "app_installed": _of_app(lambda app: "true"),
+    "app_running": _of_app(lambda app: _truth(app.is_running)),
+    "app_storage_mb": _of_app(lambda app: str(app.size_mb + app.cache_mb), absent=""),
+    "app_notifications": _of_app(lambda app: _truth(app.may_notify)),
     "cache_cleared": _cache_cleared,
     "wifi_saved": lambda state, name: _truth(any(n.is_saved and n.name == name for n in state.system.networks)),
-    "quick_tile": _quick_tile,
-    "brightness_is_about": _brightness_is_about,
+    "quick_tile": lambda state, toggle: (
+        _truth(state.is_on(Toggle(toggle))) if toggle in state.system.tiles_used else "untouched"
+    ),
+    "brightness_is_about": lambda state, percent: _truth(
+        abs(100 * state.brightness_level / MAX_BRIGHTNESS - int(percent)) <= _BRIGHTNESS_TOLERANCE
+    ),
     "media_volume_is_about": lambda state, percent: _truth(
         abs(state.media_volume - MAX_VOLUME * int(percent) / 100) <= 1
     ),

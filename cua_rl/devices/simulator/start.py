@@ -67,7 +67,13 @@ class AppStart:
 
 def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
     """The phone with the apps' content of its seed, and with what `start` demands."""
-    state = replace(state, apps=_app_data(state.seed, start))
+    data = AppData(
+        contacts=_contacts(state.seed, start),
+        alarms=content.alarms(state.seed),
+        tracks=_tracks(state.seed, start.track),
+        screenshots=start.screenshots,
+    )
+    state = replace(state, apps=data)
     for path in start.folders:
         state = add_file(state, path)
     for app in start.off_home:
@@ -81,15 +87,6 @@ def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
     if start.note is not None:
         state = replace(state, notes=(*(note for note in state.notes if note != start.note), start.note))
     return state if start.alarm is None else _with_alarm(state, start.alarm, is_on=start.is_alarm_on)
-
-
-def _app_data(seed: int, start: AppStart) -> AppData:
-    return AppData(
-        contacts=_contacts(seed, start),
-        alarms=content.alarms(seed),
-        tracks=_tracks(seed, start.track),
-        screenshots=start.screenshots,
-    )
 
 
 def _contacts(seed: int, start: AppStart) -> tuple[Contact, ...]:
@@ -161,16 +158,24 @@ def with_system(state: PhoneState, start: SystemStart | None) -> PhoneState:
     demand = start or SystemStart()
     random = Random(f"system-{state.seed}")
     networks, connected = _networks(random, demand)
-    notifications = _notifications(random)
+    notifications = [
+        Notification(app=app, title=title, text=text)
+        for app, title, text in random.sample(_NOTIFICATIONS, random.randrange(2, 5))
+    ]
     system = SystemState(
         networks=networks,
         connected_network=connected,
         bluetooth_devices=tuple(random.sample(BLUETOOTH_DEVICES, 3)),
-        notifications=notifications,
+        notifications=tuple(notifications),
         apps=_apps(random, demand, notifying={notification.app for notification in notifications}),
         screen_lock=random.choice(SCREEN_LOCKS),
         time_zone=random.choice(list(TIME_ZONES)),
-        switched_on=_switches(random, demand),
+        switched_on=tuple(
+            sorted(
+                ({name for name in SWITCHES if random.random() < 0.5} | {"developer_options", *demand.on})
+                - {*demand.off}
+            )
+        ),
     )
     rows = _rows(Random(f"extra-rows-{state.seed}"), state.setting_rows, demand.extra_rows)
     wallpaper = state.wallpaper
@@ -198,11 +203,6 @@ def _password(random: Random) -> str:
     return "".join(random.choices("abcdefghkmnpqrstuvwxyz", k=8))
 
 
-def _notifications(random: Random) -> tuple[Notification, ...]:
-    chosen = random.sample(_NOTIFICATIONS, random.randrange(2, 5))
-    return tuple(Notification(app=app, title=title, text=text) for app, title, text in chosen)
-
-
 def _apps(random: Random, demand: SystemStart, *, notifying: Container[str]) -> tuple[InstalledApp, ...]:
     store = [demand.store_app] if demand.store_app else []
     store += [app for app in random.sample(list(STORE_APPS), len(STORE_APPS)) if app not in store]
@@ -219,11 +219,6 @@ def _installed(random: Random, app: str, demand: SystemStart, *, has_notified: b
         is_running=is_running or app == demand.running_app,
         may_notify=(may_notify or app == demand.notifying_app) and app != demand.silent_app,
     )
-
-
-def _switches(random: Random, demand: SystemStart) -> tuple[str, ...]:
-    drawn = {name for name in SWITCHES if random.random() < 0.5} | {"developer_options"}
-    return tuple(sorted((drawn | {*demand.on}) - {*demand.off}))
 
 
 def _rows(random: Random, plain: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
@@ -306,12 +301,13 @@ def _home_pages(random: Random, start: Start) -> Iterator[tuple[IconPlace, ...]]
     pages = [*start.first_page, *free[:num_free_first]], [*start.second_page, *free[num_free_first:]]
     for page in pages:
         random.shuffle(page)
-        yield tuple(_jittered(random, in_cell(app, position)) for position, app in enumerate(page))
-
-
-def _jittered(random: Random, place: IconPlace) -> IconPlace:
-    x = place.x + random.randint(-_JITTER_X, _JITTER_X)
-    return replace(place, x=x, y=place.y + random.randint(-_JITTER_Y, _JITTER_Y))
+        cells = [in_cell(app, position) for position, app in enumerate(page)]
+        yield tuple(
+            replace(
+                cell, x=cell.x + random.randint(-_JITTER_X, _JITTER_X), y=cell.y + random.randint(-_JITTER_Y, _JITTER_Y)
+            )
+            for cell in cells
+        )
 
 
 def _setting_rows(random: Random, start: Start) -> tuple[str, ...]:

@@ -3,8 +3,6 @@
 The embedded demo runs those tagged "demo".
 """
 
-from itertools import count
-
 from cua_rl.devices.simulator.catalog import (
     APPS,
     LANGUAGES,
@@ -282,95 +280,82 @@ _TOGGLE_IDS = {
 }
 
 
-def _training() -> list[TaskTemplate]:
-    opening = [basic.open_app(f"train_{name}", app) for app, name in _OPEN_APP_IDS.items()]
-    toggling = [basic.toggle_setting(ids[0], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()]
-    return opening + toggling
-
-
-def _evaluation() -> list[TaskTemplate]:
-    names = (f"eval_{number}_{name[3:]}" for number, name in zip(count(21), _OPEN_APP_IDS.values(), strict=False))
-    opening = [basic.open_app(name, app) for name, app in zip(names, _OPEN_APP_IDS, strict=True)]
-    toggling = [basic.toggle_setting(ids[1], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()]
-    return opening + toggling
-
-
-def _more() -> list[TaskTemplate]:
-    second_page = [app for app in APPS if app != "settings"]
-    return [
-        basic.set_slider(
-            "train_03_max_brightness",
-            "Set the brightness to maximum.",
-            "display",
-            "Brightness",
-            query="brightness_level",
-            value=MAX_BRIGHTNESS,
-            share=1.0,
-        ),
-        basic.set_slider(
-            "train_11_min_brightness",
-            "Set the brightness to minimum.",
-            "display",
-            "Brightness",
-            query="brightness_level",
-            value=MIN_BRIGHTNESS,
-            share=0.0,
-        ),
-        basic.set_slider(
-            "train_16_max_media_volume",
-            "Set the media volume to maximum.",
-            "sound",
-            "Volume",
-            query="media_volume",
-            value=MAX_VOLUME,
-            share=1.0,
-        ),
-        basic.set_slider(
-            "train_17_mute_media_volume",
-            "Mute the media volume.",
-            "sound",
-            "Volume",
-            query="media_volume",
-            value=0,
-            share=0.0,
-        ),
-        basic.check_battery("train_06_check_battery"),
-        basic.go_home("train_07_go_home"),
-        basic.open_settings_page("train_14_open_display_settings", "display"),
-        basic.open_settings_page("train_15_open_sound_settings", "sound"),
-        basic.open_recents("train_20_open_recents"),
-        basic.switch_to_app("train_21_switch_to_settings", "settings"),
-        basic.set_screen_timeout("train_35_timeout_30s", 30_000),
-        basic.set_screen_timeout("train_36_timeout_1min", 60_000),
-        basic.set_screen_timeout("train_37_timeout_2min", 120_000),
-        basic.set_screen_timeout("eval_01_display_timeout_5min", 300_000),
-        basic.set_screen_timeout("eval_46_display_timeout_15s", 15_000),
-        basic.set_screen_timeout("eval_47_display_timeout_10min", 600_000),
-        basic.open_settings_page("eval_48_open_about_phone", "about"),
-        basic.go_to_home_page("eval_49_go_to_second_home_page", 1),
-        basic.switch_to_app("eval_50_switch_to_clock", "clock"),
-        basic.switch_to_app("eval_51_switch_to_weather", "weather"),
-        basic.open_settings_page("train_39_open_date_time", "date"),
-        basic.toggle_auto_time("train_40_enable_auto_time", turn_on=True),
-        basic.toggle_auto_time("train_41_disable_auto_time", turn_on=False),
-        basic.go_to_home_page("train_48_go_to_primary_home_page", 0),
-        basic.send_message("train_51_compose_sms", "Emma", "Running late"),
-        basic.write_note("train_93_write_note", "Buy bread"),
-        basic.toggle_hidden_setting("train_94_enable_wifi_below", Toggle.WIFI, turn_on=True),
-        basic.toggle_hidden_setting("train_95_enable_dark_theme_below", Toggle.DARK_THEME, turn_on=True),
-        *(
-            basic.open_app_on_page_two(f"train_{i}_open_{app}_page_two", app)
-            for i, app in enumerate(second_page, start=101)
-        ),
-    ]
+BASIC: tuple[TaskTemplate, ...] = (
+    *(basic.open_app(f"train_{name}", app) for app, name in _OPEN_APP_IDS.items()),
+    *(basic.toggle_setting(ids[0], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()),
+    *(basic.open_app(f"eval_{i}_{name[3:]}", app) for i, (app, name) in enumerate(_OPEN_APP_IDS.items(), start=21)),
+    *(basic.toggle_setting(ids[1], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()),
+    basic.set_slider(
+        "train_03_max_brightness",
+        "Set the brightness to maximum.",
+        "display",
+        "Brightness",
+        query="brightness_level",
+        value=MAX_BRIGHTNESS,
+        share=1.0,
+    ),
+    basic.set_slider(
+        "train_11_min_brightness",
+        "Set the brightness to minimum.",
+        "display",
+        "Brightness",
+        query="brightness_level",
+        value=MIN_BRIGHTNESS,
+        share=0.0,
+    ),
+    basic.set_slider(
+        "train_16_max_media_volume",
+        "Set the media volume to maximum.",
+        "sound",
+        "Volume",
+        query="media_volume",
+        value=MAX_VOLUME,
+        share=1.0,
+    ),
+    basic.set_slider(
+        "train_17_mute_media_volume",
+        "Mute the media volume.",
+        "sound",
+        "Volume",
+        query="media_volume",
+        value=0,
+        share=0.0,
+    ),
+    basic.check_battery("train_06_check_battery"),
+    basic.go_home("train_07_go_home"),
+    basic.open_settings_page("train_14_open_display_settings", "display"),
+    basic.open_settings_page("train_15_open_sound_settings", "sound"),
+    basic.open_recents("train_20_open_recents"),
+    basic.switch_to_app("train_21_switch_to_settings", "settings"),
+    basic.set_screen_timeout("train_35_timeout_30s", 30_000),
+    basic.set_screen_timeout("train_36_timeout_1min", 60_000),
+    basic.set_screen_timeout("train_37_timeout_2min", 120_000),
+    basic.set_screen_timeout("eval_01_display_timeout_5min", 300_000),
+    basic.set_screen_timeout("eval_46_display_timeout_15s", 15_000),
+    basic.set_screen_timeout("eval_47_display_timeout_10min", 600_000),
+    basic.open_settings_page("eval_48_open_about_phone", "about"),
+    basic.go_to_home_page("eval_49_go_to_second_home_page", 1),
+    basic.switch_to_app("eval_50_switch_to_clock", "clock"),
+    basic.switch_to_app("eval_51_switch_to_weather", "weather"),
+    basic.open_settings_page("train_39_open_date_time", "date"),
+    basic.toggle_auto_time("train_40_enable_auto_time", turn_on=True),
+    basic.toggle_auto_time("train_41_disable_auto_time", turn_on=False),
+    basic.go_to_home_page("train_48_go_to_primary_home_page", 0),
+    basic.send_message("train_51_compose_sms", "Emma", "Running late"),
+    basic.write_note("train_93_write_note", "Buy bread"),
+    basic.toggle_hidden_setting("train_94_enable_wifi_below", Toggle.WIFI, turn_on=True),
+    basic.toggle_hidden_setting("train_95_enable_dark_theme_below", Toggle.DARK_THEME, turn_on=True),
+    *(
+        basic.open_app_on_page_two(f"train_{i}_open_{app}_page_two", app)
+        for i, app in enumerate(list(APPS)[1:], start=101)
+    ),
+)
 
 
 TEMPLATES: dict[str, TaskTemplate] = {
     template.task_id: template
     for template in (
-        *_training(),
-        *_evaluation(),
-        *_more(),
+        *BASIC,
         *APP_TRAINING,
         *APP_EVAL,
         *SYSTEM_TRAINING,

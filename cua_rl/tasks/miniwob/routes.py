@@ -131,14 +131,14 @@ def _fill(*patterns: str) -> Route:
         fields = [element for element in elements if element.kind in ("text", "password")]
         for field, text in zip(fields, texts, strict=False):
             if field.value != text:
-                return Write(text=text) if field.id in _focused(elements) else _click(field)
+                return (
+                    Write(text=text)
+                    if any(other.is_focused and other.id == field.id for other in elements)
+                    else _click(field)
+                )
         return _click(_button(elements))
 
     return route
-
-
-def _focused(elements: Elements) -> tuple[str, ...]:
-    return tuple(element.id for element in elements if element.is_focused)
 
 
 def _click(element: PageElement | None) -> Step | None:

@@ -93,12 +93,9 @@ def read_address(typed: str) -> str:
 def find_pages(words: str) -> tuple[WebPage, ...]:
     """Pages with one of the words, those with more of them first."""
     wanted = words.lower().split()
-    scores = [(sum(word in _text(page) for word in wanted), page) for page in _ALL]
+    texts = [" ".join((page.address, page.title, *page.lines)).lower() for page in _ALL]
+    scores = [(sum(word in text for word in wanted), page) for text, page in zip(texts, _ALL, strict=True)]
     return tuple(page for score, page in sorted(scores, key=lambda item: -item[0]) if score)
-
-
-def _text(page: WebPage) -> str:
-    return " ".join((page.address, page.title, *page.lines)).lower()
 
 
 _CYAN = "#16b5cf"
@@ -129,23 +126,19 @@ def _add_link(column: Column, page: WebPage, kind: str, *, detail: str = "") -> 
 def build_chrome_page(state: PhoneState, column: Column, subscreen: str) -> str:
     """The page at an address, or what a search found."""
     shown = subscreen.removeprefix(SEARCH)
-    column.add(text_field(state, "address", f"{shown}", (10, CONTENT_TOP + 2, WIDTH - 20, 26)))
+    column.add(text_field(state, "address", shown, (10, CONTENT_TOP + 2, WIDTH - 20, 26)))
     if subscreen.startswith(SEARCH):
-        return _results(column, shown)
+        found = find_pages(shown)
+        column.add_heading(f"{len(found)} results")
+        for result in found:
+            _add_link(column, result, "result", detail=result.address)
+        return "Search"
     page = WEB_PAGES.get(subscreen)
     if page is None:
         column.add_heading("This site cannot be reached")
         column.add_text("Check the address, or search")
         return "Not found"
     return _page(state, column, page)
-
-
-def _results(column: Column, words: str) -> str:
-    found = find_pages(words)
-    column.add_heading(f"{len(found)} results")
-    for page in found:
-        _add_link(column, page, "result", detail=page.address)
-    return "Search"
 
 
 def _page(state: PhoneState, column: Column, page: WebPage) -> str:

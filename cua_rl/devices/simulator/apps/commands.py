@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from cua_rl.devices.simulator.apps import browser, clock, contacts, files, messages
+from cua_rl.devices.simulator.apps import browser, clock, contacts, files, messages, notes
 from cua_rl.devices.simulator.elements import Command
 from cua_rl.devices.simulator.launcher.icons import add_icon, make_folder, move_icon, remove_icon, rename_folder
 from cua_rl.devices.simulator.navigation import field_value, go_up, show, subject
@@ -37,21 +37,6 @@ def take_screenshot(state: PhoneState) -> PhoneState:
     return replace(state, apps=replace(state.apps, screenshots=(*state.apps.screenshots, shown)))
 
 
-def _save_note(state: PhoneState) -> PhoneState:
-    note = state.draft.strip()
-    return go_up(replace(state, notes=(*state.notes, note))) if note else state
-
-
-def _delete_note(state: PhoneState) -> PhoneState:
-    index = int(subject(state))
-    return go_up(replace(state, notes=(*state.notes[:index], *state.notes[index + 1 :])))
-
-
-def _pin_icon(state: PhoneState) -> PhoneState:
-    app = subject(state)
-    return replace(show(state, None), home_pages=add_icon(remove_icon(state.home_pages, app), app))
-
-
 def _name_home_folder(state: PhoneState) -> PhoneState:
     name = field_value(state, "folder").strip()
     if state.subscreens[-1].startswith("rename:"):
@@ -71,8 +56,8 @@ _COMMANDS: dict[Command, Callable[[PhoneState], PhoneState]] = {
     "call_contact": contacts.call_contact,
     "message_contact": lambda state: show(state, "messages", f"to:{subject(state)}"),
     "send_text": messages.send_text,
-    "save_note": _save_note,
-    "delete_note": _delete_note,
+    "save_note": notes.save_note,
+    "delete_note": notes.delete_note,
     "save_alarm": clock.save_alarm,
     "start_timer": clock.start_timer,
     "stop_timer": clock.stop_timer,
@@ -82,7 +67,9 @@ _COMMANDS: dict[Command, Callable[[PhoneState], PhoneState]] = {
     "take_photo": lambda state: replace(state, num_photos=state.num_photos + 1),
     "take_screenshot": take_screenshot,
     "clear_recents": lambda state: replace(show(state, None), recent_apps=()),
-    "pin_icon": _pin_icon,
+    "pin_icon": lambda state: replace(
+        show(state, None), home_pages=add_icon(remove_icon(state.home_pages, subject(state)), subject(state))
+    ),
     "unpin_icon": lambda state: replace(show(state, None), home_pages=remove_icon(state.home_pages, subject(state))),
     "move_icon": lambda state: replace(show(state, None), home_pages=move_icon(state.home_pages, subject(state))),
     "uninstall": lambda state: uninstall(show(state, None), subject(state)),

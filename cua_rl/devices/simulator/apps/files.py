@@ -69,7 +69,11 @@ def add_file(state: PhoneState, path: str) -> PhoneState:
 
 def remove_file(state: PhoneState, path: str) -> PhoneState:
     """The state without a file, or without a folder and all that it held."""
-    created = tuple(other for other in state.apps.created_files if not _is_within(other, path))
+    created = tuple(
+        other
+        for other in state.apps.created_files
+        if other != path and not (path.endswith("/") and other.startswith(path))
+    )
     return replace(
         state, apps=replace(state.apps, created_files=created, deleted_files=(*state.apps.deleted_files, path))
     )
@@ -83,10 +87,6 @@ def parent_of(path: str) -> str:
 def name_of(path: str) -> str:
     """The last part of a path, without a slash."""
     return path.rstrip("/").rpartition("/")[2]
-
-
-def _is_within(path: str, folder: str) -> bool:
-    return path == folder or (folder.endswith("/") and path.startswith(folder))
 
 
 def _seeded(seed: int, folder: str) -> tuple[str, ...]:

@@ -14,18 +14,15 @@ from cua_rl.devices.simulator.apps.contacts import (
 )
 from cua_rl.devices.simulator.apps.files import build_files, build_files_page
 from cua_rl.devices.simulator.apps.messages import build_messages, build_messages_page
+from cua_rl.devices.simulator.apps.notes import build_note, build_notes
 from cua_rl.devices.simulator.catalog import WIDTH, find_app
 from cua_rl.devices.simulator.controls import (
     CONTENT_TOP,
     Column,
     place,
-    plus_button,
     row,
-    text_field,
-    title_button,
 )
 from cua_rl.devices.simulator.elements import Do, PlayTrack, Push
-from cua_rl.devices.simulator.navigation import subject
 from cua_rl.devices.simulator.state import PhoneState
 
 
@@ -63,35 +60,6 @@ def build_mail(state: PhoneState, column: Column, subscreen: str) -> str:
         column.add_text(line)
     column.add_text(sender)
     return subject_line
-
-
-def build_notes(state: PhoneState, column: Column) -> None:
-    """The notes."""
-    for i, note in enumerate(state.notes):
-        column.add(
-            row(
-                f"note:{i}",
-                y=column.y,
-                text=note,
-                glyph="notes",
-                paper="#f7c927",
-                ink="#4a3b00",
-                effect=Push(subscreen=f"note:{i}"),
-            )
-        )
-    column.pin(plus_button("new"))
-
-
-def build_note(state: PhoneState, column: Column, subscreen: str) -> str:
-    """A new note, or one that was written."""
-    if subscreen == "new":
-        column.add(text_field(state, "note", "Write here", (10, CONTENT_TOP + 6, WIDTH - 20, 110)))
-        column.pin(title_button("Save", Do(command="save_note")))
-        return "New note"
-    text = state.notes[int(subject(state))]
-    column.add(place("paper", "Paper", "field", (10, CONTENT_TOP + 6, WIDTH - 20, 110), text=text))
-    column.pin(title_button("Delete", Do(command="delete_note")))
-    return "Note"
 
 
 def build_camera(state: PhoneState, column: Column) -> None:

@@ -93,8 +93,7 @@ def drag_shade(state: PhoneState, element: Element | None, y: float, dx: float, 
             return replace(state, shade="notifications", focus=None)
         return None
     if is_sideways:
-        is_notification = element is not None and element.kind == "notification"
-        return _dismiss(state, element.element_id) if element is not None and is_notification else state
+        return _dismiss(state, element.element_id) if element and element.kind == "notification" else state
     if is_downwards:
         return replace(state, shade="quick_settings")
     return replace(state, shade=None) if dy <= -_MIN_PULL else state
