@@ -1,4 +1,4 @@
-"""From what the user asked for to tasks: which templates, and which instance of which template at which step."""
+"""Loading tasks: which templates a source selects, and which instance runs at which step."""
 
 import json
 import logging
@@ -78,8 +78,8 @@ class TaskSet:
 def load_tasks(
     sources: TaskSources, *, seed: int, split: Split, device: DeviceAbilities = SIMULATOR, has_judge: bool = False
 ) -> TaskSet:
-    """The templates of all sources, each once, in order; raises `ConfigError` for whatever cannot be meant, or cannot
-    run on such a device. Descriptions without a check are tasks only where there is a judge.
+    """The templates of all sources, each once, in order; raises `ConfigError` for an invalid source, or tasks that
+    cannot run on such a device. Descriptions without a check are tasks only where there is a judge.
     """
     templates: dict[str, Template] = {}
     for config in parse_sources(sources):

@@ -128,7 +128,7 @@ def _without_check(what: str, instruction: str) -> str:
 
 
 def _slug(instruction: str) -> str:
-    """The instruction as part of a task id; with a hash where letters of other scripts or what is too long are lost."""
+    """The instruction as part of a task id, with a hash if it was shortened or is not ASCII."""
     slug = re.sub(r"[^a-z0-9]+", "_", instruction.lower()).strip("_")
     if len(slug) <= 60 and instruction.isascii():
         return slug
@@ -168,7 +168,7 @@ def _refuse_start(given: Fields, device: DeviceAbilities) -> None:
 
 
 def _find_start(given: Fields, goal: Goal) -> Start:
-    """The start that was asked for, else the least that leaves the task to be done; refuses what cannot be a task."""
+    """The requested start, or else the simplest one on which the goal does not hold yet."""
     wanted = given.raw.get("start")
     _require_readable(goal, given.what)
     if wanted is not None:
@@ -192,7 +192,7 @@ def _done_already(what: str, goal: Goal, num_done: int, do: str) -> str:
 
 
 def _possible_starts(goal: Goal) -> Iterator[Start]:
-    """Ways for a phone to begin, the plainest first."""
+    """Initial states to try, the simplest first."""
     yield Start()
     for toggle in Toggle:
         yield Start(off=(toggle,))
@@ -209,7 +209,7 @@ def _seeds() -> list[int]:
 
 
 def _require_readable(goal: Goal, what: str) -> None:
-    """Refuse a query that phones do not know, and an expectation of a kind that the query never answers."""
+    """Reject unknown queries, and expectations of a kind that the query never returns."""
     try:
         answers = [read_query(make_phone_state(seed), goal.query) for seed in _seeds()]
     except TaskError as error:

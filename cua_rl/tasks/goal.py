@@ -1,4 +1,4 @@
-"""Goals: what must be true of a device when the agent has finished."""
+"""Goals: what a query must return when the agent has finished."""
 
 import json
 import time
@@ -13,7 +13,7 @@ How = Literal["equals", "includes", "told"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a query must answer in the end.
+    """The result that a query must have for success.
 
     `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told"
     (the agent's final message must contain what the query answers, and that must be `expected`, where it is given).
@@ -36,7 +36,7 @@ class Goal:
 
 
 async def check_goal(goal: Goal, device: Device, answer: str | None) -> Validation:
-    """Ask the device; the `validate` of tasks with a goal."""
+    """Validate a task by its goal."""
     started = time.monotonic()
     actual = await device.query(goal.query)
     success = goal.is_met(actual, answer)

@@ -22,7 +22,7 @@ GYM = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, sit
 class GymExecutions:
     """A `DeviceBackend`: every lease is an execution of the task on its server, ended whatever happens.
 
-    With `open_attach` their devices are operated from here; without, whoever drives the execution does it.
+    With `open_attach` the controller operates the devices; without it, the external agent does.
     """
 
     abilities = GYM

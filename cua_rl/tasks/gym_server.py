@@ -118,11 +118,11 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
     name = first_text(fields, *names) or identifier
     steps = fields.get("max_steps", fields.get("maxSteps"))
     tags = ("gym", *_tags(fields.get("tags")))
-    difficulty: Difficulty = next((_DIFFICULTIES[tag] for tag in tags if tag in _DIFFICULTIES), "medium")
+    difficulties = [_DIFFICULTIES[tag] for tag in tags if tag in _DIFFICULTIES]
     return GymTask(
         task_id=f"gym/{gym_id}/{identifier}",
         category="app",
-        difficulty=difficulty,
+        difficulty=difficulties[0] if difficulties else "medium",
         ref=GymTaskRef(base_url=base_url.rstrip("/"), gym_id=gym_id, identifier=identifier),
         name=name,
         number=_number(fields, identifier, name),

@@ -1,6 +1,6 @@
-"""Demo and custom tasks on devices that no seed makes: real ones, which keep what the last rollout did.
+"""Demo and custom tasks on real devices, which are not made from a seed and keep what the last rollout did.
 
-Before a rollout the goal is undone where it holds; where that cannot be done, the rollout ends as a fault of the task.
+A goal that already holds is undone before the rollout; if it cannot be undone, the rollout ends with a task error.
 """
 
 from collections.abc import Iterable
@@ -56,8 +56,9 @@ class LastingDeviceTask(Template):
 
 @cache
 def held_out_templates() -> tuple[TaskTemplate, ...]:
-    """The evaluation templates whose words and checks no training template has: without a seed that makes another
-    device, nothing else tells a held-out task from one that was trained.
+    """The evaluation templates that share no instruction and no goal with a training template.
+
+    Without a seed that makes another device, nothing else separates held-out tasks from trained ones.
     """
     trained = _asked(DEMO_TRAINING)
     return tuple(template for template in DEMO_EVAL if trained.isdisjoint(_asked((template,))))
@@ -69,7 +70,7 @@ def _asked(templates: Iterable[TaskTemplate]) -> set[str | Goal]:
 
 
 async def make_undone(goal: Goal, device: Device) -> None:
-    """Leave something to do; raises `TaskError` if the goal holds and cannot be undone."""
+    """Undo the goal if it holds; raises `TaskError` if it cannot be undone."""
     if device.kind == "android" and isinstance(device, ShellDevice):
         await make_goal_false(DeviceShell(device), goal.query, goal.expected, goal.how)
     elif goal.how != "told" and goal.is_met(await device.query(goal.query), None):

@@ -1,4 +1,4 @@
-"""What a user writes about where tasks come from: `TaskSourceConfig`, and reading it from dictionaries and JSON."""
+"""Task sources: `TaskSourceConfig`, and parsing it from dictionaries and JSON."""
 
 import json
 import re
@@ -89,7 +89,7 @@ _REQUIRED = {
 
 
 def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> frozenset[str]:
-    """Which tasks are for training, by id and seed: adding a task never moves another one.
+    """Ids of the training split, by a hash of id and seed: adding a task never moves another one.
 
     Neither side is empty if there are two tasks, unless a ratio of 0 or 1 says so: the task that is nearest to the
     empty side stands in there, and it alone may move when others come.
@@ -104,7 +104,7 @@ def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> froz
 
 
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
-    """Check the shape of what the user wrote: keys, types, names."""
+    """Parse and check task sources: keys, types, names."""
     raw = _parse_json(sources) if isinstance(sources, str) else sources
     items: list[object] = [raw] if isinstance(raw, Mapping) else list(cast(Sequence[object], raw))
     if not items:

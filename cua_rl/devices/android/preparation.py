@@ -1,4 +1,4 @@
-"""Bringing a real phone into a state where a goal does not hold, so that reaching it is the agent's work."""
+"""Preparing a real phone so that a goal does not hold yet."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ async def _wait_until(condition: Callable[[], Awaitable[bool]], wanted: str, tim
     deadline = time.monotonic() + timeout_s
     while not await condition():
         if time.monotonic() >= deadline:
-            raise TaskError(f"expected {wanted} within {timeout_s:g} s of preparing the phone, it did not come")
+            raise TaskError(f"expected {wanted} within {timeout_s:g} s of preparing the phone, it did not happen")
         await asyncio.sleep(poll_s)
 
 
@@ -108,4 +108,4 @@ PREPARATIONS: Mapping[str, Preparation] = {
     # without Wi-Fi there is no connection, and no password is lost
     "connected_wifi": Preparation(undo=lambda wish: wish.shell.run("svc wifi disable")),
 }
-"""Queries without an entry are left alone: their goals are refused if they hold already."""
+"""Goals on any other query are rejected if they already hold."""

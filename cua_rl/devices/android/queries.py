@@ -322,13 +322,13 @@ ANDROID_QUERIES: Mapping[str, AndroidQuery] = {
     "app_notifications": AndroidQuery(read=read_app_notifications, argument="package"),
     "file_exists": AndroidQuery(read=_file_exists, argument="path"),
 }
-"""Everything that can be read without root and without knowing who made the phone.
+"""Queries that work without root on phones of any manufacturer.
 
-Alarms: clock apps hand only the next one to Android; later ones are not seen.
+Android knows only the next alarm; later ones are not listed.
 """
 
-_KEEPS = "apps keep to themselves what they show and what is being typed"
-_LAUNCHER = "launchers do not tell how their pages are laid out"
+_KEEPS = "apps do not expose what they show or what is being typed"
+_LAUNCHER = "launchers do not expose the layout of their pages"
 UNREADABLE: Mapping[str, str] = {
     "current_screen": "Android tells the activity in front, not which page of it shows",
     "shade": "Android tells that the shade is open, not which part of it",

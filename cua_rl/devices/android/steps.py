@@ -30,9 +30,9 @@ from cua_rl.errors import TaskError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """A goal that must not hold; `argument` is what follows the colon of the query.
+    """A goal that must not hold when the task begins; `argument` is the part of the query after the colon.
 
-    A question ("told") is a wish too: what it asks for may not be `expected`, which is "" if any answer is right.
+    For a question ("told") the answer must not be `expected` yet; "" accepts any answer.
     """
 
     shell: AndroidShell
@@ -42,7 +42,7 @@ class Wish:
     how: str
 
     async def holds(self) -> bool:
-        """Whether the goal is met; raises `TaskError` for a kind of goal that is none."""
+        """Whether the goal is met; raises `TaskError` for an unknown kind of goal."""
         actual = await read_android_query(self.shell, self.query)
         match self.how:
             case "equals" | "told":
@@ -70,14 +70,14 @@ class Wish:
 
     @property
     def opposite(self) -> str:
-        """What a switch must say instead; raises `TaskError` if it is expected to be neither "true" nor "false"."""
+        """The other value of a switch; raises `TaskError` unless `expected` is "true" or "false"."""
         if self.expected not in ("true", "false"):
             raise TaskError(f"expected {self.query!r} to be wanted as 'true' or 'false', got {self.expected!r}")
         return "false" if self.expected == "true" else "true"
 
 
 Step = Callable[[Wish], Awaitable[str]]
-"""Does something to the phone and returns what it printed, for error messages."""
+"""Changes the phone and returns the command's output, for error messages."""
 
 
 async def nothing(wish: Wish) -> str:
@@ -86,7 +86,7 @@ async def nothing(wish: Wish) -> str:
 
 
 def refuse(advice: str) -> Step:
-    """Raise `TaskError`: the goal holds, and undoing it is not ours."""
+    """Raise `TaskError`: the goal holds and must be undone by hand."""
 
     async def raise_error(wish: Wish) -> str:
         raise TaskError(
@@ -116,7 +116,7 @@ class Preparation:
 _SIMULATED_VOLUMES = (0, 15)
 _DARKEST = {"0", "1"}
 _OWN_BRIGHTNESS = "settings put system screen_brightness_mode 0"
-"""Or the phone's own idea of the right brightness moves it back."""
+"""Turns off adaptive brightness, which would revert the change."""
 
 
 def switch(command: str, on: str, off: str) -> Step:
@@ -162,7 +162,7 @@ async def _set_brightness(wish: Wish, level: int) -> str:
 
 
 async def require_reachable_brightness(wish: Wish) -> str:
-    """The darkest level differs between phones."""
+    """The lowest brightness differs between phones."""
     if wish.expected in _DARKEST:
         raise TaskError(
             f"expected a brightness that every phone has, got {wish.expected!r}: the darkest is 1 on one phone and 10 "
@@ -245,7 +245,7 @@ _EXAMPLE_NUMBER = "555 0142"
 
 
 async def require_app(wish: Wish) -> str:
-    """The app that should come to the front must be there, under this very name."""
+    """The app to open must be installed under exactly this package name."""
     package = wish.expected.partition("/")[0]
     if await read_app_installed(wish.shell, package) == "false":
         raise TaskError(
@@ -256,7 +256,7 @@ async def require_app(wish: Wish) -> str:
 
 
 async def refuse_app(wish: Wish) -> str:
-    """Apps are neither installed nor uninstalled here: nobody has the file, and data would be lost."""
+    """Apps are not installed (there is no APK) or uninstalled (their data would be lost)."""
     if wish.opposite == "true":
         return await refuse(f"install it before the task removes it: adb install {wish.argument}.apk")(wish)
     return await refuse("uninstalling it here would delete its data: do it by hand")(wish)
@@ -316,7 +316,7 @@ async def forget_calls(wish: Wish) -> str:
 
 
 async def require_lone_alarm(wish: Wish) -> str:
-    """Clock apps tell Android only the next alarm: another one could hide it."""
+    """Android knows only the next alarm, so another one could hide this one."""
     others = [at for at in parse_alarm_times(await wish.shell.run(ALARMS)) if at != wish.argument]
     if others:
         raise TaskError(
@@ -326,7 +326,7 @@ async def require_lone_alarm(wish: Wish) -> str:
 
 
 async def swap_alarm(wish: Wish) -> str:
-    """Ask the clock app to set or dismiss the alarm, in Android's words for it."""
+    """Ask the clock app to set or dismiss the alarm with Android's alarm intents."""
     hour, minute = (int(part) for part in wish.argument.split(":"))
     extra = "android.intent.extra.alarm"
     at = f"--ei {extra}.HOUR {hour} --ei {extra}.MINUTES {minute}"
@@ -337,7 +337,7 @@ async def swap_alarm(wish: Wish) -> str:
 
 
 async def require_next_picture(wish: Wish) -> str:
-    """Goals that count pictures know those of the simulated phone, or were made for what is there."""
+    """A goal that counts pictures must expect exactly one more than the phone has."""
     count = int(await read_android_query(wish.shell, wish.query))
     if wish.how == "equals" and wish.expected != str(count + 1):
         raise TaskError(
@@ -347,12 +347,12 @@ async def require_next_picture(wish: Wish) -> str:
 
 
 async def post_notification(wish: Wish) -> str:
-    """One notification more, which can be cleared."""
+    """Post a notification that can be cleared."""
     return await wish.shell.run(_NOTIFY)
 
 
 async def swap_network(wish: Wish) -> str:
-    """Save a network that the task will forget; forgetting one that it will save would lose a password."""
+    """Save a network that the task will forget; a saved network is not forgotten, which would lose its password."""
     if wish.opposite == "false":
         return await refuse("forgetting it here would lose its password: do it by hand")(wish)
     return await wish.shell.run(f"cmd wifi add-network {quote(wish.argument)} open")

@@ -1,4 +1,4 @@
-"""Which Chromium to run, and with which flags.
+"""Finding, starting and cleaning up Chromium.
 
 The search, first hit wins: the environment variable CUA_RL_CHROMIUM; programs on PATH, the headless shell first (it
 starts faster, takes less memory and draws more screenshots per second); browsers that Playwright downloaded.
@@ -108,7 +108,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _resolver_rules(allowed_urls: Sequence[str]) -> str:
-    """No other host has an address: what is no page request, such as a prefetch or a socket, ends there too."""
+    """Resolve no other host, so that prefetches and sockets, which are not page requests, fail too."""
     hosts = dict.fromkeys(host for url in allowed_urls if (host := urlsplit(url).hostname) is not None)
     return f"--host-resolver-rules=MAP * ~NOTFOUND, {', '.join(f'EXCLUDE {host}' for host in ('127.0.0.1', *hosts))}"
 
@@ -131,7 +131,7 @@ def remove_profile(profile: Path) -> None:
 
 
 def remove_leftovers(folder: Path | None = None) -> int:
-    """End browsers whose owner is gone and delete their profiles; returns how many profiles those were."""
+    """Kill browsers whose owner is gone and delete their profiles; returns the number of profiles."""
     parent = folder or Path(tempfile.gettempdir())
     abandoned = [profile for profile in parent.glob(f"{_PREFIX}*") if not _has_owner(profile)]
     for profile in abandoned:
@@ -225,7 +225,7 @@ class OwnedBrowser:
                 return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
             await asyncio.sleep(_POLL_S)
         raise DeviceError(
-            f"expected {self._program} to start within {_START_TIMEOUT_S:g} s, it did not; its last words:\n"
+            f"expected {self._program} to start within {_START_TIMEOUT_S:g} s, it did not; the end of its log:\n"
             f"{process.log_tail(10)}"
         )
 

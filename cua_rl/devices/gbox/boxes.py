@@ -1,4 +1,4 @@
-"""The boxes of a run: made with the run's label, terminated when given back, looked for again at start and end."""
+"""GBox boxes of a run: labelled with the run, terminated on release, and cleaned up when the run starts and ends."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ class BoxPlan:
     run_key: str
     """Names this run among all that use the account; a run that goes on has the same one."""
     expires_s: float = 3600.0
-    """Boxes end by themselves after this long, whatever happens to us."""
+    """Boxes expire after this long even if the controller is gone."""
     start_timeout_s: float = 120.0
     """The longest that GBox may take to start one; it deletes those that take longer."""
     capture: Capture = field(default_factory=Capture)
@@ -61,7 +61,7 @@ class BoxPlan:
 
 
 def run_key(log_path: Path) -> str:
-    """The same for every attempt at a run in one folder of one machine, and for no other run."""
+    """An id that is stable when a run is resumed in its folder and unique to that run."""
     return sha256(f"{gethostname()}:{log_path.absolute()}".encode()).hexdigest()[:16]
 
 
@@ -143,7 +143,7 @@ class GboxBoxes:
         return len(left)
 
     async def _check_key(self, client: AsyncGboxClient) -> None:
-        """A wrong key is found out here, not box by box; raises `ConfigError`."""
+        """Check the API key once, before any box is made; raises `ConfigError`."""
         try:
             await client.v1.boxes.list(page=1, page_size=1)
         except (gbox_sdk.AuthenticationError, gbox_sdk.PermissionDeniedError) as error:

@@ -1,4 +1,4 @@
-"""What passes between us and a gym server: references to tasks, executions, evaluations.
+"""Gym-server data: task references, executions and evaluations.
 
 Servers differ in their field names: the first alternative that is present counts.
 """
@@ -101,7 +101,7 @@ def parse_evaluation(answer: Json) -> Evaluation | None:
     """Score and success; None if the answer says nothing about either.
 
     The score is `result.score`, else the weighted mean over `result.validators`, else `reward` or `score` at the top,
-    else 1 for success. Nought counts as nothing said as long as something else is.
+    else 1 for success. A zero is ignored if another field has a score.
     """
     result = mapping(answer.get("result"))
     verdict = next((value for value in (result.get("success"), answer.get("success")) if isinstance(value, bool)), None)
@@ -115,12 +115,12 @@ def parse_evaluation(answer: Json) -> Evaluation | None:
 
 
 def _complaint(answer: Json) -> str | None:
-    """What a server says that could not evaluate at all."""
+    """The server's error message, if it could not evaluate."""
     return first_text(answer, ("error",), ("detail",))
 
 
 def _weighted(validators: Sequence[Json]) -> float | None:
-    """Sum of score times weight over the sum of weights; what is missing counts 0."""
+    """Weighted mean of the scores; missing values count as 0."""
     weights = [number_at(item, "weight") or 0.0 for item in validators]
     if sum(weights) <= 0:
         return None

@@ -1,4 +1,4 @@
-"""What phones can have: apps, settings, networks, languages, colours."""
+"""Constants of the simulated phone: apps, settings, networks, languages, colours."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,7 +15,7 @@ HOME_PACKAGE = "com.android.launcher3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppSpec:
-    """An installed app: how it is called and how its icon looks."""
+    """An app's names and the colours of its icon."""
 
     app: str
     label: str
@@ -216,7 +216,7 @@ QUICK_TILES: dict[Toggle, str] = {
     Toggle.AUTO_ROTATE: "Rotate",
     Toggle.BATTERY_SAVER: "Saver",
 }
-"""The tiles of the quick settings and what stands on them."""
+"""Quick-settings tiles and their labels."""
 
 STORE_APPS: dict[str, AppSpec] = {
     app: AppSpec(app=app, label=label, package=package, paper=paper)
@@ -288,7 +288,7 @@ SWITCHES: dict[str, str] = {
     "spell_checker": "Spell checker",
     "lock_notifications": "Show on lock screen",
 }
-"""What system pages switch, beside the toggles, and what stands on the rows."""
+"""Switches on system pages other than toggles, with the text of their rows."""
 
 
 def find_app(app: str) -> AppSpec:

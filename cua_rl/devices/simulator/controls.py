@@ -1,4 +1,4 @@
-"""Where things lie on a screen, and the rows, buttons and fields that screens are made of."""
+"""Screen layout, and the rows, buttons and fields that screens are made of."""
 
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, find_app, glyph_of
@@ -73,7 +73,7 @@ def title(text: str, *, y: int, height: int, indent: int = 12) -> Element:
 
 
 def back_arrow() -> Element:
-    """The arrow left of the title that leads one screen back."""
+    """The back arrow to the left of the title."""
     rect = Rect(x=2, y=STATUS_HEIGHT, width=28, height=CONTENT_TOP - STATUS_HEIGHT)
     return Element(
         element_id="arrow", label="Up", kind="nav", rect=rect, effect=Press(button=Button.BACK), glyph="arrow"
@@ -147,7 +147,7 @@ def place(
 
 
 def text_field(state: PhoneState, field: Field, hint: str, rect: tuple[int, int, int, int]) -> Element:
-    """A text field that shows its hint while it is empty and without focus; the hint's first word is its label."""
+    """A text field; it shows `hint` while empty and unfocused. Its label is the hint's first word."""
     value = field_value(state, field)
     text = value or ("" if state.focus == field else hint)
     return place(
@@ -174,7 +174,7 @@ def title_button(label: str, effect: Effect) -> Element:
 
 
 def plus_button(subscreen: str) -> Element:
-    """The round button at the bottom right that makes something new."""
+    """The round button at the bottom right that creates a new item."""
     return place(
         "new", "New", "round_button", (146, 256, 36, 36), effect=Push(subscreen=subscreen), glyph="plus", paper=BLUE
     )

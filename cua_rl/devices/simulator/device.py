@@ -36,7 +36,7 @@ Operation = Literal["observe", "execute", "query"]
 
 
 class SimulatedPhone:
-    """A phone in memory. It never changes by itself: the same state and actions always give the same pixels.
+    """A simulated phone. It is deterministic: the same state and actions always give the same pixels.
 
     `latency_s` is waited before every operation; `on_operation` is called with its name and may raise `DeviceError`, so
     that tests can let a phone be slow or fail.
@@ -84,7 +84,7 @@ class SimulatedPhone:
         return read_query(self.state, name)
 
     async def close(self) -> None:
-        """Switch the phone off for good; safe to call twice."""
+        """Close the phone; safe to call twice."""
         self._is_closed = True
 
     async def _begin(self, operation: Operation) -> None:

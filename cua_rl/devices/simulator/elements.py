@@ -1,4 +1,4 @@
-"""What a screen consists of. Drawing and hit testing read the same elements, so that what is seen is what is tapped."""
+"""Screen elements. Drawing and hit testing use the same elements, so what is visible is what gets tapped."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,7 +35,7 @@ Command = Literal[
     "take_photo",
     "clear_recents",
 ]
-"""What buttons inside apps and on the launcher do; what they act on follows from the screen they are on."""
+"""Commands of buttons in apps and on the launcher; the current screen determines their target."""
 
 
 Kind = Literal[
@@ -146,7 +146,7 @@ class SwitchAlarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Do:
-    """A command of the current screen that needs no argument."""
+    """A command that acts on the current screen."""
 
     command: Command
 
@@ -160,7 +160,7 @@ class SwitchTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operate:
-    """A command of a system page; `target` names the network, app, language or switch it is for."""
+    """A command of a system page; `target` is the network, app, language or switch."""
 
     command: SystemCommand
     target: str = ""
@@ -210,13 +210,13 @@ class Rect:
         return self.x <= x < self.right and self.y <= y < self.bottom
 
     def inset(self, by: int) -> "Rect":
-        """The rectangle with every edge moved inwards."""
+        """The rectangle shrunk by `by` on every side."""
         return Rect(x=self.x + by, y=self.y + by, width=self.width - 2 * by, height=self.height - 2 * by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """One thing on a screen."""
+    """A visible part of a screen."""
 
     element_id: str
     """Unique on its screen, such as "app:mail"."""

@@ -1,4 +1,4 @@
-"""What the phone does: pure functions from state and gesture to the next state."""
+"""The phone's behaviour: pure functions from a state and a gesture to the next state."""
 
 from dataclasses import replace
 
@@ -69,7 +69,7 @@ def scroll_by(state: PhoneState, down: int) -> PhoneState:
 
 
 def hold(state: PhoneState, x: float, y: float) -> PhoneState:
-    """Touch a point for long: opens a menu on the launcher, and taps elsewhere."""
+    """Long-press a point: opens a menu on the launcher, acts as a tap elsewhere."""
     element = build_screen(state).element_at(x, y)
     menu = menu_of_held(state, element)
     if menu is not None:

@@ -39,12 +39,12 @@ from cua_rl.devices.simulator.state import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppStart:
-    """What must hold in the apps when a rollout begins; everything else is the seed's choice."""
+    """Constraints on the initial content of apps; the seed decides everything else."""
 
     contacts: tuple[Contact, ...] = ()
-    """Who must be in the address book, with this number."""
+    """Contacts that must be in the address book."""
     without_contacts: tuple[str, ...] = ()
-    """Names that must not be there."""
+    """Names that must not be in the address book."""
     note: str | None = None
     """A note that must have been written."""
     alarm: str | None = None
@@ -62,11 +62,11 @@ class AppStart:
     """Name of a folder on a home page, and the two apps in it, which must have icons on that page."""
     num_photos: int | None = None
     screenshots: tuple[str, ...] = ()
-    """Screens of which a picture was taken."""
+    """Screens of which a screenshot was taken."""
 
 
 def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
-    """The phone with the apps' content of its seed, and with what `start` demands."""
+    """Add the seed's app content, changed only where `start` requires it."""
     data = AppData(
         contacts=_contacts(state.seed, start),
         alarms=content.alarms(state.seed),
@@ -131,20 +131,20 @@ _NOTIFICATIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemStart:
-    """What must hold on the system pages when a rollout begins; the rest is the seed's choice."""
+    """Constraints on the initial state of the system pages; the seed decides everything else."""
 
     extra_rows: tuple[str, ...] = ()
-    """Rows that Settings has besides the plain ones, names of `EXTRA_ROWS`; they lie where the seed puts them."""
+    """Names of `EXTRA_ROWS` to add to Settings, at positions drawn from the seed."""
     saved_network: str = ""
-    """A network that must be known, and not in use."""
+    """A network that must be saved but not connected."""
     connected_network: str = ""
-    """A network that must be known and in use."""
+    """A network that must be saved and connected."""
     locked_network: Network | None = None
-    """A network that must be within reach, and not known."""
+    """A network that must be in range but not saved."""
     store_app: str = ""
     """An app that must be installed and can be uninstalled."""
     running_app: str = ""
-    """An app that must run and have something in its cache."""
+    """An app that must be running and have a non-empty cache."""
     notifying_app: str = ""
     silent_app: str = ""
     on: tuple[str, ...] = ()
@@ -154,7 +154,7 @@ class SystemStart:
 
 
 def with_system(state: PhoneState, start: SystemStart | None) -> PhoneState:
-    """The phone with the system part of its seed, bent as little as possible to what `start` demands."""
+    """Add the seed's networks, apps and notifications, changed only where `start` requires it."""
     demand = start or SystemStart()
     random = Random(f"system-{state.seed}")
     networks, connected = _networks(random, demand)
@@ -239,10 +239,10 @@ _CHANCE_ON = {Toggle.AIRPLANE_MODE: 0.1, Toggle.DARK_THEME: 0.25}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What must hold when a rollout begins, whatever the seed; everything else is the seed's choice."""
+    """Constraints on the phone's initial state; the seed decides everything else."""
 
     first_page: tuple[str, ...] = ("settings",)
-    """Apps that must lie on the first home page."""
+    """Apps that must be on the first home page."""
     second_page: tuple[str, ...] = ()
     first_rows: tuple[str, ...] = ()
     """Rows of Settings that must show without scrolling."""
@@ -258,14 +258,14 @@ class Start:
     home_page: int = 0
     recent_apps: tuple[str, ...] = ()
     contact: str | None = None
-    """Somebody with whom text messages were exchanged."""
+    """A person with whom text messages were exchanged."""
     apps: AppStart = field(default_factory=AppStart)
     system: SystemStart | None = None
-    """What must hold on system pages; None is a phone whose Settings have the plain rows only."""
+    """Constraints on system pages; None gives a phone whose Settings has only the basic rows."""
 
 
 def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
-    """The phone of this seed, bent as little as possible to what `start` demands."""
+    """The phone of this seed, changed only where `start` requires it."""
     start = start or Start()
     random = Random(f"phone-{seed}")
     timeouts = [timeout for timeout in SCREEN_TIMEOUTS_MS if timeout != start.not_screen_timeout_ms]

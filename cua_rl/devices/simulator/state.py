@@ -28,7 +28,7 @@ SystemCommand = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A Wi-Fi network within reach; a `password` of "" is an open one."""
+    """A Wi-Fi network in range; an empty `password` means that it is open."""
 
     name: str
     is_saved: bool = False
@@ -37,7 +37,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledApp:
-    """An app and what it takes up, in megabytes."""
+    """An installed app and its storage use in megabytes."""
 
     app: str
     size_mb: int
@@ -48,7 +48,7 @@ class InstalledApp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notification:
-    """What an app reports in the notification shade."""
+    """A notification in the shade."""
 
     app: str
     title: str
@@ -57,7 +57,7 @@ class Notification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemState:
-    """Everything on the system pages that is no toggle and no level."""
+    """State of the system pages other than toggles and levels."""
 
     networks: tuple[Network, ...] = ()
     connected_network: str = ""
@@ -72,7 +72,7 @@ class SystemState:
     switched_on: tuple[str, ...] = ()
     """Names of `SWITCHES`, sorted."""
     tiles_used: tuple[str, ...] = ()
-    """Toggles that were flipped in the shade, sorted."""
+    """Toggles that were changed in the shade, sorted."""
 
     def find_network(self, name: str) -> Network:
         """The network of this name."""
@@ -124,21 +124,21 @@ class HomeFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppData:
-    """Everything that apps remember beside what `PhoneState` holds itself."""
+    """App data not stored in `PhoneState` itself."""
 
     contacts: tuple[Contact, ...] = ()
     """Sorted by name."""
     alarms: tuple[str, ...] = ()
     """Times such as "06:45", in the order in which they were set."""
     timer_s: int = 0
-    """What the timer was started with; 0 when it does not run."""
+    """Duration the timer was started with; 0 if it is not running."""
     tracks: tuple[tuple[str, str], ...] = ()
     """(title, artist)."""
     created_files: tuple[str, ...] = ()
-    """Paths below the storage's root, beside those that the seed gives; folders end with a slash."""
+    """Paths relative to the storage root, in addition to the seed's; folders end with a slash."""
     deleted_files: tuple[str, ...] = ()
     screenshots: tuple[str, ...] = ()
-    """What each screenshot shows: the name of a screen."""
+    """Name of the screen that each screenshot shows."""
     home_folders: tuple[HomeFolder, ...] = ()
     """Folders on the home pages."""
 
@@ -171,7 +171,7 @@ KeyboardLayer = Literal["lower", "upper", "symbols"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IconPlace:
-    """Where an app's icon sits on its home page: top left corner, logical units."""
+    """Position of an icon on its home page: top left corner in logical units."""
 
     app: str
     x: int
@@ -196,7 +196,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhoneState:
-    """Everything that decides what the phone shows and does."""
+    """The phone's complete state: it determines everything the phone shows and does."""
 
     seed: int
     home_pages: tuple[tuple[IconPlace, ...], ...]
@@ -237,16 +237,16 @@ class PhoneState:
     """Most recent first."""
     is_recents_open: bool = False
     shade: Shade | None = None
-    """What was pulled down over the screen."""
+    """The part of the notification shade that is open."""
     is_screen_on: bool = True
     is_volume_shown: bool = False
     focus: Field | None = None
     draft: str = ""
-    """What stands in the text field of the current screen."""
+    """Text in the current screen's text field."""
     draft_field: Field | None = None
-    """Which field `draft` stands in, on a screen that has several."""
+    """The field that `draft` belongs to, on screens with several."""
     form: tuple[tuple[Field, str], ...] = ()
-    """What stands in the screen's other fields."""
+    """Text in the screen's other fields."""
     keyboard: KeyboardLayer = "lower"
 
     @property
@@ -275,7 +275,7 @@ class PhoneState:
         return toggle in self.enabled
 
     def with_toggle(self, toggle: Toggle, is_on: bool) -> Self:
-        """The state with one toggle set, and nothing else touched."""
+        """The state with one toggle changed."""
         others = {other for other in self.enabled if other != toggle}
         return replace(self, enabled=tuple(sorted(others | {toggle} if is_on else others)))
 

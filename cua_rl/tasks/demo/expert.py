@@ -1,4 +1,4 @@
-"""Scripted experts: they read the phone's state, say what they scan in reading order, and act; one of them errs."""
+"""Scripted experts for demo tasks: they read the phone's state, name what they scan in reading order, and act."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""A task template: what is asked, how the phone begins, how it is checked, how it is solved."""
+"""Templates of demo tasks: instruction, initial state, goal, and the expert's route."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,18 +150,3 @@ def tap(screen: str, label: str, query: str | None = None, value: str = "") -> M
 def type_in(screen: str, text: str, query: str | None = None, value: str = "") -> Move:
     """Type into the focused field."""
     return Move(screen=screen, deed=TypeIn(text=text), query=query, value=value)
-
-
-def fixed_template(
-    task_id: str,
-    instance: Instance,
-    *,
-    max_turns: int,
-    category: Category = "settings",
-    difficulty: Difficulty = "medium",
-    tags: tuple[str, ...],
-) -> TaskTemplate:
-    """A template that asks for the same on every phone."""
-    return family(max_turns=max_turns, category=category, difficulty=difficulty, tags=tags)(lambda random: instance)(
-        task_id
-    )

@@ -1,4 +1,4 @@
-"""What buttons inside apps and on the launcher do; what they act on follows from the screen they are on."""
+"""Commands of buttons in apps and on the launcher; the current screen determines their target."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ def submit(state: PhoneState) -> PhoneState:
 
 
 def take_screenshot(state: PhoneState) -> PhoneState:
-    """Save a picture of what shows; from the list of recent apps, of the app that is on top of it."""
+    """Save a screenshot of the current screen; in the list of recent apps, of the most recent app."""
     shown = state.screen if not state.is_recents_open else (state.recent_apps or ("home",))[0]
     return replace(state, apps=replace(state.apps, screenshots=(*state.apps.screenshots, shown)))
 

@@ -45,7 +45,7 @@ def list_folder(state: PhoneState, folder: str = "") -> tuple[str, ...]:
 
 
 def exists(state: PhoneState, path: str) -> bool:
-    """Whether there is a file or folder with this path."""
+    """Whether a file or folder exists."""
     return path in list_folder(state, parent_of(path))
 
 
@@ -59,7 +59,7 @@ def exists_on_device(state: PhoneState, path: str) -> bool:
 
 
 def add_file(state: PhoneState, path: str) -> PhoneState:
-    """The state with a file or folder more, and with the folders above it."""
+    """Add a file or folder and its parent folders."""
     folder = parent_of(path)
     state = add_file(state, folder) if folder and not exists(state, folder) else state
     if exists(state, path):
@@ -68,7 +68,7 @@ def add_file(state: PhoneState, path: str) -> PhoneState:
 
 
 def remove_file(state: PhoneState, path: str) -> PhoneState:
-    """The state without a file, or without a folder and all that it held."""
+    """Remove a file, or a folder with its contents."""
     created = tuple(
         other
         for other in state.apps.created_files

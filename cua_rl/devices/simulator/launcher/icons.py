@@ -29,7 +29,7 @@ def add_icon(pages: Pages, app: str, *, page: int | None = None) -> Pages:
 
 
 def remove_icon(pages: Pages, app: str) -> Pages:
-    """Take the app's icon away; what it leaves stays free."""
+    """Remove an app's icon and leave its cell free."""
     return tuple(tuple(place for place in page if place.app != app) for page in pages)
 
 
@@ -66,7 +66,7 @@ def find_folder(state: PhoneState, name: str) -> HomeFolder | None:
 
 
 def make_folder(state: PhoneState, name: str, app: str, other: str) -> PhoneState:
-    """Put two apps into a new folder that takes the place of `other`; a name that is taken changes nothing."""
+    """Group two apps in a new folder in place of `other`; does nothing if the name is taken."""
     if not name or ":" in name or find_folder(state, name) is not None:
         return state
     pages = _with_icon(remove_icon(state.home_pages, app), other, f"{_MARK}{name}")
@@ -75,7 +75,7 @@ def make_folder(state: PhoneState, name: str, app: str, other: str) -> PhoneStat
 
 
 def rename_folder(state: PhoneState, name: str, new_name: str) -> PhoneState:
-    """Give a folder another name; one that is taken changes nothing."""
+    """Rename a folder; does nothing if the name is taken."""
     if not new_name or ":" in new_name or find_folder(state, new_name) is not None:
         return state
     folders = (replace(f, name=new_name) if f.name == name else f for f in state.apps.home_folders)
@@ -84,7 +84,7 @@ def rename_folder(state: PhoneState, name: str, new_name: str) -> PhoneState:
 
 
 def drop_from_folders(state: PhoneState, app: str) -> PhoneState:
-    """Take an app out of its folder; a folder that is empty then goes away."""
+    """Remove an app from its folder, and the folder once it is empty."""
     folders = [replace(f, apps=tuple(other for other in f.apps if other != app)) for f in state.apps.home_folders]
     pages = state.home_pages
     for folder in folders:

@@ -1,4 +1,4 @@
-"""Questions that the phone asks before it does something: a box above the page, with the page greyed out."""
+"""Confirmation dialogs, drawn over a dimmed page."""
 
 from dataclasses import dataclass, replace
 

@@ -25,7 +25,6 @@ from cua_rl.tasks.demo.template import (
     TaskTemplate,
     TypeIn,
     family,
-    fixed_template,
     tap,
 )
 from cua_rl.tasks.goal import Goal
@@ -72,8 +71,13 @@ def open_system_page(task_id: str, instruction: str, page: str, row: str, *moves
         route=settings_row(row, *moves),
     )
     max_turns = len(instance.route) + SCROLL_TURNS + (LIST_TURNS if row == "apps" else 0) + 3
-    return fixed_template(
-        task_id, instance, max_turns=max_turns, category="navigation", tags=("system_task", "system_page")
+    return TaskTemplate(
+        task_id=task_id,
+        category="navigation",
+        difficulty="medium",
+        max_turns=max_turns,
+        draw=lambda random: instance,
+        tags=("system_task", "system_page"),
     )
 
 
@@ -165,12 +169,12 @@ def switch_usb_debugging(task_id: str, *, turn_on: bool) -> TaskTemplate:
         goal=Goal(query="usb_debugging", expected=truth(turn_on)),
         route=settings_row("developer", tap_on("developer", SWITCHES["usb_debugging"]), *confirm),
     )
-    return fixed_template(
-        task_id,
-        instance,
-        max_turns=len(instance.route) + SCROLL_TURNS + 3,
+    return TaskTemplate(
+        task_id=task_id,
         category="settings",
         difficulty="hard",
+        max_turns=len(instance.route) + SCROLL_TURNS + 3,
+        draw=lambda random: instance,
         tags=("system_task", "developer"),
     )
 
