@@ -36,6 +36,10 @@ Hook = Callable[..., Any]
 _GO_HOME = "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; input keyevent KEYCODE_HOME"
 
 
+DEFAULT_MAX_TURNS = 20
+_NUMBERED = re.compile(r"\d+_\w")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApkConfig:
     """The app that a task needs on the device."""
@@ -131,10 +135,6 @@ async def _call(hook: Hook, device: ShellDevice, *arguments: str) -> object:
     if inspect.iscoroutinefunction(hook):
         return await hook(device, *arguments)
     return await asyncio.to_thread(hook, AdbClient(device, asyncio.get_running_loop()), *arguments)
-
-
-DEFAULT_MAX_TURNS = 20
-_NUMBERED = re.compile(r"\d+_\w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

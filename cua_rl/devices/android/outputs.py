@@ -35,6 +35,13 @@ LANGUAGE_NAMES: Mapping[str, str] = {
 _NIGHT_MASK, _NIGHT_YES = 0x30, 0x20
 
 
+_SYSTEM_POSTERS = frozenset({"android", "com.android.systemui"})
+"""Android itself: what it posts comes back by itself and is nobody's task."""
+_NOT_CLEARABLE_BITS = 0x2 | 0x20
+_NOT_CLEARABLE_NAMES = frozenset({"ONGOING_EVENT", "NO_CLEAR"})
+_GROUP_SUMMARY_BIT = 0x200
+
+
 def misunderstood(expected: str, text: str) -> DeviceError:
     """The failure of a parser."""
     return DeviceError(f"expected {expected} from the phone, got {text[:300]!r}")
@@ -189,13 +196,6 @@ def parse_home_activity(text: str) -> str:
 def expand_component(package: str, name: str) -> str:
     """An activity with its class in full: ".Settings" lies in the package."""
     return f"{package}/{package}{name}" if name.startswith(".") else f"{package}/{name}"
-
-
-_SYSTEM_POSTERS = frozenset({"android", "com.android.systemui"})
-"""Android itself: what it posts comes back by itself and is nobody's task."""
-_NOT_CLEARABLE_BITS = 0x2 | 0x20
-_NOT_CLEARABLE_NAMES = frozenset({"ONGOING_EVENT", "NO_CLEAR"})
-_GROUP_SUMMARY_BIT = 0x200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

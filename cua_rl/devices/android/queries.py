@@ -21,6 +21,57 @@ CALLS = "content query --uri content://call_log/calls --projection number --wher
 _PICTURES = "content query --uri content://media/external/images/media --projection relative_path"
 
 
+NOTIFY_PERMISSION = "android.permission.POST_NOTIFICATIONS"
+"""Since Android 13 whether an app may notify is one of its permissions."""
+HOME_ACTIVITY = "cmd package resolve-activity --brief -a android.intent.action.MAIN -c android.intent.category.HOME"
+FOCUS = "dumpsys window displays"
+MEDIA_VOLUME = "cmd media_session volume --stream 3 --get"
+NOTIFICATIONS = "dumpsys notification"
+NETWORKS = "cmd wifi list-networks"
+ALARMS = "dumpsys alarm"
+MAX_BRIGHTNESS = 255
+BRIGHTNESS_TOLERANCE = 5
+"""Percentage points."""
+_LANGUAGE = "settings get system system_locales; getprop persist.sys.locale; getprop ro.product.locale"
+_RING_VIBRATION = "; ".join(
+    f"settings get system {key}" for key in ("vibrate_on", "ring_vibration_intensity", "vibrate_when_ringing")
+)
+_KEEPS = "apps do not expose what they show or what is being typed"
+_LAUNCHER = "launchers do not expose the layout of their pages"
+UNREADABLE: Mapping[str, str] = {
+    "current_screen": "Android tells the activity in front, not which page of it shows",
+    "shade": "Android tells that the shade is open, not which part of it",
+    "quick_tile": "Android does not tell whether a switch was flipped in the shade or in Settings",
+    "home_page": _LAUNCHER,
+    "home_page_of": _LAUNCHER,
+    "home_folder": _LAUNCHER,
+    "num_home_pages": _LAUNCHER,
+    "on_home": _LAUNCHER,
+    "wallpaper": "wallpapers have no names on a real phone",
+    "screen_lock": "a lock set by one task would lock the next one out",
+    "app_storage_mb": "Android measures apps once a day, and shows newer figures only in Settings",
+    "cache_cleared": "Android does not tell the shell how large an app's cache is",
+    "chrome_cache_cleared": "Android does not tell the shell how large an app's cache is",
+    "focused_field": _KEEPS,
+    "draft_text": _KEEPS,
+    "message_draft": _KEEPS,
+    "dialled_number": _KEEPS,
+    "current_url": _KEEPS,
+    "current_search": _KEEPS,
+    "shown_note": _KEEPS,
+    "note_texts": _KEEPS,
+    "has_note": _KEEPS,
+    "typed": _KEEPS,
+    "screenshots": "a screenshot does not tell what it shows; ask for num_screenshots",
+    "calculation": _KEEPS,
+    "timer_s": _KEEPS,
+    "playing_track": "tracks have no numbers on a real phone",
+    "playing_title": "players tell title, artist and album in one line, and each in its own way",
+    "callee": "Android hides the number of a running call; ask for called_numbers",
+    "threads": "received messages do not tell conversations apart; ask for sent_messages",
+}
+
+
 async def read_contacts(shell: AndroidShell, argument: str) -> str:
     """[name, number] pairs."""
     return json.dumps([[name, number] for number, name in await _contacts(shell)])
@@ -101,10 +152,6 @@ def _significant_digits(number: str) -> str:
     return re.sub(r"\D", "", number).lstrip("0")
 
 
-NOTIFY_PERMISSION = "android.permission.POST_NOTIFICATIONS"
-"""Since Android 13 whether an app may notify is one of its permissions."""
-
-
 async def read_installed_apps(shell: AndroidShell, argument: str) -> str:
     """Every package, Android's own included."""
     return json.dumps(await _packages(shell))
@@ -150,21 +197,6 @@ def full_permission(name: str) -> str:
 async def _packages(shell: AndroidShell) -> list[str]:
     return parse_packages(await shell.run("pm list packages --user 0"))
 
-
-HOME_ACTIVITY = "cmd package resolve-activity --brief -a android.intent.action.MAIN -c android.intent.category.HOME"
-FOCUS = "dumpsys window displays"
-MEDIA_VOLUME = "cmd media_session volume --stream 3 --get"
-NOTIFICATIONS = "dumpsys notification"
-NETWORKS = "cmd wifi list-networks"
-ALARMS = "dumpsys alarm"
-MAX_BRIGHTNESS = 255
-BRIGHTNESS_TOLERANCE = 5
-"""Percentage points."""
-
-_LANGUAGE = "settings get system system_locales; getprop persist.sys.locale; getprop ro.product.locale"
-_RING_VIBRATION = "; ".join(
-    f"settings get system {key}" for key in ("vibrate_on", "ring_vibration_intensity", "vibrate_when_ringing")
-)
 
 Read = Callable[[AndroidShell, str], Awaitable[str]]
 
@@ -326,38 +358,3 @@ ANDROID_QUERIES: Mapping[str, AndroidQuery] = {
 
 Android knows only the next alarm; later ones are not listed.
 """
-
-_KEEPS = "apps do not expose what they show or what is being typed"
-_LAUNCHER = "launchers do not expose the layout of their pages"
-UNREADABLE: Mapping[str, str] = {
-    "current_screen": "Android tells the activity in front, not which page of it shows",
-    "shade": "Android tells that the shade is open, not which part of it",
-    "quick_tile": "Android does not tell whether a switch was flipped in the shade or in Settings",
-    "home_page": _LAUNCHER,
-    "home_page_of": _LAUNCHER,
-    "home_folder": _LAUNCHER,
-    "num_home_pages": _LAUNCHER,
-    "on_home": _LAUNCHER,
-    "wallpaper": "wallpapers have no names on a real phone",
-    "screen_lock": "a lock set by one task would lock the next one out",
-    "app_storage_mb": "Android measures apps once a day, and shows newer figures only in Settings",
-    "cache_cleared": "Android does not tell the shell how large an app's cache is",
-    "chrome_cache_cleared": "Android does not tell the shell how large an app's cache is",
-    "focused_field": _KEEPS,
-    "draft_text": _KEEPS,
-    "message_draft": _KEEPS,
-    "dialled_number": _KEEPS,
-    "current_url": _KEEPS,
-    "current_search": _KEEPS,
-    "shown_note": _KEEPS,
-    "note_texts": _KEEPS,
-    "has_note": _KEEPS,
-    "typed": _KEEPS,
-    "screenshots": "a screenshot does not tell what it shows; ask for num_screenshots",
-    "calculation": _KEEPS,
-    "timer_s": _KEEPS,
-    "playing_track": "tracks have no numbers on a real phone",
-    "playing_title": "players tell title, artist and album in one line, and each in its own way",
-    "callee": "Android hides the number of a running call; ask for called_numbers",
-    "threads": "received messages do not tell conversations apart; ask for sent_messages",
-}

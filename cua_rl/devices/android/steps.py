@@ -27,6 +27,15 @@ from cua_rl.devices.android.queries import (
 from cua_rl.devices.android.shell import AndroidShell
 from cua_rl.errors import TaskError
 
+_SIMULATED_VOLUMES = (0, 15)
+_DARKEST = {"0", "1"}
+_OWN_BRIGHTNESS = "settings put system screen_brightness_mode 0"
+"""Turns off adaptive brightness, which would revert the change."""
+_RAW_CONTACTS = "content://com.android.contacts/raw_contacts"
+_CONTACT_DATA = "content://com.android.contacts/data"
+_NOTIFY = "cmd notification post -t Reminder cua_rl_$(date +%s%N) 'Water the plants'"
+_EXAMPLE_NUMBER = "555 0142"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
@@ -111,12 +120,6 @@ class Preparation:
     require: Step = nothing
     is_place: bool = False
     battery: Literal["reset", "unplug"] = "reset"
-
-
-_SIMULATED_VOLUMES = (0, 15)
-_DARKEST = {"0", "1"}
-_OWN_BRIGHTNESS = "settings put system screen_brightness_mode 0"
-"""Turns off adaptive brightness, which would revert the change."""
 
 
 def switch(command: str, on: str, off: str) -> Step:
@@ -236,12 +239,6 @@ async def switch_permission(wish: Wish) -> str:
 def _permission(wish: Wish) -> tuple[str, str]:
     package, _, permission = wish.argument.partition("/")
     return package, full_permission(permission) if permission else NOTIFY_PERMISSION
-
-
-_RAW_CONTACTS = "content://com.android.contacts/raw_contacts"
-_CONTACT_DATA = "content://com.android.contacts/data"
-_NOTIFY = "cmd notification post -t Reminder cua_rl_$(date +%s%N) 'Water the plants'"
-_EXAMPLE_NUMBER = "555 0142"
 
 
 async def require_app(wish: Wish) -> str:

@@ -69,6 +69,11 @@ _FLAGS = (
 )
 
 
+_PREFIX = "cua_rl_browser_"
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+
+
 def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
     """The program to run; raises `ConfigError` that says what to install."""
     named = environ.get(VARIABLE)
@@ -113,9 +118,6 @@ def _resolver_rules(allowed_urls: Sequence[str]) -> str:
     return f"--host-resolver-rules=MAP * ~NOTFOUND, {', '.join(f'EXCLUDE {host}' for host in ('127.0.0.1', *hosts))}"
 
 
-_PREFIX = "cua_rl_browser_"
-
-
 def make_profile(folder: Path | None = None) -> Path:
     """A new folder for a browser of this process."""
     parent = folder or Path(tempfile.gettempdir())
@@ -155,9 +157,6 @@ def _has_owner(profile: Path) -> bool:
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
-
-_START_TIMEOUT_S = 60.0
-_POLL_S = 0.02
 
 
 class OwnedBrowser:

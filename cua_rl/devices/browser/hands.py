@@ -58,6 +58,9 @@ _NAMES = {
 } | {f"f{number}": f"F{number}" for number in range(1, 13)}
 
 
+_DRAG_STEPS = 8
+
+
 def key_chord(keys: tuple[str, ...]) -> str:
     """Keys pressed together, such as "Control+s"; raises `ActionRejected` for a key that no keyboard has."""
     return "+".join(map(_key, keys))
@@ -74,8 +77,6 @@ def _key(name: str) -> str:
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
-
-_DRAG_STEPS = 8
 
 
 def require_possible(action: Action) -> None:

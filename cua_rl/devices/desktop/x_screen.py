@@ -28,6 +28,20 @@ _REMAP_S = 0.03
 """How long programs get to learn that a key has a new meaning."""
 
 
+_NAMES = {
+    "ctrl": "Control_L", "control": "Control_L", "shift": "Shift_L", "alt": "Alt_L", "option": "Alt_L",
+    "super": "Super_L", "meta": "Super_L", "win": "Super_L", "cmd": "Super_L",
+    "enter": "Return", "return": "Return", "esc": "Escape", "escape": "Escape", "tab": "Tab", "space": "space",
+    "backspace": "BackSpace", "delete": "Delete", "del": "Delete", "insert": "Insert",
+    "up": "Up", "down": "Down", "left": "Left", "right": "Right",
+    "arrowup": "Up", "arrowdown": "Down", "arrowleft": "Left", "arrowright": "Right",
+    "home": "Home", "end": "End", "pageup": "Prior", "page_up": "Prior", "pagedown": "Next", "page_down": "Next",
+    "capslock": "Caps_Lock", "printscreen": "Print", "menu": "Menu",
+}  # fmt: skip
+_CONTROL_CHARACTERS = {"\n": "Return", "\r": "Return", "\t": "Tab", "\b": "BackSpace"}
+_UNICODE_KEYSYMS = 0x01000000  # keysyms of characters beyond Latin-1, X11 protocol, appendix A
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One picture of the screen."""
@@ -185,20 +199,6 @@ class XScreen:
         self._display.sync()
         time.sleep(_REMAP_S)
         return keycode
-
-
-_NAMES = {
-    "ctrl": "Control_L", "control": "Control_L", "shift": "Shift_L", "alt": "Alt_L", "option": "Alt_L",
-    "super": "Super_L", "meta": "Super_L", "win": "Super_L", "cmd": "Super_L",
-    "enter": "Return", "return": "Return", "esc": "Escape", "escape": "Escape", "tab": "Tab", "space": "space",
-    "backspace": "BackSpace", "delete": "Delete", "del": "Delete", "insert": "Insert",
-    "up": "Up", "down": "Down", "left": "Left", "right": "Right",
-    "arrowup": "Up", "arrowdown": "Down", "arrowleft": "Left", "arrowright": "Right",
-    "home": "Home", "end": "End", "pageup": "Prior", "page_up": "Prior", "pagedown": "Next", "page_down": "Next",
-    "capslock": "Caps_Lock", "printscreen": "Print", "menu": "Menu",
-}  # fmt: skip
-_CONTROL_CHARACTERS = {"\n": "Return", "\r": "Return", "\t": "Tab", "\b": "BackSpace"}
-_UNICODE_KEYSYMS = 0x01000000  # keysyms of characters beyond Latin-1, X11 protocol, appendix A
 
 
 def keysym_of_key(name: str) -> int:

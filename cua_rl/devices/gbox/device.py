@@ -26,6 +26,9 @@ _TIMED_OUT = 124  # exit status of a command that ran past the API's own limit
 _COMMAND_S = 60.0
 
 
+_YES, _NO = "cua_rl:true", "cua_rl:false"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """How screenshots are taken."""
@@ -200,9 +203,6 @@ class GboxDevice:
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-
-
-_YES, _NO = "cua_rl:true", "cua_rl:false"
 
 
 async def read_linux_query(device: ShellDevice, name: str) -> str:

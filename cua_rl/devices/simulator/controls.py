@@ -28,6 +28,11 @@ SLIDER_LEFT, SLIDER_RIGHT = 48, 176
 """Where a slider's track begins and ends."""
 
 
+GREEN = "#2e9e4f"
+RED = "#d32f2f"
+BLUE = "#1f6fe5"
+
+
 class Column:
     """Elements stacked from `top`; `y` is where the next one goes. `pinned` ones do not scroll."""
 
@@ -109,11 +114,6 @@ def row(
         ink=ink,
         is_on=is_on,
     )
-
-
-GREEN = "#2e9e4f"
-RED = "#d32f2f"
-BLUE = "#1f6fe5"
 
 
 def place(

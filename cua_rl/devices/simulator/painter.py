@@ -27,6 +27,9 @@ from cua_rl.devices.simulator.state import PhoneState
 _PNG_COMPRESS_LEVEL = 1  # four times as fast as the default, for files a third larger
 
 
+_SMALL_TILE_WIDTH = 60
+
+
 def draw_png(state: PhoneState, scale: int) -> bytes:
     """The phone's screen as an encoded PNG of 192 x 320 units times `scale`."""
     buffer = io.BytesIO()
@@ -221,9 +224,6 @@ def _wrap(text: str, max_width: int) -> list[str]:
             line = longer
         lines.append(line)
     return lines
-
-
-_SMALL_TILE_WIDTH = 60
 
 
 def draw_pill(canvas: Canvas, element: Element, palette: Palette) -> None:

@@ -36,6 +36,26 @@ from cua_rl.devices.simulator.state import (
     Thread,
 )
 
+_NUM_NETWORKS = 6
+_NUM_SAVED_NETWORKS = 3
+_NUM_STORE_APPS = 4
+_NOTIFICATIONS = (
+    ("mail", "New mail", "Your invoice is ready"),
+    ("mail", "Grace", "Agenda for Thursday"),
+    ("messages", "Emma", "Are you on your way?"),
+    ("messages", "Noah", "Thanks for yesterday!"),
+    ("calendar", "Team meeting", "Starts in 15 minutes"),
+    ("calendar", "Dentist", "Tomorrow at 08:30"),
+    ("chrome", "Download complete", "timetable.pdf"),
+    ("weather", "Rain expected", "From 16:00 this afternoon"),
+    ("clock", "Missed alarm", "06:45"),
+    ("maps", "Traffic on your route", "12 minutes slower than usual"),
+    ("files", "Storage is filling up", "Free some space"),
+    ("phone", "Missed call", "555 2040"),
+)
+_JITTER_X, _JITTER_Y = 13, 4
+_CHANCE_ON = {Toggle.AIRPLANE_MODE: 0.1, Toggle.DARK_THEME: 0.25}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppStart:
@@ -108,25 +128,6 @@ def _with_alarm(state: PhoneState, time: str, *, is_on: bool) -> PhoneState:
     others = {alarm for alarm in state.alarms_on if alarm != index}
     alarms_on = tuple(sorted(others | {index} if is_on else others))
     return replace(state, alarms_on=alarms_on, apps=replace(state.apps, alarms=alarms))
-
-
-_NUM_NETWORKS = 6
-_NUM_SAVED_NETWORKS = 3
-_NUM_STORE_APPS = 4
-_NOTIFICATIONS = (
-    ("mail", "New mail", "Your invoice is ready"),
-    ("mail", "Grace", "Agenda for Thursday"),
-    ("messages", "Emma", "Are you on your way?"),
-    ("messages", "Noah", "Thanks for yesterday!"),
-    ("calendar", "Team meeting", "Starts in 15 minutes"),
-    ("calendar", "Dentist", "Tomorrow at 08:30"),
-    ("chrome", "Download complete", "timetable.pdf"),
-    ("weather", "Rain expected", "From 16:00 this afternoon"),
-    ("clock", "Missed alarm", "06:45"),
-    ("maps", "Traffic on your route", "12 minutes slower than usual"),
-    ("files", "Storage is filling up", "Free some space"),
-    ("phone", "Missed call", "555 2040"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,11 +231,6 @@ def _rows(random: Random, plain: tuple[str, ...], extra: tuple[str, ...]) -> tup
         else:
             rows.insert(random.randrange(len(rows) + 1), name)
     return tuple(rows)
-
-
-_JITTER_X, _JITTER_Y = 13, 4
-
-_CHANCE_ON = {Toggle.AIRPLANE_MODE: 0.1, Toggle.DARK_THEME: 0.25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,18 @@ from cua_rl.tasks.django_admin.state import Names, Person, SiteState, draw_names
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
 from cua_rl.types import Validation
 
+ADMIN_BROWSER = DeviceAbilities(
+    name="a browser with a Django admin site",
+    has_shell=False,
+    is_seeded=True,
+    site="django_admin",
+    queries=frozenset({"site_state"}),
+)
+MAX_TURNS = 15
+_PREFIX = "django_admin/"
+_HOME, _USERS, _GROUPS = r"/admin/", r"/admin/auth/user/", r"/admin/auth/group/"
+_USER, _GROUP = r"/admin/auth/user/\d+/change/", r"/admin/auth/group/\d+/change/"
+
 
 @dataclass(frozen=True, slots=True)
 class Follow:
@@ -49,19 +61,6 @@ class Press:
 
 
 Step = Follow | Fill | Tick | Press
-
-
-ADMIN_BROWSER = DeviceAbilities(
-    name="a browser with a Django admin site",
-    has_shell=False,
-    is_seeded=True,
-    site="django_admin",
-    queries=frozenset({"site_state"}),
-)
-MAX_TURNS = 15
-_PREFIX = "django_admin/"
-_HOME, _USERS, _GROUPS = r"/admin/", r"/admin/auth/user/", r"/admin/auth/group/"
-_USER, _GROUP = r"/admin/auth/user/\d+/change/", r"/admin/auth/group/\d+/change/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

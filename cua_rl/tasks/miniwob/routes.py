@@ -36,6 +36,10 @@ _READ = """
 """
 
 
+SCANNED_KINDS = {"click-button": "button", "click-color": "color", "click-dialog-2": "button", "click-link": "link"}
+"""What experts look through; everything on pages that are not here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageElement:
     """Something to click, its rectangle in CSS pixels of the part that the agent sees."""
@@ -168,6 +172,3 @@ ROUTES: dict[str, Route] = {
     "login-user": _fill(r'username "(.+?)"', r'password "(.+?)"'),
 }
 """Tasks that have an expert: a choice of the development set."""
-
-SCANNED_KINDS = {"click-button": "button", "click-color": "color", "click-dialog-2": "button", "click-link": "link"}
-"""What experts look through; everything on pages that are not here."""

@@ -58,6 +58,12 @@ _INPUT_PREFIXES = ("enter-", "login-", "text-", "copy-paste", "simple-a", "find-
 _NAVIGATION_PREFIXES = ("click-tab", "click-menu", "click-collapsible", "navigate-", "click-link", "search-engine")
 
 
+MINIWOB_BROWSER = DeviceAbilities(
+    name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True, site="miniwob"
+)
+MAX_TURNS = 10
+
+
 def category(name: str) -> Category:
     """ "input" for typing, "navigation" for finding, "app" for everything else."""
     if name.startswith(_INPUT_PREFIXES):
@@ -76,12 +82,6 @@ def tags(name: str) -> tuple[str, ...]:
     """Whether it is for "development" or "measuring", and what speaks against the task."""
     side = "development" if name in DEVELOPMENT else "measuring"
     return ("miniwob", side, *(reason for reason, names in UNSUITED.items() if name in names))
-
-
-MINIWOB_BROWSER = DeviceAbilities(
-    name="a browser with MiniWoB++ pages", has_shell=False, is_seeded=True, site="miniwob"
-)
-MAX_TURNS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

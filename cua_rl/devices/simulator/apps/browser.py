@@ -20,6 +20,10 @@ SEARCH = "search:"
 """What the address of a page of search results begins with."""
 
 
+BOOKMARKS = ("news.example", "recipes.example", "trains.example", "library.example")
+_CYAN = "#16b5cf"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebPage:
     """One page: its text, where its links lead, the file it offers."""
@@ -80,7 +84,6 @@ _ALL = (
     WebPage(address="cinema.example", title="Cinema", lines=("Tonight at eight: Low Tide",)),
 )
 WEB_PAGES: dict[str, WebPage] = {page.address: page for page in _ALL}
-BOOKMARKS = ("news.example", "recipes.example", "trains.example", "library.example")
 
 
 def read_address(typed: str) -> str:
@@ -96,9 +99,6 @@ def find_pages(words: str) -> tuple[WebPage, ...]:
     texts = [" ".join((page.address, page.title, *page.lines)).lower() for page in _ALL]
     scores = [(sum(word in text for word in wanted), page) for text, page in zip(texts, _ALL, strict=True)]
     return tuple(page for score, page in sorted(scores, key=lambda item: -item[0]) if score)
-
-
-_CYAN = "#16b5cf"
 
 
 def build_chrome(state: PhoneState, column: Column) -> None:

@@ -37,6 +37,9 @@ _KINDS = {
 }
 
 
+_BROWN = "#8a6a4a"
+
+
 def list_folder(state: PhoneState, folder: str = "") -> tuple[str, ...]:
     """Paths of what lies directly in a folder ("" is the root): the seed's first, then what was added."""
     created = tuple(path for path in state.apps.created_files if parent_of(path) == folder)
@@ -95,9 +98,6 @@ def _seeded(seed: int, folder: str) -> tuple[str, ...]:
         return tuple(f"{name}/" for name in counts)
     name = folder.rstrip("/")
     return tuple(f"{folder}{_KINDS[name].format(i + 1)}" for i in range(counts.get(name, 0)))
-
-
-_BROWN = "#8a6a4a"
 
 
 def build_files(state: PhoneState, column: Column) -> None:

@@ -11,6 +11,9 @@ _CELL_Y, _CELL_WIDTH, _CELL_HEIGHT = 46, 96, 60
 _INSET_X, _INSET_Y = (_CELL_WIDTH - ICON_SIZE) // 2, 5
 
 
+_MARK = "folder:"
+
+
 def page_of(pages: Pages, app: str) -> int | None:
     """The page with the app's icon."""
     return next((i for i, page in enumerate(pages) if app in [place.app for place in page]), None)
@@ -50,9 +53,6 @@ def in_cell(app: str, cell: int) -> IconPlace:
     """The icon in the middle of a cell; cells are numbered in reading order."""
     row, column = divmod(cell, 2)
     return IconPlace(app=app, x=column * _CELL_WIDTH + _INSET_X, y=_CELL_Y + row * _CELL_HEIGHT + _INSET_Y)
-
-
-_MARK = "folder:"
 
 
 def folder_name(icon: str) -> str | None:

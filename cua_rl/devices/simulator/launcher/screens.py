@@ -34,6 +34,16 @@ _TOUCH_MARGIN = 6
 _ICON_WIDTH, _ICON_HEIGHT = ICON_SIZE + 2 * _TOUCH_MARGIN, ICON_SIZE + 2 * _TOUCH_MARGIN + 5
 
 
+_CHOICE_TEXTS = {
+    "Move": "Move to other page",
+    "Remove": "Remove from home",
+    "Group": "Group with an app",
+    "Add": "Add to home screen",
+}
+FOLDER_SCREENS = ("group", "folder_of", "folder", "rename")
+"""Names of these screens, without what they are about."""
+
+
 def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
     """The menu that opens when an icon, or the wallpaper between the icons, is held; None elsewhere."""
     name = state.screen
@@ -143,14 +153,6 @@ def _choices(state: PhoneState, app: str, subscreen: str) -> list[_Choice]:
     return [("Open", Launch(app=app), glyph_of(app), find_app(app).paper), *can_go]
 
 
-_CHOICE_TEXTS = {
-    "Move": "Move to other page",
-    "Remove": "Remove from home",
-    "Group": "Group with an app",
-    "Add": "Add to home screen",
-}
-
-
 def _menu(column: Column, heading: str, choices: list[_Choice]) -> None:
     height = 34 + 36 * len(choices)
     top = 110
@@ -209,10 +211,6 @@ def build_preview(state: PhoneState, column: Column) -> None:
         ),
         place("set", "Set", "button", (60, 240, 72, 26), effect=Do(command="set_wallpaper"), text="Set"),
     )
-
-
-FOLDER_SCREENS = ("group", "folder_of", "folder", "rename")
-"""Names of these screens, without what they are about."""
 
 
 def build_folder_screen(state: PhoneState, column: Column) -> None:
