@@ -58,6 +58,12 @@ class DescribedTask(Template):
         validate = None if goal is None else partial(check_goal, goal)
         return self.build_task(seed, self.instruction, validate=validate, prepare=prepare, start=self.start)
 
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """Its id and, where nothing else tells tasks apart, its instruction."""
+        names = Template.fixed_names(self, is_seeded=is_seeded)
+        has_more = is_seeded or self.goal is None or self.url is not None
+        return names if has_more else names | {self.instruction.lower()}
+
 
 def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_judge: bool = False) -> DescribedTask:
     """Read one description; `what` names it in messages, such as "custom task 2"."""

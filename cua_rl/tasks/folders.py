@@ -150,6 +150,15 @@ class FolderTask(Template):
     def set_name(self) -> str:
         return self.folder.parent.name
 
+    @property
+    def categories(self) -> frozenset[str]:
+        """Its category, and the name of its set."""
+        return frozenset({self.category, self.set_name})
+
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """Where it is."""
+        return frozenset({str(self.folder)})
+
     def make_task(self, seed: int) -> Task:
         """The task; the seed tells instances apart, but the device is the same."""
         return self.build_task(

@@ -49,6 +49,10 @@ class GymTask(Template):
             return self.number == int(name) or name in self.aliases
         return any(alias.startswith(name) for alias in self.aliases)
 
+    def has_tags(self, tags: Sequence[str]) -> bool:
+        """Whether it has one of the tags, in whatever case."""
+        return not tags or any(tag.lower() in self.tags for tag in tags)
+
     def make_task(self, seed: int) -> Task:
         """The task; the seed changes nothing on the server."""
         return self.build_task(seed, self.instruction, validate=_evaluate, gym=self.ref)

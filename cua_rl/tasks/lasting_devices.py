@@ -44,9 +44,10 @@ class LastingDeviceTask(Template):
         goal = self.template.instance(seed).goal
         return replace(self.template.make_task(seed), prepare=partial(make_undone, goal))
 
-    def instructions(self) -> set[str]:
-        """What agents may be told."""
-        return {self.template.instance(seed).instruction for seed in range(_NUM_INSTANCES)}
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """Its id and every instruction."""
+        instructions = {self.template.instance(seed).instruction.lower() for seed in range(_NUM_INSTANCES)}
+        return frozenset() if is_seeded else frozenset({self.task_id, *instructions})
 
     def is_readable(self, device: DeviceAbilities) -> bool:
         """Whether such a device can answer what the goal asks."""

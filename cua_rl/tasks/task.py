@@ -1,7 +1,8 @@
 """Tasks, and the templates that make them: one task for every seed."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +60,31 @@ class Template(ABC):
     def make_task(self, seed: int) -> Task:
         """The task of this seed."""
 
+    @property
+    def categories(self) -> frozenset[str]:
+        """Everything that a source's `category` may name."""
+        return frozenset({self.category})
+
+    @property
+    def short_name(self) -> str:
+        """The id without its set: "02_enable_wifi" of "train_02_enable_wifi" or "demo/02_enable_wifi"."""
+        _, number, rest = self._name_parts()
+        return f"{number}_{rest}" if number else rest
+
+    def is_called(self, name: str) -> bool:
+        """Whether a name fits: "2", "enable_wifi" and "02_enable_wifi" all fit "train_02_enable_wifi"."""
+        _, number, rest = self._name_parts()
+        is_number = name.isdigit() and number.isdigit() and int(name) == int(number)
+        return is_number or name in (self.task_id, self.short_name, rest)
+
+    def has_tags(self, tags: Sequence[str]) -> bool:
+        """Whether the tags of a source select it: it must have them all."""
+        return set(tags) <= set(self.tags)
+
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """What tells it from other tasks where the seed does not, in lower case; none where devices are seeded."""
+        return frozenset() if is_seeded else frozenset({self.task_id})
+
     def build_task(
         self,
         seed: int,
@@ -85,3 +111,8 @@ class Template(ABC):
             start=start,
             gym=gym,
         )
+
+    def _name_parts(self) -> tuple[str, str, str]:
+        """(set, number, rest) of the id; set and number may be empty."""
+        found = re.fullmatch(r"(?:(train|eval)_|(?:.*/))?(?:(\d+)_)?(.+)", self.task_id)
+        return (found[1] or "", found[2] or "", found[3]) if found else ("", "", self.task_id)
