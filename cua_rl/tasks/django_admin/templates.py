@@ -83,12 +83,17 @@ class AdminTemplate(Template):
     draw: Callable[[Names, Random], AdminInstance]
 
     @property
+    def name(self) -> str:
+        """The id without the site, such as "add_group"."""
+        return self.task_id.removeprefix(_PREFIX)
+
+    @property
     def has_expert(self) -> bool:
         return "expert" in self.tags
 
     def instance(self, seed: int) -> AdminInstance:
         """What the instance of this seed asks for."""
-        return self.draw(draw_names(seed), Random(f"{self.task_id.removeprefix(_PREFIX)}-{seed}"))
+        return self.draw(draw_names(seed), Random(f"{self.name}-{seed}"))
 
     def make_task(self, seed: int) -> Task:
         """The instance of this seed."""
