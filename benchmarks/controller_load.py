@@ -27,10 +27,11 @@ from benchmarks.async_against_sync import SlowPolicy, lognormal
 from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LossConfig, ServerConfig
+from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
-from cua_rl.devices.pool import DevicePool
+from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, TrainingStarted
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.run_loop import freeze_loaded_objects
@@ -45,9 +46,8 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import AdapterRef, Datum, Observation, Reward, SamplingParams
+from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
 from tests.fakes import FakeDevice, FakeTrainer
 from tests.rl.test_sync_loop import Log, settings
 from tests.sampling.fake_vllm import FakeVllm
@@ -75,11 +75,11 @@ class RemotePhone(FakeDevice):
 
     random = Random(2)
 
-    def __init__(self, screens: Sequence[Observation]) -> None:
+    def __init__(self, screens: Sequence[EncodedImage]) -> None:
         super().__init__()
         self._screens = screens
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         await asyncio.sleep(lognormal(self.random, DEVICE_S, 0.5))
         return self.random.choice(self._screens)
 
@@ -171,7 +171,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                 )
             )
 
-            async def make_phone(task: Task) -> RemotePhone:
+            async def make_phone(_: DeviceRequest) -> RemotePhone:
                 return RemotePhone(screens)
 
             runner = RolloutRunner(

@@ -19,18 +19,19 @@ from pathlib import Path
 
 import psycopg
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.events import GroupEnded, RolloutStarted, Source, SourceStarted, TrainingStarted, TurnTaken
 from cua_rl.tasks.task import Task
 from cua_rl.types import (
+    AgentTurn,
     Chunk,
     EncodedTextChunk,
     ImageChunk,
     ModelInput,
     ModelTurn,
-    Observation,
     Reward,
     Rollout,
     RolloutGroup,
@@ -47,14 +48,14 @@ SOURCE = Source(phase="step", step=1)
 
 def make_rollout(rng: random.Random, number: int, num_turns: int) -> Rollout:
     """A rollout whose prompts hold every screenshot so far."""
-    seen = [Observation(png=rng.randbytes(PNG_BYTES), width_px=192, height_px=320)]
+    seen = [EncodedImage(data=rng.randbytes(PNG_BYTES), format="png", width_px=192, height_px=320)]
     turns: list[Turn] = []
     chunks: list[Chunk] = []
     for index in range(num_turns):
         text = tuple(rng.randrange(100, 150_000) for _ in range(TEXT_TOKENS if not index else SAMPLED_TOKENS + 8))
-        image = ImageChunk(data=seen[-1].png, format="png", expected_tokens=IMAGE_TOKENS)
+        image = ImageChunk(image=seen[-1], expected_tokens=IMAGE_TOKENS)
         chunks += [EncodedTextChunk(tokens=text), image]
-        after = Observation(png=rng.randbytes(PNG_BYTES), width_px=192, height_px=320)
+        after = EncodedImage(data=rng.randbytes(PNG_BYTES), format="png", width_px=192, height_px=320)
         model = ModelTurn(
             response_id=f"resp-{number}-{index}",
             prompt=ModelInput(chunks=tuple(chunks)),
@@ -73,11 +74,9 @@ def make_rollout(rng: random.Random, number: int, num_turns: int) -> Rollout:
             Turn(
                 index=index,
                 model=model,
-                before=seen[-1],
-                action=None,
-                action_error=None,
-                after=after,
-                durations_s={"respond": 1.0},
+                agent=AgentTurn(
+                    response_id=model.response_id, before=seen[-1], after=after, durations_s={"respond": 1.0}
+                ),
             )
         )
         seen.append(after)
@@ -149,7 +148,7 @@ async def main(options: argparse.Namespace) -> None:
         folder = Path(name)
         async with EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres:
             await migrate(postgres.url)
-            bare = [turn.before.png for rollout in rollouts for turn in rollout.turns]
+            bare = [turn.agent.before.data for rollout in rollouts for turn in rollout.turns]
             bare_s = await asyncio.to_thread(insert_bare, postgres.url, bare)
             async with DatabaseRecorder(postgres.url, image_token_id=IMAGE_TOKEN_ID) as recorder:
                 await recorder.record(

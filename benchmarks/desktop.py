@@ -35,7 +35,7 @@ async def measure(num_desktops: int, num_steps: int) -> dict[str, object]:
     assert task.prepare is not None
     async with LinuxDesktops(width_px=SIZE_PX[0], height_px=SIZE_PX[1]) as backend:
         began = time.perf_counter()
-        made = await asyncio.gather(*(backend.make(task) for _ in range(num_desktops)))
+        made = await asyncio.gather(*(backend.make(task.device_request()) for _ in range(num_desktops)))
         desktops = [desktop for desktop in made if isinstance(desktop, LinuxDesktop)]
         start_s = time.perf_counter() - began
         try:
@@ -49,7 +49,7 @@ async def measure(num_desktops: int, num_steps: int) -> dict[str, object]:
             memory_mib = sum(process_tree_mib(desktop.device_id) for desktop in desktops) / num_desktops
             png_ms = await asyncio.to_thread(encoding_ms, desktops[0])
             began = time.perf_counter()
-            await asyncio.gather(*(backend.reset(desktop, task) for desktop in desktops))
+            await asyncio.gather(*(backend.reset(desktop, task.device_request()) for desktop in desktops))
             reset_s = time.perf_counter() - began
         finally:
             await asyncio.gather(*(desktop.close() for desktop in desktops))

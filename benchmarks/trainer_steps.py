@@ -6,7 +6,6 @@ Every step has rollouts of its own, as in a run: the screenshots of a step were 
 with encoded screenshots and sampled token ids and ends with the optimizer step.
 """
 
-import io
 import json
 import resource
 import sys
@@ -14,8 +13,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from PIL import Image
 
 from benchmarks.given_rollouts import (
     IMAGE_PAD,
@@ -27,16 +24,18 @@ from benchmarks.given_rollouts import (
     make_rollouts,
 )
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
+from cua_rl.conversation import EncodedImage
+from cua_rl.renderers.images import image_size
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import wire
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import (
+    AgentTurn,
     Datum,
     EncodedTextChunk,
     ImageChunk,
     ModelInput,
     ModelTurn,
-    Observation,
     Reward,
     Rollout,
     StopReason,
@@ -50,10 +49,12 @@ def as_rollout(given: GivenRollout, name: str) -> Rollout:
     turns: list[Turn] = []
     for index, turn in enumerate(given.turns):
         first, last = turn.prompt_ids.index(IMAGE_PAD), len(turn.prompt_ids) - 1
-        image = ImageChunk(data=turn.screenshot, format="png", expected_tokens=last - first)
+        width_px, height_px = image_size(turn.screenshot)
+        shown = EncodedImage(data=turn.screenshot, format="png", width_px=width_px, height_px=height_px)
+        image = ImageChunk(image=shown, expected_tokens=last - first)
         before = EncodedTextChunk(tokens=tuple(turn.prompt_ids[:first]))
         chunks += [before, image, EncodedTextChunk(tokens=tuple(turn.prompt_ids[last:]))]
-        turns.append(_as_turn(index, ModelInput(chunks=tuple(chunks)), turn.sampled_ids, turn.screenshot))
+        turns.append(_as_turn(index, ModelInput(chunks=tuple(chunks)), turn.sampled_ids, shown))
         chunks.append(EncodedTextChunk(tokens=tuple(turn.sampled_ids)))
     return Rollout(
         rollout_id=name,
@@ -73,8 +74,7 @@ def as_rollout(given: GivenRollout, name: str) -> Rollout:
     )
 
 
-def _as_turn(index: int, prompt: ModelInput, sampled_ids: list[int], screenshot: bytes) -> Turn:
-    width_px, height_px = Image.open(io.BytesIO(screenshot)).size
+def _as_turn(index: int, prompt: ModelInput, sampled_ids: list[int], seen: EncodedImage) -> Turn:
     model = ModelTurn(
         response_id=str(index),
         prompt=prompt,
@@ -89,8 +89,7 @@ def _as_turn(index: int, prompt: ModelInput, sampled_ids: list[int], screenshot:
         started_at=0.0,
         duration_s=0.0,
     )
-    seen = Observation(png=screenshot, width_px=width_px, height_px=height_px)
-    return Turn(index=index, model=model, before=seen, action=None, action_error=None, after=None, durations_s={})
+    return Turn(index=index, model=model, agent=AgentTurn(response_id=model.response_id, before=seen))
 
 
 def make_datums(work: Workload) -> tuple[Datum, ...]:

@@ -2,6 +2,7 @@
 database.
 """
 
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -19,18 +20,28 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImagePart:
-    """An encoded image in a message or tool result; `sha256` (hex) of the bytes is its identity."""
+class EncodedImage:
+    """A screenshot as encoded bytes: one object from the device through prompt and training to the database.
+
+    `sha256` (hex) of the bytes is its identity. The size is that of the image as it is shown, with its EXIF
+    orientation applied.
+    """
 
     data: bytes
     format: ImageFormat
+    width_px: int
+    height_px: int
     sha256: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
 
+    def data_url(self) -> str:
+        """The image as a `data:` URL, encoded anew with every call."""
+        return f"data:image/{self.format};base64,{b64encode(self.data).decode()}"
 
-Part = TextPart | ImagePart
+
+Part = TextPart | EncodedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,15 @@ logger = logging.getLogger(__name__)
 
 GUARD = (sys.executable, "-P", process_guard.__file__)
 """-P: a script's folder comes first on its path, and ours has a `types.py`, which Python's own modules would import."""
+
+
+def free_port(wanted: int = 0, host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on: `wanted`, or any if it is 0; raises `OSError` if the wanted one is taken."""
+    with socket.socket() as probe:
+        # a port whose last connections are still closing counts as free: servers bind it in the same way
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, wanted))
+        return int(probe.getsockname()[1])
 
 
 class OwnedProcess:

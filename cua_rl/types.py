@@ -1,14 +1,21 @@
-"""The nouns of the system. A rollout has turns; training has steps. Standard library only; read first."""
+"""The nouns of the system: a rollout has turns, training has steps. Read this first."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from cua_rl.actions import Action
-from cua_rl.conversation import ImageFormat, ParseFailure
+from cua_rl.conversation import EncodedImage, ParseFailure
+from cua_rl.judgement import Judgement
+
+Json = Mapping[str, object]
+"""A JSON object from outside, whose values are unknown."""
+JsonDict = dict[str, Any]
+"""A JSON object that is being built, or a column of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +29,12 @@ class EncodedTextChunk:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageChunk:
-    """One encoded image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
+    """An image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
 
-    data: bytes
-    format: ImageFormat
+    image: EncodedImage
     expected_tokens: int
-    sha256: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha256", sha256(self.data).hexdigest())
 
     @property
     def length(self) -> int:
@@ -54,18 +56,19 @@ class ModelInput:
         return sum(chunk.length for chunk in self.chunks)
 
     @property
-    def images(self) -> tuple[ImageChunk, ...]:
+    def image_chunks(self) -> tuple[ImageChunk, ...]:
         return tuple(chunk for chunk in self.chunks if isinstance(chunk, ImageChunk))
+
+    @property
+    def images(self) -> tuple[EncodedImage, ...]:
+        return tuple(chunk.image for chunk in self.image_chunks)
 
     def token_ids(self, image_token_id: int) -> list[int]:
         """The flat ids, every image token as `image_token_id`."""
-        return [token for chunk in self.chunks for token in _chunk_ids(chunk, image_token_id)]
-
-
-def _chunk_ids(chunk: Chunk, image_token_id: int) -> Iterator[int]:
-    if isinstance(chunk, ImageChunk):
-        return iter([image_token_id] * chunk.expected_tokens)
-    return iter(chunk.tokens)
+        ids: list[int] = []
+        for chunk in self.chunks:
+            ids += [image_token_id] * chunk.length if isinstance(chunk, ImageChunk) else chunk.tokens
+        return ids
 
 
 class StopReason(StrEnum):
@@ -76,11 +79,11 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The agent used up its turns."""
     MAX_TIME = "max_time"
-    """The agent used up its time: the waiting it asked for, or what it did between its requests."""
+    """The agent used up its time: the waits that it asked for, and its work between requests."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The next prompt would not fit into the model's context."""
     TIME_LIMIT = "time_limit"
-    """Model server, device, set-up or validation took longer than they may (an infrastructure fault)."""
+    """Model server, device, set-up or validation exceeded its time limit (an infrastructure fault)."""
     DEVICE_ERROR = "device_error"
     """The device failed (an infrastructure fault)."""
     SAMPLING_ERROR = "sampling_error"
@@ -108,22 +111,29 @@ class AdapterRef:
 
     @property
     def name(self) -> str:
-        """The unique name under which the model server knows this adapter."""
+        """The adapter's unique name on the model server."""
         return f"policy-{self.policy_version:06d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn; top-p and top-k stay off, because the trainer could not reproduce them."""
+    """How tokens are sampled. Top-p and top-k stay off, because the trainer could not reproduce them."""
 
     max_tokens: int
     temperature: float
     seed: int | None = None
 
+    def seeded(self, *place: object) -> "SamplingParams":
+        """The same parameters with a seed of their own for a place in the run; without a seed, unchanged."""
+        if self.seed is None:
+            return self
+        digest = sha256("/".join(map(str, (self.seed, *place))).encode()).digest()
+        return replace(self, seed=int.from_bytes(digest[:4], "big"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTurn:
-    """One request to the model, as the gateway recorded it: what training needs, whatever the agent saw of it."""
+    """The model's side of a turn as the gateway recorded it: everything that training needs."""
 
     response_id: str
     prompt: ModelInput
@@ -152,41 +162,41 @@ class ModelTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """A screenshot: encoded PNG and its size in pixels."""
+class AgentTurn:
+    """The agent's side of a turn: what it saw, what it did on the device, what the device showed afterwards."""
 
-    png: bytes
-    width_px: int
-    height_px: int
-    sha256: str = field(init=False)
+    response_id: str
+    """The model's answer that it acted on."""
+    before: EncodedImage
+    action: Action | None = None
+    """None if the answer could not be parsed or ended the rollout."""
+    action_error: str | None = None
+    """What the model was told if its answer could not be parsed or its action could not be executed."""
+    after: EncodedImage | None = None
+    """None if nothing was executed."""
+    durations_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Seconds per stage: respond, ground, execute, observe."""
+    more_actions: tuple[Action, ...] = ()
+    """Further actions on the same answer; only agents outside this process take them."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sha256", sha256(self.png).hexdigest())
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return self.more_actions if self.action is None else (self.action, *self.more_actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of a rollout: what the model saw and said, what was done on the device, what it showed after."""
+    """One turn of a rollout: the model's side as the gateway recorded it, and the agent's side."""
 
     index: int
     """0-based."""
     model: ModelTurn
-    before: Observation
-    action: Action | None
-    """None if the answer could not be parsed or ended the rollout."""
-    action_error: str | None
-    """What the agent was told if the answer could not be parsed or the action could not be done."""
-    after: Observation | None
-    """None if nothing was done."""
-    durations_s: Mapping[str, float]
-    """Seconds per stage: respond, execute, observe."""
-    more_actions: tuple[Action, ...] = ()
-    """What was done after `action` on the same answer; only agents outside this process do that."""
+    agent: AgentTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """What a task's validator read from the device, compared with what it wanted."""
+    """What a task's validator read from the device, compared with what it expected."""
 
     query: str
     expected: str
@@ -194,78 +204,12 @@ class Validation:
     success: bool
     duration_s: float = 0.0
     score: float | None = None
-    """How much of the goal was reached, from 0 to 1, where the validator says so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeVote:
-    """One answer of a judge; without a verdict if the endpoint failed or the answer was malformed."""
-
-    success: bool | None
-    reason: str = ""
-    score: float | None = None
-    error: str | None = None
-    """Why there is no verdict."""
-    is_malformed: bool = False
-    """The endpoint answered, but not with a verdict."""
-    text: str = ""
-    """The answer as it came."""
-    duration_s: float = 0.0
-    num_prompt_tokens: int = 0
-    num_answer_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What a judge (a vision-language model) says of a rollout: a verdict by majority, or none.
-
-    A majority is more than half of all votes that were asked for, so votes without a verdict count against it.
-    """
-
-    model: str
-    prompt: str
-    prompt_sha256: str
-    screenshots: str
-    """Which screenshots it saw: "final" or "all"."""
-    votes: tuple[JudgeVote, ...]
-    decides: bool
-    """True where the verdict is the rollout's validation; False beside a validator, which decides."""
-    duration_s: float
-    cost_usd: float | None = None
-    """None if no prices are set."""
-
-    @property
-    def success(self) -> bool | None:
-        """What more than half of the votes say; None if no such majority exists."""
-        for verdict in (True, False):
-            if 2 * sum(vote.success is verdict for vote in self.votes) > len(self.votes):
-                return verdict
-        return None
-
-    @property
-    def agreement(self) -> float:
-        """Share of the votes that say what the verdict says; 0 without a verdict."""
-        verdict = self.success
-        return sum(vote.success is verdict for vote in self.votes) / len(self.votes) if verdict is not None else 0.0
-
-    @property
-    def score(self) -> float | None:
-        """Mean score of the votes for the verdict, if each of them gives one."""
-        scores = [vote.score for vote in self.votes if self.success is not None and vote.success is self.success]
-        given = [score for score in scores if score is not None]
-        return sum(given) / len(given) if given and len(given) == len(scores) else None
-
-    @property
-    def reason(self) -> str:
-        """The first reason for the verdict, or why there is none."""
-        if self.success is None:
-            return next((vote.error for vote in self.votes if vote.error), "the votes are divided")
-        return next(vote.reason for vote in self.votes if vote.success is self.success)
+    """How much of the goal was reached, from 0 to 1, if the validator reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """The scalar that is trained on, and the parts it was made of."""
+    """The scalar that is trained on, and the parts that it consists of."""
 
     total: float
     parts: Mapping[str, float]
@@ -273,7 +217,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One attempt at a task. `reward` is None exactly if an infrastructure fault ended it."""
+    """One attempt at a task. `reward` is None if and only if an infrastructure fault ended it."""
 
     rollout_id: str
     task_id: str
@@ -290,7 +234,7 @@ class Rollout:
     started_at: float
     duration_s: float
     judgement: Judgement | None = None
-    """What a judge said, if one was asked; a fault too keeps the votes that it cost."""
+    """The judge's verdict, if one was asked for; a faulty rollout keeps the votes that it cost."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != self.stop_reason.is_fault:
@@ -305,7 +249,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """Rollouts of one task instance (same task, same seed); faulty members are kept apart from the trained ones."""
+    """Rollouts of one task instance (same task, same seed); faulty members are kept apart."""
 
     group_id: str
     index: int
@@ -315,9 +259,9 @@ class RolloutGroup:
     """Members with a reward."""
     faulty: tuple[Rollout, ...] = ()
     replayed: tuple[Rollout, ...] = ()
-    """Successes of earlier steps that join the comparison; they are trained on, but not counted as this group's."""
+    """Successes of earlier steps that join the comparison: trained on, but not counted in the group's success."""
     is_incomplete: bool = False
-    """Too few members survived faults for a fair comparison: nothing of it is trained on."""
+    """Too few members have a reward for a fair comparison: the group is not trained on."""
     category: str = ""
     """The task's."""
 
@@ -336,7 +280,7 @@ class RolloutGroup:
 
     @property
     def is_constant(self) -> bool:
-        """True if all compared rewards are equal, or too few are left to compare: the group teaches nothing."""
+        """True if all compared rewards are equal, or too few are left to compare: there is no learning signal."""
         return self.is_incomplete or len(set(self.compared_rewards)) <= 1
 
 
@@ -348,7 +292,7 @@ def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
 class Datum:
     """One training sequence. `model_input` is the whole sequence; the per-token fields align with it, token for token.
 
-    Position t of `loss_mask`, `advantages` and `sampling_logprobs` speaks of token t itself (the trainer predicts it
+    Position t of `loss_mask`, `advantages` and `sampling_logprobs` belongs to token t itself (the trainer predicts it
     from the tokens before t). Off-mask values are 0.0. `policy_versions` has one entry per merged turn.
     """
 
@@ -360,7 +304,7 @@ class Datum:
     policy_versions: tuple[int, ...]
     turn_indices: tuple[int, ...] = ()
     group_id: str = ""
-    """Where its advantage comes from: a replayed rollout may be compared in several groups of a step."""
+    """The group of its advantage: a replayed rollout may be compared in several groups of a step."""
 
     def __post_init__(self) -> None:
         length = self.model_input.length
@@ -380,5 +324,5 @@ class Datum:
 
     @property
     def member(self) -> tuple[str, str]:
-        """Which member of which group: all datums of one share an advantage and a weight."""
+        """The member of the group: all its datums share an advantage and a weight."""
         return self.group_id, self.rollout_id

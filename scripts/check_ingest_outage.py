@@ -27,9 +27,9 @@ from cua_rl.database.session import make_writer_engine
 from cua_rl.events import Source, TrainingEnded
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
-from cua_rl.processes import OwnedProcess
+from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.renderers.renderer import make_renderer
-from scripts.monitor_process import free_port, monitor_process, scratch_postgres
+from scripts.monitor_process import monitor_process, scratch_postgres
 from scripts.random_taps import RandomTaps
 from scripts.seed_monitor import MODEL, begin, run_source, train
 
@@ -101,7 +101,7 @@ async def _check(given: argparse.Namespace) -> int:
         engine = make_writer_engine(url)
         _, token = create_project(engine, "outage")
         engine.dispose()
-        port = free_port(host)
+        port = free_port(host=host)
         first = await stack.enter_async_context(AsyncExitStack())
         monitor = await first.enter_async_context(monitor_process(url, folder, host=host, port=port))
         started = time.monotonic()

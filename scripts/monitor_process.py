@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
@@ -15,7 +14,7 @@ import psutil
 
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.processes import OwnedProcess
+from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.recipes import serve_monitor
 
 WRITE_TOKEN = "a-write-token-of-a-check"
@@ -38,19 +37,12 @@ class MonitorProcess:
         raise SystemExit("expected a running monitor, found none")
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
 @asynccontextmanager
 async def monitor_process(
     url: str, folder: Path, *, host: str = "127.0.0.1", port: int | None = None
 ) -> AsyncGenerator[MonitorProcess]:
     """Serve a database until left; `folder` takes the server's log."""
-    port = free_port(host) if port is None else port
+    port = free_port(host=host) if port is None else port
     tokens = {"MONITOR_WRITE_TOKEN": WRITE_TOKEN} | ({} if host == "127.0.0.1" else {"MONITOR_READ_TOKEN": READ_TOKEN})
     process = OwnedProcess(
         [sys.executable, "-m", serve_monitor.__name__, f"host={host}", f"port={port}"],

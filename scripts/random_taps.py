@@ -4,17 +4,20 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 from uuid import uuid4
 
 from openai.types.responses import Response
 
+from cua_rl.agent.offered_device import OfferedDevice
+from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
-from cua_rl.sampling.recorded_request import without_images
 from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ class RandomTaps:
         self._random = random.Random(seed)
         self._turns: dict[str, list[ModelTurn]] = {}
         self._answers: dict[str, list[EarlierAnswer]] = {}
+        self._images: dict[str, ImageUrls] = {}
         self.policy_version = 0
         self.turn_s = 0.0
         self.done_share = 0.0
@@ -40,21 +44,30 @@ class RandomTaps:
     def open_rollout(
         self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
     ) -> None:
-        self._turns[rollout_id], self._answers[rollout_id] = [], []
+        self._turns[rollout_id], self._answers[rollout_id], self._images[rollout_id] = [], [], ImageUrls()
 
     def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]:
-        del self._answers[rollout_id]
+        del self._answers[rollout_id], self._images[rollout_id]
         return tuple(self._turns.pop(rollout_id))
 
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         return tuple(self._turns[rollout_id])
+
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        return self._images[rollout_id]
+
+    def expose(
+        self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
+    ) -> AbstractContextManager[str]:
+        raise NotImplementedError("only the built-in agent can act here")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         return cast("AsyncOpenAI", _Client(self, rollout_id))
 
     def answer(self, rollout_id: str, request: Mapping[str, Any]) -> Response:
         """One answer, and its turn as the gateway would keep it."""
-        conversation = conversation_from_responses(request)
+        images = self._images[rollout_id]
+        conversation = conversation_from_responses(request, images)
         items = replay_answers(conversation.items, self._answers[rollout_id])
         text = self._text()
         parsed = parse_answer(text)
@@ -72,7 +85,7 @@ class RandomTaps:
             text=text,
             failure=parsed.failure,
             prompt_matches_renderer=True,
-            request=without_images(request),
+            request=images.without_images(request),
             started_at=time.time(),
             duration_s=self._random.uniform(0.1, 0.9),
         )

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 
+from cua_rl.conversation import EncodedImage
+from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.renderers.images import image_size
 from cua_rl.types import (
+    AgentTurn,
     Datum,
     EncodedTextChunk,
     ImageChunk,
-    Judgement,
-    JudgeVote,
     ModelInput,
     ModelTurn,
-    Observation,
     Reward,
     Rollout,
     RolloutGroup,
@@ -27,7 +28,19 @@ def text(*tokens: int) -> EncodedTextChunk:
 
 
 def image(data: bytes = b"a", expected_tokens: int = 2) -> ImageChunk:
-    return ImageChunk(data=data, format="png", expected_tokens=expected_tokens)
+    return ImageChunk(image=encoded_image(data), expected_tokens=expected_tokens)
+
+
+def encoded_image(data: bytes, width_px: int = 10, height_px: int = 20) -> EncodedImage:
+    return EncodedImage(data=data, format="png", width_px=width_px, height_px=height_px)
+
+
+def stored_image(data: bytes) -> EncodedImage:
+    """An image whose bytes can be decoded, and say its format and size."""
+    width_px, height_px = image_size(data)
+    return EncodedImage(
+        data=data, format="jpeg" if data.startswith(b"\xff\xd8") else "png", width_px=width_px, height_px=height_px
+    )
 
 
 def prompt(*chunks: EncodedTextChunk | ImageChunk) -> ModelInput:
@@ -58,10 +71,7 @@ def model_turn(
 
 
 def turn(index: int, model: ModelTurn) -> Turn:
-    observation = Observation(png=b"png", width_px=10, height_px=20)
-    return Turn(
-        index=index, model=model, before=observation, action=None, action_error=None, after=None, durations_s={}
-    )
+    return Turn(index=index, model=model, agent=AgentTurn(response_id=model.response_id, before=encoded_image(b"png")))
 
 
 def rollout(

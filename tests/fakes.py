@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from cua_rl.actions import Action
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.agent.agent import AgentOutcome
 from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import CuaError
 from cua_rl.events import Event
 from cua_rl.judge.request import Case
+from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.tasks.task import Task
 from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
-from cua_rl.types import AdapterRef, Datum, Judgement, JudgeVote, ModelTurn, Observation, StopReason, Validation
+from cua_rl.types import AdapterRef, AgentTurn, Datum, ModelTurn, StopReason, Validation
 from tests.builders import judgement, model_turn, prompt, text
 
 
@@ -30,8 +33,8 @@ class FakeDevice:
     is_closed: bool = False
     actions: list[Action] = field(default_factory=list)
 
-    async def observe(self) -> Observation:
-        return Observation(png=b"screen", width_px=100, height_px=200)
+    async def observe(self) -> EncodedImage:
+        return EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
 
     async def execute(self, action: Action) -> None:
         self.actions.append(action)
@@ -93,6 +96,9 @@ class FakeGateway:
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
         return tuple(self.recorded[rollout_id])
 
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        return ImageUrls()
+
     def openai_client(self, rollout_id: str) -> list[ModelTurn]:
         return self.recorded[rollout_id]
 
@@ -104,20 +110,16 @@ class FakeAgent:
         self._outcomes = list(outcomes)
         self.num_runs = 0
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         outcome = self._outcomes[self.num_runs % len(self._outcomes)]
         self.num_runs += 1
         response_id = f"resp-{self.num_runs}"
-        client.append(model_turn(prompt(text(1, 2)), response_id=response_id))
+        access.openai_client(task.rollout_id).append(model_turn(prompt(text(1, 2)), response_id=response_id))
         seen = await device.observe()
         await on_turn(
             AgentTurn(
-                index=0,
                 response_id=response_id,
                 before=seen,
-                action=None,
-                action_error=None,
-                after=None,
                 durations_s={"respond": 0.1},
             )
         )

@@ -1,7 +1,7 @@
-"""A second set of tools: the model says in words what it means, and a coordinate model finds it on the screenshot.
+"""Tools without coordinates: the model describes an element, and a coordinate model finds it on the screenshot.
 
-`mobile_act` operates phones, `computer_act` desktops and browsers. What needs no place on the screen (typing, keys,
-waiting, ending) is read as in the tools with coordinates.
+`mobile_act` operates phones, `computer_act` desktops and browsers. Actions without a target (typing, keys, waiting,
+ending) are the same as in the tools with coordinates.
 """
 
 import json
@@ -11,9 +11,8 @@ from typing import Literal, Protocol, TypeVar, cast
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
 from cua_rl.agent.tools import COMPUTER_USE, MAX_WAIT_S, MOBILE_USE, Finish, parse_action
-from cua_rl.conversation import ParseFailure, Tool, ToolCall
+from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, DeviceKind
-from cua_rl.types import Observation
 
 Direction = Literal["up", "down", "left", "right"]
 Pixel = tuple[int, int]
@@ -95,17 +94,17 @@ Aim = PointAt | DragBetween | ScrollAt
 
 
 class Grounder(Protocol):
-    """Finds described elements on a screenshot; raises `DeviceError` if whoever finds them does not answer."""
+    """Finds described elements on a screenshot; raises `DeviceError` if its model does not answer."""
 
-    async def find(self, seen: Observation, target: str) -> Pixel | None:
+    async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
         """The pixel of an element, None if it is not there."""
         ...
 
-    async def find_drag(self, seen: Observation, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
+    async def find_drag(self, seen: EncodedImage, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
         """Both ends of a drag, None if one of them is not there."""
         ...
 
-    async def find_scroll(self, seen: Observation, target: str, direction: Direction) -> tuple[Pixel, int] | None:
+    async def find_scroll(self, seen: EncodedImage, target: str, direction: Direction) -> tuple[Pixel, int] | None:
         """Where to scroll and how far in pixels (0 if it does not say), None if the element is not there."""
         ...
 
@@ -116,7 +115,7 @@ def element_tool_for(kind: DeviceKind) -> Tool:
 
 
 def parse_element_action(call: ToolCall) -> Aim | Action | Finish | ParseFailure:
-    """Turn a tool call into what it aims at, or at once into an action that needs no place."""
+    """Parse a tool call into its target, or directly into an action if it needs none."""
     known = {MOBILE_ACT.name: (_MOBILE, MOBILE_USE), COMPUTER_ACT.name: (_COMPUTER, COMPUTER_USE)}
     if call.name not in known:
         return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(known)}.")
@@ -187,12 +186,12 @@ def _bad(expected: str, came: object) -> ParseFailure:
     return ParseFailure(kind="tool_arguments", message=f"Got {came!r}. {expected}")
 
 
-async def resolve(aim: Aim, seen: Observation, grounder: Grounder) -> Action:
+async def resolve(aim: Aim, seen: EncodedImage, grounder: Grounder) -> Action:
     """The action in pixels of the screenshot.
 
     Raises:
         ActionRejected: the element is not there; the message is for the model.
-        DeviceError: whoever finds elements did not answer.
+        DeviceError: the grounder's model did not answer.
     """
     match aim:
         case PointAt(target=target, make=make):
@@ -206,8 +205,8 @@ async def resolve(aim: Aim, seen: Observation, grounder: Grounder) -> Action:
             return _scroll(_inside(at, seen), direction, distance_px, seen)
 
 
-def _scroll(at: Pixel, direction: Direction, distance_px: int, seen: Observation) -> Scroll:
-    """By what the coordinate model says, else by half a screen; the sign is what the model asked for."""
+def _scroll(at: Pixel, direction: Direction, distance_px: int, seen: EncodedImage) -> Scroll:
+    """By the coordinate model's distance, else by half a screen, in the direction that the model asked for."""
     vertical = direction in ("up", "down")
     amount = abs(distance_px) or (seen.height_px if vertical else seen.width_px) // 2
     signed = amount if direction in ("down", "right") else -amount
@@ -220,5 +219,5 @@ def _found(place: Place | None, target: str) -> Place:
     return place
 
 
-def _inside(pixel: Pixel, seen: Observation) -> Pixel:
+def _inside(pixel: Pixel, seen: EncodedImage) -> Pixel:
     return min(pixel[0], seen.width_px - 1), min(pixel[1], seen.height_px - 1)

@@ -1,23 +1,21 @@
 """Which part of a rollout's history the model sees.
 
-Training wants each prompt to extend the one before (turns then merge into one sequence, and the server's prefix cache
-hits), so nothing is edited unless it must be, and then many screenshots at once and seldom.
+Training is cheapest if each prompt extends the previous one: turns then merge into one sequence, and the server's
+prefix cache hits. So history is edited only when necessary, and then many screenshots are dropped at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from cua_rl.errors import ConfigError
-
-Json = Mapping[str, object]
-"""One input item of a Responses request."""
+from cua_rl.types import Json
 
 DROPPED_IMAGE = "(old screenshot left out)"
 
 
 HistoryPolicy = Literal["full", "block_drop", "last_n"]
-"""full: keep everything; block_drop: let old screenshots go in blocks; last_n: show the newest screenshots only."""
+"""full: keep everything; block_drop: drop old screenshots in blocks; last_n: show only the newest screenshots."""
 
 
 class History(Protocol):

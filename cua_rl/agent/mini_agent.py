@@ -1,36 +1,36 @@
-"""gbox-mini-agent works on the executions of a gym server; the gateway behind its model address records what it asks.
+"""gbox-mini-agent works on executions of a gym server; the gateway at its model address records what it asks.
 
-Its reports only add what was done: answers, tokens and screenshots come from the gateway, whatever gets lost of them.
+Answers, tokens and screenshots come from the gateway. The agent's own reports only add the actions, so a lost report
+costs no training data.
 """
 
 import asyncio
 import io
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from cua_rl.actions import Wait
-from cua_rl.agent.external import OpenGateway
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
-from cua_rl.agent.mini_agent_actions import FINISH_NAMES, parse_mini_agent_action
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
 from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
-from cua_rl.agent.mini_agent_journal import Journal, ReportedAction
+from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, parse_mini_agent_action
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.errors import AgentError
-from cua_rl.renderers.images import image_size
-from cua_rl.types import ImageChunk, ModelTurn, Observation, StopReason
+from cua_rl.types import AgentTurn, ModelTurn
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_BASE_URL = "http://localhost:3000"
 
 _PATIENCE_TURNS = 2
-"""A turn whose report is missing is handed on once so many more have been answered."""
+"""A turn whose report is missing is handed on after this many more answers."""
 _LIMIT_REASONS = ("max_step", "maxstep", "max steps", "step limit", "max_turn", "max turns")
 _TIME_REASONS = ("timeout", "timed out", "time limit", "maxruntime", "maxsteptime")
 
@@ -50,32 +50,24 @@ class MiniAgentSettings:
     request_timeout_s: float = 30.0
     retry_s: float = 0.5
     slack_s: float = 60.0
-    """How much longer than its own limits the server is given before its run counts as hung."""
+    """How far the server may exceed its own limits before its run counts as hung."""
 
 
 class MiniAgent:
-    """Lets gbox-mini-agent work on each rollout, over an address of the gateway."""
+    """Starts a run on a gbox-mini-agent server for each rollout."""
 
-    def __init__(self, settings: MiniAgentSettings, gateway: OpenGateway) -> None:
+    def __init__(self, settings: MiniAgentSettings) -> None:
         self._settings = settings
-        self._gateway = gateway
 
     async def run(
-        self,
-        instruction: str,
-        device: Device,
-        rollout_id: str,
-        *,
-        max_turns: int,
-        on_turn: OnTurn,
-        clock: RolloutClock,
+        self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
     ) -> AgentOutcome:
         """Start a run and follow it to its end.
 
-        Closing the rollout's address is how a run is ended from here: the server has no call for it.
+        The server has no call that ends a run: it fails by itself once the rollout's address is closed.
 
         Raises:
-            AgentError: no run could be started or followed, or it failed without fault of the policy.
+            AgentError: no run could be started or followed, or it failed through no fault of the policy.
             SamplingError: the model did not answer.
             TimeoutError: the run hangs.
         """
@@ -85,36 +77,33 @@ class MiniAgent:
                 "tasks of a gym server, or another agent"
             )
         settings = self._settings
+        clock.charge_between_calls()
         turns = _Turns(on_turn, clock)
-        watch = RolloutWatch(max_turns=max_turns, on_answer=turns.answered, clock=clock)
+        watch = RolloutWatch(max_turns=task.max_turns, on_answer=turns.answered, clock=clock)
         client = MiniAgentClient(settings.base_url, timeout_s=settings.request_timeout_s, retry_s=settings.retry_s)
-        with self._gateway.watched(rollout_id, watch):
+        with access.expose(task.rollout_id, watch) as address:
             async with client:
-                run_id = await client.start(self._body(instruction, device, rollout_id, max_turns))
-                logger.info("rollout_id=%s mini_agent_run=%s", rollout_id, run_id)
+                run_id = await client.start(self._body(task, device, address))
+                logger.info("rollout_id=%s mini_agent_run=%s", task.rollout_id, run_id)
                 status = await self._follow(client, run_id, watch, turns)
         await turns.hand_on(is_over=True)
         if watch.fault is not None:
             raise watch.fault
-        return _outcome(status, watch, turns, max_turns)
+        return _outcome(status, watch, turns)
 
-    def _body(self, instruction: str, device: GymDevice, rollout_id: str, max_turns: int) -> dict[str, object]:
-        settings, task = self._settings, device.task
+    def _body(self, task: AgentTask, device: GymDevice, address: str) -> dict[str, object]:
+        settings = self._settings
         return {
-            "task": instruction,
+            "task": task.instruction,
             "agent": settings.agent,
-            "maxSteps": max_turns,
+            "maxSteps": task.max_turns,
             "maxRunTimeSec": round(settings.max_run_time_s),
             "maxStepTimeSec": round(settings.max_step_time_s),
-            "model": {
-                "baseUrl": f"{self._gateway.address(rollout_id)}/v1",
-                "name": "policy",
-                "provider": "openai",
-            },
+            "model": {"baseUrl": f"{address}/v1", "name": "policy", "provider": "openai"},
             "env": {
                 "type": "genv",
-                "gymBaseUrl": task.base_url,
-                "gymId": task.gym_id,
+                "gymBaseUrl": device.task.base_url,
+                "gymId": device.task.gym_id,
                 "executionId": device.execution.execution_id,
             },
             "standardActionSpace": settings.action_space,
@@ -123,7 +112,7 @@ class MiniAgent:
     async def _follow(
         self, client: MiniAgentClient, run_id: str, watch: RolloutWatch, turns: "_Turns"
     ) -> RunStatus | None:
-        """Poll until the run or the rollout is over; None if the run goes on without us."""
+        """Poll until the run or the rollout is over; None if the run continues without the rollout."""
         settings, started = self._settings, time.monotonic()
         last_sign, seen_turns = started, 0
         while True:
@@ -140,20 +129,16 @@ class MiniAgent:
             if is_new or watch.num_turns > seen_turns:
                 last_sign, seen_turns = now, watch.num_turns
             if now - started > settings.max_run_time_s + settings.slack_s:
-                raise TimeoutError(f"gbox-mini-agent run {run_id} goes on after {now - started:.0f} s")
+                raise TimeoutError(f"gbox-mini-agent run {run_id} is still running after {now - started:.0f} s")
             if now - last_sign > settings.max_step_time_s + settings.slack_s:
-                raise TimeoutError(f"gbox-mini-agent run {run_id} gave no sign for {now - last_sign:.0f} s")
-            await _wait(watch.over, settings.poll_s)
-
-
-async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    waiting = asyncio.create_task(event.wait())
-    await asyncio.wait({waiting}, timeout=timeout_s)
-    waiting.cancel()
+                raise TimeoutError(f"gbox-mini-agent run {run_id} showed no progress for {now - last_sign:.0f} s")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(settings.poll_s):
+                    await watch.over.wait()
 
 
 class _Turns:
-    """Answers that the gateway recorded, joined with what the agent reports, handed on in order."""
+    """Joins the answers that the gateway recorded with the agent's reports, and hands on the turns in order."""
 
     def __init__(self, on_turn: OnTurn, clock: RolloutClock) -> None:
         self._clock = clock
@@ -162,23 +147,24 @@ class _Turns:
         self.is_finished = False
         self._on_turn = on_turn
         self._answers: list[ModelTurn] = []
-        self._screens: list[Observation] = []
+        self._screens: list[EncodedImage] = []
         self._num_handed_on = 0
 
     async def answered(self, turn: ModelTurn) -> None:
-        """Keep an answer; what was done after it is reported later."""
-        self._screens.append(await asyncio.to_thread(_screen, turn, self._screens[-1] if self._screens else None))
+        """Keep an answer and what the model saw: the last image of its prompt, else the screen before."""
+        images = turn.prompt.images or self._screens
+        self._screens.append(images[-1] if images else _blank())
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
-        """Hand on every turn that is complete, or, once the run is over, all of them."""
+        """Hand on every complete turn, or all turns once the run is over."""
         while self._num_handed_on < len(self._answers) and (is_over or self._is_complete(self._num_handed_on)):
             index = self._num_handed_on
             self._num_handed_on += 1
             await self._on_turn(self._joined(index))
 
     def _is_complete(self, index: int) -> bool:
-        """The next screen is there, and the report, unless it is long overdue."""
+        """True if the next screen and the report have arrived, or the report is long overdue."""
         num_later = len(self._answers) - index - 1
         step = self.journal.step_of(self._answers[index].response_id, index)
         return num_later > _PATIENCE_TURNS or (num_later > 0 and step is not None and step.is_ended)
@@ -188,33 +174,30 @@ class _Turns:
         step = self.journal.step_of(model.response_id, index)
         reported = step.actions if step is not None else []
         for done in reported:
-            self._note_finish(done)
-        deeds = [done for done in reported if done.name.lower() not in FINISH_NAMES]
-        main = deeds[0] if deeds else None
-        action, *more = [parse_mini_agent_action(done.name, done.args, before) for done in deeds] or [None]
+            if done.name.lower() in FINISH_NAMES:
+                self.is_finished = True
+                content = done.args.get("content", done.args.get("text"))
+                self.answer = content if isinstance(content, str) else self.answer
+        done_on_device = [done for done in reported if done.name.lower() not in FINISH_NAMES]
+        main = done_on_device[0] if done_on_device else None
+        action, *more = [parse_mini_agent_action(done, before) for done in done_on_device] or [None]
         waits_s = sum(done.duration_s for done in (action, *more) if isinstance(done, Wait))
-        self._clock.credit(max(0.0, sum(done.duration_s for done in reported) - waits_s))  # it was the gym's device
+        execute_s = sum(done.duration_s for done in reported)
+        self._clock.credit(max(0.0, execute_s - waits_s))  # the gym's device was busy, not the policy
         unread = model.failure.message if model.failure and not reported else None
         later = self._screens[index + 1] if index + 1 < len(self._screens) else None
         return AgentTurn(
-            index=index,
             response_id=model.response_id,
             before=before,
             action=action,
             action_error=main.error if main else unread,
             after=later if action is not None else None,
-            durations_s={"respond": model.duration_s, "execute": sum(done.duration_s for done in reported)},
+            durations_s={"respond": model.duration_s, "execute": execute_s},
             more_actions=tuple(later for later in more if later is not None),
         )
 
-    def _note_finish(self, done: ReportedAction) -> None:
-        if done.name.lower() in FINISH_NAMES:
-            self.is_finished = True
-            content = done.args.get("content", done.args.get("text"))
-            self.answer = content if isinstance(content, str) else self.answer
 
-
-def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns, max_turns: int) -> AgentOutcome:
+def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns) -> AgentOutcome:
     """How the rollout ended. A run that failed with an error of its own is a fault; one that gave up is not."""
     reason = (status.reason if status else "") or str((turns.journal.end or {}).get("reason") or "")
     if watch.num_turns == 0:
@@ -227,45 +210,15 @@ def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns, max_t
             raise AgentError(f"gbox-mini-agent failed: {reason} {turns.journal.errors[-1]}")
     claim = (turns.journal.end or {}).get("ok")
     return AgentOutcome(
-        stop_reason=_stop_reason(watch, turns, max_turns, is_limit=is_limit),
+        stop_reason=watch.stop_reason(is_finished=turns.is_finished, is_out_of_turns=is_limit),
         num_turns=watch.num_turns,
         answer=turns.answer,
         success_claimed=claim if isinstance(claim, bool) else None,
     )
 
 
-def _stop_reason(watch: RolloutWatch, turns: _Turns, max_turns: int, *, is_limit: bool) -> StopReason:
-    if turns.is_finished:
-        return StopReason.FINISHED
-    if watch.is_out_of_time:
-        return StopReason.MAX_TIME
-    if watch.is_out_of_turns or is_limit or watch.num_turns >= max_turns:
-        return StopReason.MAX_TURNS
-    return StopReason.CONTEXT_OVERFLOW if watch.is_out_of_context else StopReason.FINISHED
-
-
-def _screen(turn: ModelTurn, last: Observation | None) -> Observation:
-    """What the model saw: the last image of its prompt, else the one before."""
-    images = turn.prompt.images
-    if images:
-        return _as_observation(images[-1])
-    return last or _blank()
-
-
-def _as_observation(chunk: ImageChunk) -> Observation:
-    if chunk.format == "png":
-        width_px, height_px = image_size(chunk.data)
-        return Observation(png=chunk.data, width_px=width_px, height_px=height_px)
-    with Image.open(io.BytesIO(chunk.data)) as image:
-        return _encoded(ImageOps.exif_transpose(image))
-
-
-def _blank() -> Observation:
+def _blank() -> EncodedImage:
     """One transparent pixel, for a model that was asked without any image."""
-    return _encoded(Image.new("RGBA", (1, 1)))
-
-
-def _encoded(image: Image.Image) -> Observation:
     png = io.BytesIO()
-    image.save(png, format="PNG")
-    return Observation(png=png.getvalue(), width_px=image.width, height_px=image.height)
+    Image.new("RGBA", (1, 1)).save(png, format="PNG")
+    return EncodedImage(data=png.getvalue(), format="png", width_px=1, height_px=1)

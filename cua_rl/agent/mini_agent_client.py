@@ -11,18 +11,17 @@ from typing import Self, cast
 import httpx
 
 from cua_rl.errors import AgentError
+from cua_rl.types import Json
 
 logger = logging.getLogger(__name__)
 
-Json = Mapping[str, object]
-
 _NOT_TAKEN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE)
-"""Answers that say that no run was started."""
+"""Statuses with which the server says that it has not started the run, so that trying again is safe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """How a run stands."""
+    """The status of a run."""
 
     status: str
     """running, completed or failed"""
@@ -43,7 +42,7 @@ class MiniAgentClient:
         self._http = httpx.AsyncClient(base_url=self._base_url, timeout=timeout_s, trust_env=False)
 
     async def start(self, body: Json) -> str:
-        """Start a run and return its id; tried again only where none can have been started."""
+        """Start a run and return its id; retries only if no run can have been started."""
         failure = ""
         for attempt in range(self._max_attempts):
             await asyncio.sleep(self._retry_s * attempt)
@@ -63,12 +62,12 @@ class MiniAgentClient:
         raise AgentError(f"expected a run at {self._base_url}, got none: {failure}")
 
     async def status(self, run_id: str) -> RunStatus:
-        """How the run stands; raises `AgentError` after all tries."""
+        """The run's status; raises `AgentError` after all attempts."""
         fields = _fields(await self._get(f"/runs/{run_id}"))
         return RunStatus(status=str(fields.get("status")), reason=str(fields.get("reason") or ""))
 
     async def events(self, run_id: str, since: str | None) -> Sequence[object]:
-        """Events from a time on, inclusive; none where the server knows of none yet."""
+        """Events from a time on, inclusive; none if the server has none yet."""
         response = await self._get(f"/runs/{run_id}/events", {} if since is None else {"from": since})
         if response.status_code == HTTPStatus.NOT_FOUND:
             return ()

@@ -1,23 +1,94 @@
-"""A leased device as it is offered to agents outside this process: screenshots out, actions in, both remembered."""
+"""A leased device as it is offered to agents outside this process.
+
+`OfferedDevice` hands out screenshots and takes actions. `TurnJoin` combines these actions with the model's answers, in
+the order in which they happened, into turns.
+"""
 
 import asyncio
 import json
 import secrets
-import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from cua_rl.actions import Action
-from cua_rl.agent.gbox_agent import cursor_after, load_system_prompt
+from cua_rl.agent.device_step import DeviceStep, cursor_after, perform
 from cua_rl.agent.responses import function_tool
 from cua_rl.agent.rollout_watch import RolloutOver, RolloutWatch
-from cua_rl.agent.tools import ACTION_NAMES, COMPUTER_USE, MAX_COORDINATE, MOBILE_USE, Finish, parse_action, tool_for
-from cua_rl.agent.turn_join import Deed, TurnJoin
-from cua_rl.conversation import ParseFailure, Tool, ToolCall
-from cua_rl.devices.device import ActionRejected, Device
+from cua_rl.agent.tools import (
+    ACTION_NAMES,
+    COMPUTER_USE,
+    MAX_COORDINATE,
+    MOBILE_USE,
+    Finish,
+    load_system_prompt,
+    parse_action,
+    tool_for,
+)
+from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
+from cua_rl.devices.device import Device
 from cua_rl.errors import DeviceError
-from cua_rl.types import Observation
+from cua_rl.types import AgentTurn, ModelTurn
+
+
+@dataclass(slots=True)
+class _OpenTurn:
+    model: ModelTurn
+    before: EncodedImage
+    steps: list[DeviceStep] = field(default_factory=list[DeviceStep])
+
+
+class TurnJoin:
+    """Everything done after an answer and before the next one belongs to it.
+
+    A turn is handed on when the next one begins. `seen` is what the device last showed.
+    """
+
+    def __init__(self, *, seen: EncodedImage, on_turn: Callable[[AgentTurn], Awaitable[None]]) -> None:
+        self.seen = seen
+        self._on_turn = on_turn
+        self._open: _OpenTurn | None = None
+        self._in_order = asyncio.Lock()
+
+    async def answered(self, model: ModelTurn) -> None:
+        """A new turn begins with this answer."""
+        async with self._in_order:
+            await self._hand_on()
+            self._open = _OpenTurn(model, self.seen)
+
+    def add(self, step: DeviceStep) -> None:
+        """Note what was done; before the first answer it belongs to no turn."""
+        if self._open is not None:
+            self._open.steps.append(step)
+        self.seen = step.after or self.seen
+
+    async def close(self) -> None:
+        """Hand on the last turn."""
+        async with self._in_order:
+            await self._hand_on()
+
+    async def _hand_on(self) -> None:
+        done, self._open = self._open, None
+        if done is not None:
+            await self._on_turn(_join(done))
+
+
+def _join(turn: _OpenTurn) -> AgentTurn:
+    """The turn with its actions in order, the first one that could be parsed first, and the screen after the last."""
+    main = next((step for step in turn.steps if step.action is not None), turn.steps[0] if turn.steps else None)
+    unread = turn.model.failure.message if turn.model.failure and not turn.steps else None
+    return AgentTurn(
+        response_id=turn.model.response_id,
+        before=turn.before,
+        action=main.action if main else None,
+        action_error=main.error if main else unread,
+        after=next((step.after for step in reversed(turn.steps) if step.after is not None), None),
+        durations_s={
+            "respond": turn.model.duration_s,
+            "execute": sum(step.execute_s for step in turn.steps),
+            "observe": sum(step.observe_s for step in turn.steps),
+        },
+        more_actions=tuple(step.action for step in turn.steps if step.action is not None and step is not main),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +96,15 @@ class Reply:
     """What came of an action."""
 
     error: str | None
-    """Why nothing was done, fit to be shown to the model; None if it was done."""
+    """Why it was not executed, fit to be shown to the model; None if it was."""
     is_finished: bool
     """True if the action ended the rollout."""
-    screen: Observation
+    screen: EncodedImage
     """What the device shows now."""
 
 
 class OfferedDevice:
-    """One rollout's device; operations follow one another, however many are asked for at a time."""
+    """One rollout's device. Operations run one after the other, even if several requests arrive at once."""
 
     def __init__(
         self, device: Device, *, instruction: str, max_turns: int, join: TurnJoin, watch: RolloutWatch
@@ -46,9 +117,13 @@ class OfferedDevice:
         self._one_at_a_time = asyncio.Lock()
         self._cursor: tuple[int, int] | None = None
         self.token = secrets.token_urlsafe(24)
-        """Whoever knows it may operate the device."""
+        """Grants access to the device."""
         self.finish: Finish | None = None
         """How the agent ended the rollout, if it did."""
+
+    def accepts(self, token: str) -> bool:
+        """True if the token is this device's."""
+        return secrets.compare_digest(token.encode(), self.token.encode())
 
     def describe(self) -> dict[str, object]:
         """What an agent needs to know: the task, the screen, and the tool to give to the model."""
@@ -63,86 +138,55 @@ class OfferedDevice:
             "tool": function_tool(tool_for(self._device.kind)),
         }
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot; raises `RolloutOver` or `DeviceError`."""
         async with self._one_at_a_time:
             self._require_open()
-            self._join.seen = await self._observe()
+            try:
+                self._join.seen = await self._device.observe()
+            except DeviceError as error:
+                self._watch.fail(error)
+                raise
             return self._join.seen
 
     async def act(self, arguments: Mapping[str, object]) -> Reply:
-        """Do one action, given as the arguments of a tool call; raises `RolloutOver` or `DeviceError`."""
+        """Execute one action, given as the arguments of a tool call; raises `RolloutOver` or `DeviceError`."""
         async with self._one_at_a_time:
             self._require_open()
             parsed = self._parse(arguments)
-            if isinstance(parsed, Finish):
-                return self._finish(parsed)
-            deed = (
-                Deed(action=None, error=parsed.message) if isinstance(parsed, ParseFailure) else await self._do(parsed)
-            )
-            self._join.did(deed)
-            return Reply(error=deed.error, is_finished=False, screen=self._join.seen)
+            match parsed:
+                case Finish():
+                    step = DeviceStep()
+                    self.finish = parsed
+                    self._watch.over.set()
+                case ParseFailure():
+                    step = DeviceStep(error=parsed.message)
+                case _:
+                    step = await self._perform(parsed)
+            self._join.add(step)
+            return Reply(error=step.error, is_finished=self.finish is not None, screen=self._join.seen)
 
     def _require_open(self) -> None:
         if self.finish is not None or self._watch.over.is_set() or self._watch.is_closed:
-            raise RolloutOver("rollout_over", "expected a rollout that goes on, got one that has ended; stop")
+            raise RolloutOver("rollout_over", "expected an open rollout, got one that has ended; stop")
 
     def _parse(self, arguments: Mapping[str, object]) -> Action | Finish | ParseFailure:
         seen, tool = self._join.seen, _tool_with(arguments.get("action"), tool_for(self._device.kind))
         call = ToolCall(call_id="", name=tool.name, arguments=json.dumps(arguments))
         return parse_action(call, width_px=seen.width_px, height_px=seen.height_px, cursor=self._cursor)
 
-    def _finish(self, finish: Finish) -> Reply:
-        self._join.did(Deed(action=None))
-        self.finish = finish
-        self._watch.over.set()
-        return Reply(error=None, is_finished=True, screen=self._join.seen)
-
-    async def _do(self, action: Action) -> Deed:
-        clock = time.monotonic()
+    async def _perform(self, action: Action) -> DeviceStep:
         try:
-            await self._device.execute(action)
-        except ActionRejected as error:
-            return Deed(action=action, error=str(error) or "The device cannot do this.")
+            step = await perform(self._device, action)
         except DeviceError as error:
             self._watch.fail(error)
             raise
-        self._cursor = cursor_after(action) or self._cursor
-        executed = time.monotonic()
-        after = await self._observe()
-        return Deed(action=action, after=after, execute_s=executed - clock, observe_s=time.monotonic() - executed)
-
-    async def _observe(self) -> Observation:
-        try:
-            return await self._device.observe()
-        except DeviceError as error:
-            self._watch.fail(error)
-            raise
-
-
-class DeviceDesk:
-    """The devices on offer, by rollout."""
-
-    def __init__(self) -> None:
-        self._offered: dict[str, OfferedDevice] = {}
-
-    @contextmanager
-    def offer(self, rollout_id: str, device: OfferedDevice) -> Generator[None]:
-        """Offer a rollout's device for a while."""
-        self._offered[rollout_id] = device
-        try:
-            yield
-        finally:
-            del self._offered[rollout_id]
-
-    def find(self, rollout_id: str, token: str) -> OfferedDevice | None:
-        """The device of a rollout for whoever knows its token."""
-        device = self._offered.get(rollout_id)
-        is_known = device is not None and secrets.compare_digest(token.encode(), device.token.encode())
-        return device if is_known else None
+        if step.after is not None:
+            self._cursor = cursor_after(action) or self._cursor
+        return step
 
 
 def _tool_with(action: object, preferred: Tool) -> Tool:
-    """The tool that knows an action: the device's own, else the other one."""
+    """The tool that has this action: the device's own if possible, else the other one."""
     other = COMPUTER_USE if preferred is MOBILE_USE else MOBILE_USE
     return other if action in ACTION_NAMES[other.name] and action not in ACTION_NAMES[preferred.name] else preferred

@@ -1,30 +1,32 @@
-"""Whose time a rollout takes: the policy's own, or that of model server and device, which work for it.
+"""Separates the policy's time from the time that model server and device take to work for it.
 
-What the policy decides must end as a result, what infrastructure does as a fault. If a rollout that fails slowly were
-left out as a fault, those that succeed would be left over. So the policy has a budget for what it asks to wait (and for
-what an agent outside this process does between its requests), which runs out as turns do; and model server and device
-have a limit for each turn, which makes a fault of a call that hangs. Neither is charged with the other's time.
+What the policy decides must end as a result, and what infrastructure does as a fault. If slow failures were dropped as
+faults, success rates would be biased: mostly successes would remain. So the policy has a time budget for the waits that
+it asks for (and for what an agent outside this process does between its requests), which ends the rollout as the turn
+limit does. Model server and device have a time limit per turn; a call that exceeds it is a fault. Neither is charged
+with the other's time.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from math import inf
 
 from cua_rl.actions import Action, Wait
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import Device, DeviceKind
-from cua_rl.types import Observation
 
 
 class RolloutClock:
-    """Counts down the policy's seconds, and those that model server and device have for a turn, never both at a time.
+    """Counts down either the policy's time budget or the turn's time limit for model server and device, never both.
 
-    With `acts_between_calls`, as an agent outside this process does, the policy's time runs whenever no call of model
-    or device is under way; else only while a wait that it asked for is carried out.
+    The policy's time runs while the device executes a wait that it asked for. For an agent outside this process, which
+    acts between its calls of model and device, it also runs whenever no call is under way (`charge_between_calls`).
     """
 
-    def __init__(self, *, policy_s: float, turn_s: float, acts_between_calls: bool) -> None:
-        self._acts_between_calls = acts_between_calls
+    def __init__(self, *, policy_s: float = inf, turn_s: float = inf) -> None:
+        self._acts_between_calls = False
         self._turn_s = self._turn_left_s = turn_s
         self._policy_left_s = policy_s
         self._num_calls = 0
@@ -36,7 +38,7 @@ class RolloutClock:
 
     @property
     def policy_left_s(self) -> float:
-        """What is left of the policy's time; 0 if it is used up."""
+        """The rest of the policy's time budget; 0 if it is used up."""
         self._count()
         return max(0.0, self._policy_left_s)
 
@@ -52,21 +54,27 @@ class RolloutClock:
                 async with asyncio.timeout(left_s if self._is_policys else None):
                     await self._changed.wait()
 
+    def charge_between_calls(self) -> None:
+        """From here on, time between calls is the policy's."""
+        self._count()
+        self._acts_between_calls = True
+        self._go_on()
+
     def next_turn(self) -> None:
-        """Model server and device have their whole limit again."""
+        """Restart the time limit of model server and device."""
         self._count()
         self._turn_left_s = self._turn_s
         self._go_on()
 
     def credit(self, seconds: float) -> None:
-        """Give the policy back what turned out to be somebody else's time; negative to charge it."""
+        """Give the policy back time that turned out not to be its own; negative to charge it."""
         self._count()
         self._policy_left_s += seconds
         self._go_on()
 
     @contextmanager
     def call(self) -> Generator[None]:
-        """Model server or device work while the block runs."""
+        """Model server or device works while the block runs."""
         self._count()
         self._num_calls += 1
         self._go_on()
@@ -79,7 +87,7 @@ class RolloutClock:
 
     @contextmanager
     def wait(self, duration_s: float) -> Generator[None]:
-        """The policy's time runs in the call that the block is part of, for as long as was asked; then the device's."""
+        """Inside a `call`: charge the policy for the wait that it asked for, and the device for any time beyond it."""
         ended = False
 
         def end() -> None:
@@ -102,7 +110,7 @@ class RolloutClock:
 
     @asynccontextmanager
     async def limit(self) -> AsyncGenerator[None]:
-        """End the block with a `TimeoutError` where model server and device take too long for a turn."""
+        """End the block with a `TimeoutError` if model server and device take too long for a turn."""
         try:
             async with self._turn_limit:
                 self._since = asyncio.get_running_loop().time()
@@ -120,7 +128,7 @@ class RolloutClock:
         return self._num_calls == self._num_waits and (self._acts_between_calls or self._num_waits > 0)
 
     def _count(self) -> None:
-        """Charge whose time it was since the last change."""
+        """Charge the time since the last change to its owner."""
         now = asyncio.get_running_loop().time()
         passed_s, self._since = now - self._since, now
         if self._is_policys:
@@ -137,9 +145,9 @@ class RolloutClock:
 
 @dataclass(frozen=True, slots=True)
 class TimedDevice:
-    """A device whose work is on its own account, and the waiting that it is asked for on the policy's.
+    """A device that charges its work to its own time limit, and the waits that it is asked for to the policy's budget.
 
-    A wait for which there is not enough time left is cut short.
+    A wait that exceeds the rest of the budget is cut short.
     """
 
     device: Device
@@ -153,7 +161,7 @@ class TimedDevice:
     def kind(self) -> DeviceKind:
         return self.device.kind
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         with self.clock.call():
             return await self.device.observe()
 

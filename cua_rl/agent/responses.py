@@ -1,27 +1,22 @@
-"""Responses-API input items as JSON: the few forms in which the agent speaks to the model."""
-
-from base64 import b64encode
-from collections.abc import Mapping
+"""Responses-API input items as JSON, in the few forms that agents send to the model."""
 
 from cua_rl.conversation import Tool
-from cua_rl.types import Observation
-
-Json = Mapping[str, object]
+from cua_rl.types import Json
 
 
 def system_item(prompt: str) -> Json:
     """The system prompt."""
-    return {"type": "message", "role": "system", "content": [_text(prompt)]}
+    return {"type": "message", "role": "system", "content": _content(prompt, None)}
 
 
-def user_item(text: str, screenshot: Observation | None = None) -> Json:
+def user_item(text: str, image_url: str | None = None) -> Json:
     """A message to the model, with a screenshot below the text if there is one."""
-    return {"type": "message", "role": "user", "content": _content(text, screenshot)}
+    return {"type": "message", "role": "user", "content": _content(text, image_url)}
 
 
-def tool_result_item(call_id: str, text: str, screenshot: Observation | None = None) -> Json:
+def tool_result_item(call_id: str, text: str, image_url: str | None = None) -> Json:
     """What came back for a tool call."""
-    return {"type": "function_call_output", "call_id": call_id, "output": _content(text, screenshot)}
+    return {"type": "function_call_output", "call_id": call_id, "output": _content(text, image_url)}
 
 
 def function_tool(tool: Tool) -> Json:
@@ -35,14 +30,7 @@ def function_tool(tool: Tool) -> Json:
     }
 
 
-def _content(text: str, screenshot: Observation | None) -> list[Json]:
-    return [part for part in (_text(text) if text else None, _image(screenshot) if screenshot else None) if part]
-
-
-def _text(text: str) -> Json:
-    return {"type": "input_text", "text": text}
-
-
-def _image(screenshot: Observation) -> Json:
-    url = f"data:image/png;base64,{b64encode(screenshot.png).decode()}"
-    return {"type": "input_image", "image_url": url, "detail": "auto"}
+def _content(text: str, image_url: str | None) -> list[Json]:
+    texts: list[Json] = [{"type": "input_text", "text": text}] if text else []
+    images: list[Json] = [{"type": "input_image", "image_url": image_url, "detail": "auto"}] if image_url else []
+    return texts + images

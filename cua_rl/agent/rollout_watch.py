@@ -1,15 +1,15 @@
-"""What the gateway tells about a rollout while an agent outside this process works on it: answers, refusals, faults."""
+"""Follows a rollout of an agent outside this process through the gateway: its answers, limits and faults."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.errors import CuaError
-from cua_rl.types import ModelTurn
+from cua_rl.types import ModelTurn, StopReason
 
 
 class RolloutOver(Exception):
-    """The rollout takes no more answers and no more actions; `code` says why, for programs."""
+    """The rollout accepts no more requests and no more actions; `code` is a machine-readable reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class RolloutWatch:
         self, *, max_turns: int, on_answer: Callable[[ModelTurn], Awaitable[None]], clock: RolloutClock
     ) -> None:
         self.clock = clock
-        """A request's time is not the policy's."""
+        """Charged with the time between requests; a request's own time is not the policy's."""
         self._max_turns = max_turns
         self._on_answer = on_answer
         self._in_order = asyncio.Lock()
@@ -34,19 +34,19 @@ class RolloutWatch:
         self.fault: CuaError | None = None
         """The infrastructure fault that ended the rollout."""
         self.is_out_of_turns = False
-        """A request was refused because the turns are used up."""
+        """A request was refused: the turns are used up."""
         self.is_out_of_time = False
         """The policy's time is used up."""
         self.is_out_of_context = False
         """The last request did not fit into the model's context."""
         self.is_closed = False
         self.over = asyncio.Event()
-        """Set once the agent cannot go on: finished, out of turns or time, or a fault."""
+        """Set once the agent cannot continue: it has finished, is out of turns or time, or there was a fault."""
 
     def admit(self, num_turns: int) -> None:
-        """Let one more request through, beside `num_turns` answered or under way; raises `RolloutOver`."""
+        """Admit a request, given `num_turns` others answered or in flight; raises `RolloutOver`."""
         if self.over.is_set() or self.is_closed:
-            raise RolloutOver("rollout_over", "expected a rollout that goes on, got one that has ended; stop")
+            raise RolloutOver("rollout_over", "expected an open rollout, got one that has ended; stop")
         if num_turns >= self._max_turns:
             self.is_out_of_turns = True
             self.over.set()
@@ -55,7 +55,7 @@ class RolloutWatch:
             )
 
     async def answered(self, turn: ModelTurn) -> None:
-        """Take note of a recorded answer."""
+        """Count a recorded answer and pass it on."""
         async with self._in_order:
             if self.is_closed:
                 return
@@ -79,14 +79,24 @@ class RolloutWatch:
             self.over.set()
 
     def overflowed(self) -> None:
-        """Take note of a request that did not fit into the model's context."""
+        """Note that the last request did not fit into the model's context."""
         self.is_out_of_context = True
 
     def fail(self, error: CuaError) -> None:
-        """Take note of an infrastructure fault: the first one counts."""
+        """End the rollout with an infrastructure fault; the first one counts."""
         self.fault = self.fault or error
         self.over.set()
 
     def close(self) -> None:
-        """Nothing counts from here on."""
+        """Ignore everything from here on."""
         self.is_closed = True
+
+    def stop_reason(self, *, is_finished: bool, is_out_of_turns: bool = False) -> StopReason:
+        """Why the rollout ended, given the agent's account: whether it finished the task or reached its own limit."""
+        if is_finished:
+            return StopReason.FINISHED
+        if self.is_out_of_time:
+            return StopReason.MAX_TIME
+        if is_out_of_turns or self.is_out_of_turns or self.num_turns >= self._max_turns:
+            return StopReason.MAX_TURNS
+        return StopReason.CONTEXT_OVERFLOW if self.is_out_of_context else StopReason.FINISHED

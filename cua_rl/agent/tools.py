@@ -1,4 +1,5 @@
-"""The tools a model may call, in the form Qwen3-VL was trained on, and the way from a call to an action.
+"""The tools that the model may call, in the format that Qwen3-VL was trained on, the prompts that introduce them, and
+the parsing of calls into actions.
 
 `mobile_use` operates phones, `computer_use` desktops and browsers. Coordinates are relative: 0 to 1000 on both axes,
 whatever the size of the screenshot.
@@ -7,6 +8,7 @@ whatever the size of the screenshot.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from math import isfinite
 from typing import cast
 
@@ -96,7 +98,7 @@ COMPUTER_USE = Tool(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """The model ends the rollout. `success_claimed` is its claim, never a reward."""
+    """The model ends the rollout. `success_claimed` is only its claim, never a reward."""
 
     success_claimed: bool
     answer: str | None = None
@@ -104,7 +106,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arguments:
-    """The arguments of one call, with the geometry that they refer to."""
+    """The arguments of one call, with the size of the screenshot and the cursor that they refer to."""
 
     values: Mapping[str, object]
     width_px: int
@@ -113,7 +115,13 @@ class _Arguments:
 
 
 class _BadArguments(Exception):
-    """Arguments that make no action; the message is for the model."""
+    """Arguments that describe no action; the message is for the model."""
+
+
+def load_system_prompt(kind: DeviceKind, *, of_elements: bool = False) -> str:
+    """The system prompt for a kind of device; `of_elements` for the tools that take descriptions, not coordinates."""
+    name = f"{kind}_elements.txt" if of_elements else f"{kind}.txt"
+    return files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8").strip()
 
 
 def tool_for(kind: DeviceKind) -> Tool:
@@ -124,9 +132,9 @@ def tool_for(kind: DeviceKind) -> Tool:
 def parse_action(
     call: ToolCall, *, width_px: int, height_px: int, cursor: tuple[int, int] | None = None
 ) -> Action | Finish | ParseFailure:
-    """Turn a tool call into an action in pixels of the screenshot it refers to.
+    """Parse a tool call into an action in pixels of the screenshot that it refers to.
 
-    `cursor` is where the mouse is, pixels: drags start and wheels turn there if it is known.
+    `cursor` is the position of the mouse in pixels, if known: drags start there, and so does scrolling by wheel.
     """
     makers = _MAKERS.get(call.name)
     if makers is None:
@@ -160,7 +168,7 @@ def _maker(makers: Mapping[str, "_Maker"], arguments: _Arguments) -> "_Maker":
 
 
 def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
-    """Relative coordinates to a pixel: 0 is the first, 1000 lies beyond the last and is clamped to it."""
+    """Relative coordinates to a pixel: 0 is the first one, 1000 lies beyond the last one and is clamped to it."""
     value = arguments.values.get(name)
     expected = f"Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}."
     numbers = cast("list[object]", value) if isinstance(value, list) else []
@@ -200,24 +208,14 @@ def _seconds(arguments: _Arguments, default: float) -> float:
     return seconds
 
 
-def _click(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return Click(x=x, y=y)
+def _at(kind: type[Click] | type[DoubleClick] | type[RightClick] | type[MoveMouse]) -> "_Maker":
+    """Makes an action that needs nothing but a point."""
 
+    def maker(arguments: _Arguments) -> Action:
+        x, y = _point(arguments)
+        return kind(x=x, y=y)
 
-def _double_click(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return DoubleClick(x=x, y=y)
-
-
-def _right_click(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return RightClick(x=x, y=y)
-
-
-def _mouse_move(arguments: _Arguments) -> Action:
-    x, y = _point(arguments)
-    return MoveMouse(x=x, y=y)
+    return maker
 
 
 def _long_press(arguments: _Arguments) -> Action:
@@ -285,7 +283,7 @@ def _terminate(arguments: _Arguments) -> Finish:
 _Maker = Callable[[_Arguments], Action | Finish]
 _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
     MOBILE_USE.name: {
-        "click": _click,
+        "click": _at(Click),
         "long_press": _long_press,
         "swipe": _swipe,
         "type": _type,
@@ -297,11 +295,11 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
     COMPUTER_USE.name: {
         "key": _key,
         "type": _type,
-        "mouse_move": _mouse_move,
-        "left_click": _click,
+        "mouse_move": _at(MoveMouse),
+        "left_click": _at(Click),
         "left_click_drag": _left_click_drag,
-        "right_click": _right_click,
-        "double_click": _double_click,
+        "right_click": _at(RightClick),
+        "double_click": _at(DoubleClick),
         "scroll": _scroll,
         "wait": _wait,
         "terminate": _terminate,
@@ -310,4 +308,4 @@ _MAKERS: Mapping[str, Mapping[str, _Maker]] = {
 }
 
 ACTION_NAMES: Mapping[str, frozenset[str]] = {name: frozenset(makers) for name, makers in _MAKERS.items()}
-"""The actions that each tool knows, by its name."""
+"""The actions of each tool, by the tool's name."""

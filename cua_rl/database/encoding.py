@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import cast, get_args
 
 from cua_rl.actions import Action, Button, PressButton, PressKey
-from cua_rl.conversation import ImageFormat
+from cua_rl.conversation import EncodedImage
 from cua_rl.types import Chunk, EncodedTextChunk, ImageChunk, ModelInput
 
 _ACTION_CLASSES: dict[str, type[Action]] = {kind.__name__: kind for kind in get_args(Action)}
@@ -45,7 +45,7 @@ def decode_action(encoded: Mapping[str, object]) -> Action:
 def encode_prompt_chunks(prompt: ModelInput) -> list[dict[str, object]]:
     """What splits the flat token ids into chunks again: kinds, lengths and image hashes."""
     return [
-        {"image": chunk.sha256, "tokens": chunk.expected_tokens}
+        {"image": chunk.image.sha256, "tokens": chunk.expected_tokens}
         if isinstance(chunk, ImageChunk)
         else {"text": chunk.length}
         for chunk in prompt.chunks
@@ -53,15 +53,15 @@ def encode_prompt_chunks(prompt: ModelInput) -> list[dict[str, object]]:
 
 
 def decode_prompt(
-    token_ids: Sequence[int], chunks: Sequence[Mapping[str, object]], images: Mapping[str, tuple[bytes, ImageFormat]]
+    token_ids: Sequence[int], chunks: Sequence[Mapping[str, object]], images: Mapping[str, EncodedImage]
 ) -> ModelInput:
     """Split flat token ids into text and images as `encode_prompt_chunks` noted it; `images` are by sha256."""
     decoded: list[Chunk] = []
     position = 0
     for chunk in chunks:
         if "image" in chunk:
-            data, image_format = images[str(chunk["image"])]
-            decoded.append(ImageChunk(data=data, format=image_format, expected_tokens=cast("int", chunk["tokens"])))
+            image = images[str(chunk["image"])]
+            decoded.append(ImageChunk(image=image, expected_tokens=cast("int", chunk["tokens"])))
         else:
             length = cast("int", chunk["text"])
             decoded.append(EncodedTextChunk(tokens=tuple(token_ids[position : position + length])))

@@ -33,9 +33,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
-from cua_rl.types import StopReason
+from cua_rl.types import JsonDict, StopReason
 
-Json = dict[str, Any]
 STEP_STATUSES = ("rollouts", "training", "completed", "failed", "cancelled")
 RUN_STATUSES = ("running", "completed", "failed", "cancelled")
 """Of trainings, evals, groups and rollouts; a failed rollout is one that an infrastructure fault ended."""
@@ -58,7 +57,7 @@ class Base(DeclarativeBase):
         int: Integer(),
         float: Double[float](),
         datetime: DateTime(timezone=True),
-        Json: AnyJson(),
+        JsonDict: AnyJson(),
         list[int]: NumberArray(Integer()),
         list[float]: NumberArray(Double[float]()),
         UUID: Uuid(),
@@ -98,7 +97,7 @@ class Training(Base):
     id: Mapped[int] = _key()
     run_name: Mapped[str]
     log_path: Mapped[str]
-    config: Mapped[Json]
+    config: Mapped[JsonDict]
     image_token_id: Mapped[int]
     """The id that stands for every image token in `turns.prompt_token_ids`."""
     attempt_id: Mapped[UUID]
@@ -139,7 +138,7 @@ class Step(Base):
     """The task instances that the step set out to run, in order."""
     datums_sha256: Mapped[str | None]
     num_datums: Mapped[int | None]
-    metrics: Mapped[Json | None]
+    metrics: Mapped[JsonDict | None]
     started_at: Mapped[datetime]
     rollouts_ended_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -167,7 +166,7 @@ class Eval(Base):
     num_groups: Mapped[int]
     num_ended_groups: Mapped[int] = mapped_column(default=0)
     task_pks: Mapped[list[int]] = mapped_column(ARRAY(BigInteger()))
-    metrics: Mapped[Json | None]
+    metrics: Mapped[JsonDict | None]
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     updated_at: Mapped[datetime] = _updated()
@@ -256,7 +255,7 @@ class RolloutRow(Base):
     error: Mapped[str | None]
     success: Mapped[bool | None]
     reward: Mapped[float | None]
-    reward_parts: Mapped[Json | None]
+    reward_parts: Mapped[JsonDict | None]
     advantage: Mapped[float | None]
     started_at: Mapped[datetime]
     started_unix_s: Mapped[float | None]
@@ -302,7 +301,7 @@ class Screenshot(Base):
     data: Mapped[bytes] = mapped_column(LargeBinary)
     format: Mapped[str]
     width_px: Mapped[int | None]
-    """None for an image that only ever stood in a prompt."""
+    """None if the image was sent, or written by an earlier version, without its size."""
     height_px: Mapped[int | None]
     created_at: Mapped[datetime] = _now()
 
@@ -338,14 +337,14 @@ class TurnRow(Base):
     failure_kind: Mapped[str | None]
     failure_message: Mapped[str | None]
     prompt_matches_renderer: Mapped[bool]
-    request: Mapped[Json]
+    request: Mapped[JsonDict]
     cached_tokens: Mapped[int]
     started_at: Mapped[datetime]
     started_unix_s: Mapped[float]
     duration_s: Mapped[float]
     """Of the request to the model."""
-    durations_s: Mapped[Json]
-    action: Mapped[Json | None]
+    durations_s: Mapped[JsonDict]
+    action: Mapped[JsonDict | None]
     action_error: Mapped[str | None]
     before_sha256: Mapped[str] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True, nullable=True)
     after_sha256: Mapped[str | None] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)

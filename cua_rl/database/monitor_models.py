@@ -5,7 +5,8 @@ from datetime import datetime
 from sqlalchemy import BigInteger, ForeignKey, Identity, Index, LargeBinary, Text, UniqueConstraint, func
 from sqlalchemy.orm import Mapped, mapped_column
 
-from cua_rl.database.models import Base, Json, RolloutRow, TurnRow
+from cua_rl.database.models import Base, RolloutRow, TurnRow
+from cua_rl.types import JsonDict
 
 
 class Project(Base):
@@ -41,7 +42,7 @@ class IngestItem(Base):
     kind: Mapped[str]
     client_id: Mapped[str]
     """Chosen by the sender; a hash of the payload where it chose none."""
-    payload: Mapped[Json]
+    payload: Mapped[JsonDict]
     """All updates of the item together, large images left out."""
     row_id: Mapped[int | None] = mapped_column(BigInteger)
     """Key in the table that the kind belongs to; None if it has none of its own."""

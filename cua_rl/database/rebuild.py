@@ -6,24 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from cua_rl.conversation import ImageFormat, ParseFailure
+from cua_rl.conversation import EncodedImage, ParseFailure
 from cua_rl.database.encoding import decode_action, decode_more_actions, decode_prompt
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
-from cua_rl.errors import DatabaseError
+from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Phase
-from cua_rl.types import (
-    Judgement,
-    JudgeVote,
-    ModelTurn,
-    Observation,
-    Reward,
-    Rollout,
-    RolloutGroup,
-    StopReason,
-    Turn,
-    Validation,
-)
+from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.renderers.images import image_size
+from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn, Validation
 
 
 async def load_groups(
@@ -149,11 +140,11 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
     return by_rollout
 
 
-async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> Mapping[str, Screenshot]:
+async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> Mapping[str, EncodedImage]:
     wanted = {str(chunk["image"]) for turn in turns for chunk in turn.prompt_chunks if "image" in chunk}
     wanted |= {sha for turn in turns for sha in (turn.before_sha256, turn.after_sha256) if sha is not None}
     rows = await session.scalars(select(Screenshot).where(Screenshot.sha256.in_(sorted(wanted))))
-    return {row.sha256: row for row in rows}
+    return {row.sha256: _build_image(row) for row in rows}
 
 
 def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout], category: str) -> RolloutGroup:
@@ -194,26 +185,23 @@ def _build_rollout(
     )
 
 
-def _build_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Turn:
-    return Turn(
-        index=row.turn_index,
-        model=_build_model_turn(row, screenshots),
-        before=_build_observation(screenshots[row.before_sha256]),
+def _build_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> Turn:
+    done = AgentTurn(
+        response_id=row.response_id,
+        before=screenshots[row.before_sha256],
         action=None if row.action is None else decode_action(row.action),
         action_error=row.action_error,
-        after=None if row.after_sha256 is None else _build_observation(screenshots[row.after_sha256]),
+        after=None if row.after_sha256 is None else screenshots[row.after_sha256],
         durations_s=row.durations_s,
         more_actions=decode_more_actions(row.action),
     )
+    return Turn(index=row.turn_index, model=_build_model_turn(row, screenshots), agent=done)
 
 
-def _build_model_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> ModelTurn:
-    images: dict[str, tuple[bytes, ImageFormat]] = {
-        sha: (shot.data, _image_format(shot)) for sha, shot in screenshots.items()
-    }
+def _build_model_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> ModelTurn:
     return ModelTurn(
         response_id=row.response_id,
-        prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, images),
+        prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, screenshots),
         sampled_tokens=tuple(row.sampled_tokens),
         sampling_logprobs=tuple(row.sampling_logprobs),
         policy_version=row.policy_version,
@@ -228,20 +216,20 @@ def _build_model_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Mo
     )
 
 
-def _image_format(shot: Screenshot) -> ImageFormat:
-    return "png" if shot.format == "png" else "jpeg"
-
-
 def _build_failure(row: TurnRow) -> ParseFailure | None:
     if row.failure_kind is None or row.failure_message is None:
         return None
     return ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
 
 
-def _build_observation(shot: Screenshot) -> Observation:
-    if shot.width_px is None or shot.height_px is None:
-        raise DatabaseError(f"expected the size of screenshot {shot.sha256!r}, got NULL")
-    return Observation(png=shot.data, width_px=shot.width_px, height_px=shot.height_px)
+def _build_image(shot: Screenshot) -> EncodedImage:
+    width_px, height_px = shot.width_px, shot.height_px
+    if width_px is None or height_px is None:  # it was sent, or written by an earlier version, without its size
+        with boundary(DatabaseError, f"reading the size of screenshot {shot.sha256!r}"):
+            width_px, height_px = image_size(shot.data)
+    return EncodedImage(
+        data=shot.data, format="png" if shot.format == "png" else "jpeg", width_px=width_px, height_px=height_px
+    )
 
 
 def _build_validation(row: ValidationRow) -> Validation:

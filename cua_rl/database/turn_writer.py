@@ -1,13 +1,13 @@
 """Turns and their images as rows."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.conversation import ImageFormat
+from cua_rl.conversation import EncodedImage
 from cua_rl.database.encoding import encode_actions, encode_prompt_chunks
 from cua_rl.database.models import RolloutRow, Screenshot, TurnRow
 from cua_rl.database.rows import Scope
@@ -27,15 +27,6 @@ _COUNT_TURNS = (
     .where(RolloutRow.id == bindparam("rollout_pk"))
     .values(num_turns=func.greatest(RolloutRow.num_turns, bindparam("turn_count")))
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Image:
-    sha256: str
-    data: bytes
-    format: ImageFormat
-    width_px: int | None = None
-    height_px: int | None = None
 
 
 def write_turns(connection: Connection, scope: Scope, events: Sequence[TurnTaken]) -> None:
@@ -87,36 +78,24 @@ def _turn_values(scope: Scope, rollout_pk: int, turn: Turn) -> dict[str, object]
         "started_at": datetime.fromtimestamp(model.started_at, UTC),
         "started_unix_s": model.started_at,
         "duration_s": model.duration_s,
-        "durations_s": turn.durations_s,
-        "action": encode_actions(turn.action, turn.more_actions),
-        "action_error": turn.action_error,
-        "before_sha256": turn.before.sha256,
-        "after_sha256": None if turn.after is None else turn.after.sha256,
+        "durations_s": turn.agent.durations_s,
+        "action": encode_actions(turn.agent.action, turn.agent.more_actions),
+        "action_error": turn.agent.action_error,
+        "before_sha256": turn.agent.before.sha256,
+        "after_sha256": None if turn.agent.after is None else turn.agent.after.sha256,
     }
 
 
-def _images(turn: Turn) -> Iterator[_Image]:
-    for chunk in turn.model.prompt.images:
-        yield _Image(sha256=chunk.sha256, data=chunk.data, format=chunk.format)
-    for seen in (turn.before, turn.after):
-        if seen is not None:
-            yield _Image(
-                sha256=seen.sha256, data=seen.png, format="png", width_px=seen.width_px, height_px=seen.height_px
-            )
+def _images(turn: Turn) -> Iterator[EncodedImage]:
+    yield from turn.model.prompt.images
+    yield from (seen for seen in (turn.agent.before, turn.agent.after) if seen is not None)
 
 
 def _insert_images(connection: Connection, turns: Sequence[Turn]) -> None:
     """Send only the bytes that the database does not have: a prompt repeats every earlier screenshot."""
-    images: dict[str, _Image] = {}
-    for image in (image for turn in turns for image in _images(turn)):
-        if image.sha256 not in images or image.width_px is not None:
-            images[image.sha256] = image
+    images = {image.sha256: image for turn in turns for image in _images(turn)}
     query = select(Screenshot.sha256, Screenshot.width_px).where(Screenshot.sha256.in_(sorted(images)))
     stored = {row.sha256: row.width_px for row in connection.execute(query)}
-    wanted = {
-        sha
-        for sha, image in images.items()
-        if sha not in stored or (stored[sha] is None and image.width_px is not None)
-    }
+    wanted = {sha for sha in images if stored.get(sha) is None}  # also those that were stored without their size
     if wanted:  # in one order everywhere, so that two runs cannot wait for each other
         connection.execute(_INSERT_IMAGE, [asdict(images[sha]) for sha in sorted(wanted)])

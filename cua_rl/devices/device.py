@@ -4,21 +4,17 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from cua_rl.actions import Action
-from cua_rl.types import Observation
+from cua_rl.conversation import EncodedImage
 
 DeviceKind = Literal["android", "linux", "browser"]
 
 
 class ActionRejected(Exception):
-    """The device understood the action but cannot do it; the message is told to the model (a policy fault, no
-    error).
-    """
+    """The device cannot execute the action. The message is shown to the model: the policy erred, nothing is broken."""
 
 
 class Device(Protocol):
-    """One leased device. Methods raise `DeviceError` if the device itself fails, `ActionRejected` if the action
-    cannot be done.
-    """
+    """One leased device. Methods raise `DeviceError` if it fails, and `ActionRejected` if it cannot do an action."""
 
     @property
     def device_id(self) -> str: ...
@@ -26,12 +22,12 @@ class Device(Protocol):
     @property
     def kind(self) -> DeviceKind: ...
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot."""
         ...
 
     async def execute(self, action: Action) -> None:
-        """Do one action and wait until the screen has settled."""
+        """Execute one action and wait until the screen has settled."""
         ...
 
     async def query(self, name: str) -> str:
@@ -68,6 +64,26 @@ class AppDevice(Device, Protocol):
 
     async def open_app(self, package: str, activity: str = "") -> None:
         """Open an app, at its main activity unless one is named; raises `DeviceError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentReport:
+    """The agent's account of its work; `success_claimed` is only its claim."""
+
+    answer: str | None = None
+    success_claimed: bool | None = None
+    num_turns: int | None = None
+    max_turns: int | None = None
+    errors: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ReportedDevice(Device, Protocol):
+    """A device whose service evaluates the task itself, and takes the agent's report into account."""
+
+    def report(self, report: AgentReport) -> None:
+        """How the agent's work ended; called before validation."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Devices are leased, never created in passing: the pool bounds how many live at once and always gets them back.
+"""The pool of devices: it bounds how many exist at once, leases them to rollouts, and always gets them back.
 
-Concurrency is counted in devices: made, leased, waiting to be leased again, and on their way out. A device that its
-backend can reset is lent again; all others are closed after one lease.
+The bound counts devices that are being made, leased, idle or being closed. A device that its backend can reset is
+leased again; all others are closed after one lease.
 """
 
 import asyncio
@@ -10,38 +10,50 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from random import Random
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.pool_meter import PoolMeter
+from cua_rl.devices.simulator.start import Start
 from cua_rl.errors import DeviceError, DeviceQuotaError, DeviceTimeoutError, SamplingError, boundary
-from cua_rl.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
-MakeDevice = Callable[[Task], Awaitable[Device]]
-ResetDevice = Callable[[Device, Task], Awaitable[Device]]
 
-LEASED_FOR: ContextVar[str] = ContextVar("LEASED_FOR", default="")
-"""The rollout for which a device is made, for backends that label what they make."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest:
+    """What a device is leased for: a task instance, by name and seed, and the state in which the device begins."""
+
+    task_id: str
+    seed: int
+    start: Start | None = None
+    """How a simulated phone begins; None leaves it to the task's template."""
+    gym: GymTaskRef | None = None
+    """The task on its gym server, whose executions hold their devices."""
+    rollout_id: str = ""
+    """For backends that label the devices they make."""
+
+
+MakeDevice = Callable[[DeviceRequest], Awaitable[Device]]
+ResetDevice = Callable[[Device, DeviceRequest], Awaitable[Device]]
 
 
 class DeviceBackend(Protocol):
-    """Where the devices of a run come from.
+    """Makes the devices of a run.
 
-    Entering it starts what its devices share and removes what a crashed run left behind; leaving it ends everything it
-    made.
+    Entering it starts what its devices share and removes what a crashed run left behind; leaving it stops everything
+    that it made.
     """
 
     @property
     def abilities(self) -> DeviceAbilities: ...
 
-    async def make(self, task: Task) -> Device:
-        """A device on which `task` can be prepared; raises `DeviceError`. It cleans up after itself if cancelled."""
+    async def make(self, request: DeviceRequest) -> Device:
+        """A device on which the task can be prepared; raises `DeviceError`. It cleans up after itself if cancelled."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -53,16 +65,16 @@ class DeviceBackend(Protocol):
 
 @runtime_checkable
 class ResettingBackend(Protocol):
-    """A backend whose devices can be used again."""
+    """A backend whose devices can be reused."""
 
-    async def reset(self, device: Device, task: Task) -> Device:
-        """The device as if new and fit for `task`; raises `DeviceError` if it is not healthy, and it is closed then."""
+    async def reset(self, device: Device, request: DeviceRequest) -> Device:
+        """The device as if new; raises `DeviceError` if it is not healthy, and it is closed then."""
         ...
 
 
 @runtime_checkable
 class FiniteBackend(Protocol):
-    """A backend that has only so many devices."""
+    """A backend with a fixed number of devices."""
 
     @property
     def num_devices(self) -> int:
@@ -71,32 +83,32 @@ class FiniteBackend(Protocol):
 
 
 class DeviceSource(Protocol):
-    """Whoever lends devices: a pool, or a share of one."""
+    """Leases devices: a pool, or a share of one."""
 
-    def lease(self, task: Task, *, rollout_id: str = "") -> AbstractAsyncContextManager[Device]: ...
+    def lease(self, request: DeviceRequest) -> AbstractAsyncContextManager[Device]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLimits:
-    """How patient the pool is with whoever makes devices, and how hard it asks."""
+    """Time limits, retries and rates for making and closing devices."""
 
     lease_timeout_s: float = 300.0
-    """From a free place to a device, all tries together."""
+    """From a free slot to a device, all attempts together."""
     max_make_attempts: int = 4
     retry_first_s: float = 1.0
-    """The first pause after a failure; later ones double, and each is drawn between half and all of it."""
+    """The first pause after a failure. Later ones double; each is drawn between half of it and all of it."""
     retry_longest_s: float = 30.0
     makes_per_s: float | None = None
-    """Most creations a second; None is as many as come."""
+    """Maximum creations per second; None is unlimited."""
     max_uses: int | None = None
-    """Leases after which a device that could be reset is replaced all the same; None is never."""
+    """Leases after which a device is replaced although it could be reset; None is never."""
     close_timeout_s: float = 60.0
-    """The longest that closing, or an abandoned creation, is waited for."""
+    """Time limit for closing a device, and for a creation whose lease was cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Tenancy:
-    """What one lease holds: a place, and a device or the creation of one."""
+    """What one lease holds: a slot, and a device or the creation of one."""
 
     making: asyncio.Task[Device] | None = None
     device: Device | None = None
@@ -105,7 +117,7 @@ class _Tenancy:
 
 
 class DevicePool:
-    """At most `max_devices` devices at a time. With `reset_device`, devices are used again if their lease went well."""
+    """At most `max_devices` devices at a time. With `reset_device`, devices are reused after a healthy lease."""
 
     def __init__(
         self,
@@ -133,29 +145,29 @@ class DevicePool:
 
     @property
     def num_alive(self) -> int:
-        """Devices that exist: leased, idle or being closed; creations under way are not counted."""
+        """Devices that exist: leased, idle or being closed; creations in flight are not counted."""
         return self._meter.num_alive
 
     def take_metrics(self) -> dict[str, float]:
-        """What happened since the last call; names are in `cua_rl/metrics.py`."""
+        """Metrics since the last call; their names are in `cua_rl/metrics.py`."""
         return self._meter.take()
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, rollout_id: str = "") -> AsyncGenerator[Device]:
-        """Wait for a free place and lend a device on which `task` can be prepared.
+    async def lease(self, request: DeviceRequest) -> AsyncGenerator[Device]:
+        """Wait for a free slot and lease a device on which the task can be prepared.
 
-        It is given back whatever happens, and before the lease ends, even if that is cancelled again.
+        It is given back whatever happens, and before the lease ends, even if the lease is cancelled meanwhile.
         """
         started = time.monotonic()
         await self._slots.acquire()
         tenancy = _Tenancy()
         try:
-            with boundary(DeviceError, f"make a device for task {task.task_id!r}"):
-                device = await self._obtain_in_time(tenancy, task, rollout_id)
+            with boundary(DeviceError, f"make a device for task {request.task_id!r}"):
+                device = await self._obtain_in_time(tenancy, request)
         except BaseException:
             ending = self._own(self._end(tenancy))
             if tenancy.making is None or tenancy.making.done():
-                await wait_through(ending)  # a creation under way is seen to its end too, but not waited for
+                await wait_through(ending)  # a creation in flight is completed and closed in the background
             raise
         try:
             with self._meter.lease(time.monotonic() - started):
@@ -175,37 +187,35 @@ class DevicePool:
         return PoolShare(self, max_devices)
 
     async def close(self) -> None:
-        """Close what is idle and see everything that is ending to its end; nothing is leased any more."""
+        """Close idle devices and wait for leases that are ending; the pool leases nothing from here on."""
         while self._idle:
             device, _ = self._idle.popleft()
             self._own(self._close(device))
         if self._ending:
             await wait_through(asyncio.create_task(_wait_for_all(set(self._ending)), name="end-pool"))
 
-    async def _obtain_in_time(self, tenancy: _Tenancy, task: Task, rollout_id: str) -> Device:
+    async def _obtain_in_time(self, tenancy: _Tenancy, request: DeviceRequest) -> Device:
         limit = asyncio.timeout(self._limits.lease_timeout_s)
         try:
             async with limit:
-                return await self._obtain(tenancy, task, rollout_id)
+                return await self._obtain(tenancy, request)
         except TimeoutError:
             if not limit.expired():
                 raise
             error = DeviceTimeoutError(
-                f"expected a device for task {task.task_id!r} within {self._limits.lease_timeout_s:g} s, got none; "
-                "look at the service that makes devices, or raise lease_timeout_s"
+                f"expected a device for task {request.task_id!r} within {self._limits.lease_timeout_s:g} s, got none; "
+                "check the service that makes devices, or raise lease_timeout_s"
             )
             self._meter.count_fault(error)
             raise error from None
 
-    async def _obtain(self, tenancy: _Tenancy, task: Task, rollout_id: str) -> Device:
-        device = await self._reuse(tenancy, task)
+    async def _obtain(self, tenancy: _Tenancy, request: DeviceRequest) -> Device:
+        device = await self._reuse(tenancy, request)
         attempt = 1
         while device is None:
             await self._pace()
             started = time.monotonic()
-            token = LEASED_FOR.set(rollout_id)
-            tenancy.making = asyncio.ensure_future(self._make_device(task))
-            LEASED_FOR.reset(token)
+            tenancy.making = asyncio.ensure_future(self._make_device(request))
             try:
                 device = tenancy.device = await asyncio.shield(tenancy.making)
             except DeviceError as error:
@@ -221,12 +231,12 @@ class DevicePool:
                 self._meter.count_made(time.monotonic() - started)
         return device
 
-    async def _reuse(self, tenancy: _Tenancy, task: Task) -> Device | None:
-        """An idle device that is healthy and reset; those that are not are closed."""
+    async def _reuse(self, tenancy: _Tenancy, request: DeviceRequest) -> Device | None:
+        """An idle device, reset; those that cannot be reset are closed."""
         while self._idle and self._reset_device is not None:
             tenancy.device, tenancy.num_uses = self._idle.popleft()
             try:
-                tenancy.device = await self._reset_device(tenancy.device, task)
+                tenancy.device = await self._reset_device(tenancy.device, request)
             except DeviceError as error:
                 self._meter.count_fault(error)
                 device, tenancy.device, tenancy.num_uses = tenancy.device, None, 0
@@ -237,7 +247,7 @@ class DevicePool:
         return None
 
     async def _pace(self) -> None:
-        """Wait until one more device may be asked for."""
+        """Wait until the rate limit allows another creation."""
         if self._limits.makes_per_s is None:
             return
         now = time.monotonic()
@@ -251,7 +261,7 @@ class DevicePool:
         return max(told or 0.0, longest * self._random.uniform(0.5, 1.0))
 
     async def _end(self, tenancy: _Tenancy) -> None:
-        """Bring what a lease held to its end, then free its place."""
+        """Keep or close what a lease held, then free its slot."""
         try:
             device = tenancy.device or await self._await_abandoned(tenancy.making)
             if device is not None and not self._keep(device, tenancy):
@@ -268,7 +278,7 @@ class DevicePool:
         return True
 
     async def _await_abandoned(self, making: asyncio.Task[Device] | None) -> Device | None:
-        """The device that a creation nobody waits for any more still brings; None if it brings none."""
+        """The device of a creation whose lease was cancelled; None if it failed or took too long."""
         if making is None:
             return None
         await asyncio.wait([making], timeout=self._limits.close_timeout_s)
@@ -292,7 +302,7 @@ class DevicePool:
             self._meter.count_closed()
 
     def _own(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task of the pool's own, which no lease's cancellation reaches."""
+        """Run it as a task of the pool, which the cancellation of a lease does not reach."""
         task = asyncio.get_running_loop().create_task(ending, name="end-lease")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -300,16 +310,16 @@ class DevicePool:
 
 
 class PoolShare:
-    """A part of a pool: at most `max_devices` of its devices at a time."""
+    """Part of a pool: at most `max_devices` of its devices at a time."""
 
     def __init__(self, pool: DevicePool, max_devices: int) -> None:
         self._pool = pool
         self._slots = asyncio.Semaphore(max_devices)
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, rollout_id: str = "") -> AsyncGenerator[Device]:
+    async def lease(self, request: DeviceRequest) -> AsyncGenerator[Device]:
         """As `DevicePool.lease`."""
-        async with self._slots, self._pool.lease(task, rollout_id=rollout_id) as device:
+        async with self._slots, self._pool.lease(request) as device:
             yield device
 
 
@@ -317,7 +327,7 @@ class PoolShare:
 async def open_pool(
     backend: DeviceBackend, *, max_devices: int, limits: PoolLimits | None = None
 ) -> AsyncGenerator[DevicePool]:
-    """Enter the backend and lend its devices; at the end nothing of them is left."""
+    """Enter the backend and lease its devices; at the end all of them are closed."""
     async with backend:
         if isinstance(backend, FiniteBackend):
             max_devices = min(max_devices, backend.num_devices)
@@ -334,7 +344,7 @@ async def _wait_for_all(ending: set[asyncio.Task[None]]) -> None:
 
 
 async def wait_through(task: asyncio.Task[None]) -> None:
-    """Wait for `task` whatever cancels us meanwhile; the cancellation is raised once it has ended."""
+    """Wait for `task` even if cancelled meanwhile; the cancellation is raised once the task has ended."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

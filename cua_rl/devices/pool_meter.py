@@ -1,4 +1,4 @@
-"""What happened to devices since it was last asked: creations, leases, faults."""
+"""Device metrics: creations, leases and faults since the last reading."""
 
 import time
 from collections import Counter

@@ -6,6 +6,7 @@ It stands where the gateway stands for our own models, so that the same agent ru
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -13,17 +14,19 @@ from uuid import uuid4
 
 import httpx
 
+from cua_rl.agent.offered_device import OfferedDevice
+from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import ParsedAnswer
-from cua_rl.errors import SamplingError, boundary
+from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import is_loopback
 from cua_rl.renderers.answers import write_answer
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.gateway_app import make_gateway_app
 from cua_rl.sampling.gateway_errors import ContextOverflow, UnknownRollout
 from cua_rl.sampling.openai_answers import Answer
-from cua_rl.sampling.recorded_request import without_images
 from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ class Endpoint:
 class _OpenRollout:
     params: SamplingParams
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
+    images: ImageUrls = field(default_factory=ImageUrls)
 
 
 class EndpointAccess:
@@ -86,6 +90,16 @@ class EndpointAccess:
         """The turns of an open rollout so far, without tokens."""
         return tuple(self._open(rollout_id).turns)
 
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        """The screenshots of an open rollout as its requests carry them."""
+        return self._open(rollout_id).images
+
+    def expose(
+        self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
+    ) -> AbstractContextManager[str]:
+        """Raises `ConfigError`: only the built-in agent works with another model endpoint."""
+        raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
+
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for a rollout in this process, as the gateway gives one."""
         from openai import AsyncOpenAI
@@ -111,12 +125,12 @@ class EndpointAccess:
         """
         rollout = self._open(rollout_id)
         read = conversation_from_responses if api == "responses" else conversation_from_chat
-        conversation = read(request)
+        conversation = read(request, rollout.images)
         make_body = responses_body if self._endpoint.api == "responses" else chat_body
         body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
         started_at, clock = time.time(), time.monotonic()
         reply = await self._ask(body)
-        turn = _turn(reply, without_images(request), started_at, time.monotonic() - clock)
+        turn = _turn(reply, rollout.images.without_images(request), started_at, time.monotonic() - clock)
         rollout.turns.append(turn)
         return _answer(turn, reply, self._endpoint.model)
 

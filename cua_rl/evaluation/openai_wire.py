@@ -4,16 +4,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, cast
+from typing import cast
 from uuid import uuid4
 
-from cua_rl.conversation import ImagePart, Item, Message, ParsedAnswer, Reasoning, TextPart, Tool, ToolCall, ToolResult
+from cua_rl.conversation import (
+    EncodedImage,
+    Item,
+    Message,
+    ParsedAnswer,
+    Reasoning,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
 from cua_rl.errors import SamplingError
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.openai_items import responses_input, responses_tools
-from cua_rl.types import SamplingParams
-
-Json = dict[str, Any]
+from cua_rl.types import JsonDict, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +35,7 @@ class Reply:
     num_sampled_tokens: int
 
 
-def responses_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> Json:
+def responses_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> JsonDict:
     """A Responses request. Thoughts are left out: an endpoint takes back only those that it keeps itself."""
     spoken = [item for item in items if not isinstance(item, Reasoning)]
     return {
@@ -40,7 +48,7 @@ def responses_body(items: Sequence[Item], tools: Sequence[Tool], model: str, par
     }
 
 
-def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> Json:
+def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: SamplingParams) -> JsonDict:
     """A Chat request."""
     return {
         "model": model,
@@ -61,12 +69,12 @@ def chat_body(items: Sequence[Item], tools: Sequence[Tool], model: str, params: 
     }
 
 
-def chat_messages(items: Sequence[Item]) -> list[Json]:
+def chat_messages(items: Sequence[Item]) -> list[JsonDict]:
     """Conversation items as Chat messages.
 
     One answer is one message. Tool results are text there, so their screenshots follow in a message of the user.
     """
-    messages: list[Json] = []
+    messages: list[JsonDict] = []
     for kind, run in groupby((item for item in items if not isinstance(item, Reasoning)), _kind):
         group = list(run)
         if kind == "answer":
@@ -85,14 +93,14 @@ def parse_responses_reply(body: object) -> Reply:
         SamplingError: it is none.
     """
     try:
-        fields = cast("Json", body)
+        fields = cast("JsonDict", body)
         texts, thoughts, calls = "", "", list[ToolCall]()
-        for item in cast("list[Json]", fields["output"]):
+        for item in cast("list[JsonDict]", fields["output"]):
             match item["type"]:
                 case "message":
                     texts += "".join(part.get("text", "") for part in item["content"])
                 case "reasoning":
-                    parts = cast("list[Json]", item.get("content") or item.get("summary") or [])
+                    parts = cast("list[JsonDict]", item.get("content") or item.get("summary") or [])
                     thoughts += "".join(part.get("text", "") for part in parts)
                 case "function_call":
                     calls.append(_call(item.get("call_id"), item["name"], item["arguments"]))
@@ -117,12 +125,12 @@ def parse_chat_reply(body: object) -> Reply:
         SamplingError: it is none.
     """
     try:
-        fields = cast("Json", body)
-        choice: Json = fields["choices"][0]
-        message: Json = choice["message"]
+        fields = cast("JsonDict", body)
+        choice: JsonDict = fields["choices"][0]
+        message: JsonDict = choice["message"]
         calls = [
             _call(call.get("id"), call["function"]["name"], call["function"]["arguments"])
-            for call in cast("list[Json]", message.get("tool_calls") or [])
+            for call in cast("list[JsonDict]", message.get("tool_calls") or [])
         ]
         usage = fields.get("usage")
         return Reply(
@@ -158,7 +166,7 @@ def _call(call_id: object, name: str, arguments: object) -> ToolCall:
 def _count(usage: object, *path: str) -> int:
     """A number of tokens; not every endpoint counts."""
     for key in path:
-        usage = cast("Json", usage).get(key) if isinstance(usage, dict) else None
+        usage = cast("JsonDict", usage).get(key) if isinstance(usage, dict) else None
     return usage if isinstance(usage, int) else 0
 
 
@@ -179,7 +187,7 @@ def _kind(item: Item) -> str:
             return "answer"
 
 
-def _chat_answer(group: Sequence[Item]) -> Json:
+def _chat_answer(group: Sequence[Item]) -> JsonDict:
     text = "".join(_text(item) for item in group if isinstance(item, Message))
     calls = [
         {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
@@ -189,13 +197,13 @@ def _chat_answer(group: Sequence[Item]) -> Json:
     return {"role": "assistant", "content": text or None, "tool_calls": calls} if calls else _assistant(text)
 
 
-def _assistant(text: str) -> Json:
+def _assistant(text: str) -> JsonDict:
     return {"role": "assistant", "content": text}
 
 
-def _chat_results(results: Sequence[ToolResult]) -> list[Json]:
-    images = [_chat_part(part) for result in results for part in result.content if isinstance(part, ImagePart)]
-    messages: list[Json] = [
+def _chat_results(results: Sequence[ToolResult]) -> list[JsonDict]:
+    images = [_chat_part(part) for result in results for part in result.content if isinstance(part, EncodedImage)]
+    messages: list[JsonDict] = [
         {
             "role": "tool",
             "tool_call_id": result.call_id,
@@ -206,19 +214,17 @@ def _chat_results(results: Sequence[ToolResult]) -> list[Json]:
     return [*messages, {"role": "user", "content": images}] if images else messages
 
 
-def _chat_message(message: Message) -> Json:
+def _chat_message(message: Message) -> JsonDict:
     role = "system" if message.role == "developer" else message.role
     if role == "system":
         return {"role": role, "content": _text(message)}
     return {"role": role, "content": [_chat_part(part) for part in message.content]}
 
 
-def _chat_part(part: TextPart | ImagePart) -> Mapping[str, object]:
+def _chat_part(part: TextPart | EncodedImage) -> Mapping[str, object]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    image = responses_input([Message(role="user", content=(part,))])[0]
-    url = cast("list[Json]", image["content"])[0]["image_url"]
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "image_url", "image_url": {"url": part.data_url()}}
 
 
 def _text(message: Message) -> str:

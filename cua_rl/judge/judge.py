@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from cua_rl.errors import ConfigError, JudgeError, boundary
 from cua_rl.judge.request import Case, Part, Screenshots, build_messages
 from cua_rl.judge.verdict import MalformedVerdict, parse_verdict
-from cua_rl.types import Judgement, JudgeVote
+from cua_rl.judgement import Judgement, JudgeVote
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

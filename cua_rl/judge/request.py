@@ -4,14 +4,14 @@ Everything that came from the agent or the device is inside JSON strings, so not
 """
 
 import json
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from cua_rl.actions import Action
+from cua_rl.conversation import EncodedImage
 from cua_rl.errors import JudgeError
-from cua_rl.types import Observation, StopReason, Turn
+from cua_rl.types import StopReason, Turn
 
 Screenshots = Literal["final", "all"]
 Part = Mapping[str, object]
@@ -47,8 +47,8 @@ def build_messages(prompt: str, case: Case, screenshots: Screenshots) -> list[Pa
 
 
 def _turn(turn: Turn) -> dict[str, object]:
-    actions = [_action(action) for action in (turn.action, *turn.more_actions) if action is not None]
-    told = {"told": turn.action_error} if turn.action_error is not None else {}
+    actions = [_action(action) for action in turn.agent.actions]
+    told = {"told": turn.agent.action_error} if turn.agent.action_error is not None else {}
     return {"turn": turn.index + 1, "actions": actions, **told}
 
 
@@ -60,12 +60,12 @@ def _screens(turns: Sequence[Turn], screenshots: Screenshots) -> Iterator[Part]:
     """Labelled screenshots; one that shows what the last one showed is not sent again."""
     shown: str | None = None
     for turn in turns if screenshots == "all" else ():
-        if turn.before.sha256 == shown:
+        if turn.agent.before.sha256 == shown:
             yield _text(f"Screenshot before turn {turn.index + 1}: the same.")
         else:
-            yield from (_text(f"Screenshot before turn {turn.index + 1}:"), _image(turn.before))
-        shown = turn.before.sha256
-    last = turns[-1].after or turns[-1].before
+            yield from (_text(f"Screenshot before turn {turn.index + 1}:"), _image(turn.agent.before))
+        shown = turn.agent.before.sha256
+    last = turns[-1].agent.after or turns[-1].agent.before
     if last.sha256 == shown:
         yield _text("Final screenshot: the same.")
     else:
@@ -76,7 +76,5 @@ def _text(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def _image(shown: Observation) -> Part:
-    kind = "jpeg" if shown.png.startswith(b"\xff\xd8") else "png"
-    url = f"data:image/{kind};base64,{b64encode(shown.png).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+def _image(shown: EncodedImage) -> Part:
+    return {"type": "image_url", "image_url": {"url": shown.data_url()}}

@@ -3,8 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 
-from cua_rl.agent.gbox_agent import load_system_prompt
-from cua_rl.agent.tools import COMPUTER_USE
+from cua_rl.agent.tools import COMPUTER_USE, load_system_prompt
 from cua_rl.conversation import Message, TextPart
 from cua_rl.models.tokenizer import build_tokenizer
 from cua_rl.renderers.qwen3_vl import END_OF_TURN, Qwen3VLRenderer

@@ -7,8 +7,7 @@ the tiny model trainable on a laptop; they match only if agent, tools and chat t
 import json
 from collections.abc import Iterator, Mapping
 
-from cua_rl.agent.gbox_agent import load_system_prompt
-from cua_rl.agent.tools import MAX_COORDINATE, MOBILE_USE
+from cua_rl.agent.tools import MAX_COORDINATE, MOBILE_USE, load_system_prompt
 from cua_rl.conversation import Message, TextPart
 from cua_rl.devices.simulator.catalog import APPS, SETTINGS
 from cua_rl.models.tokenizer import build_tokenizer

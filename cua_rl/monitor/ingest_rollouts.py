@@ -12,9 +12,10 @@ from cua_rl.database.models import Environment, Eval, Group, RolloutRow, Step, T
 from cua_rl.database.monitor_models import IngestItem
 from cua_rl.database.rollout_writer import insert_judgements
 from cua_rl.database.rows import note_status
+from cua_rl.judgement import Judgement
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor.ingest_scope import IngestScope, ItemRefused
-from cua_rl.types import Judgement, StopReason
+from cua_rl.types import StopReason
 
 _JUDGEMENT = TypeAdapter(Judgement)
 _STATUS = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}

@@ -5,7 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from cua_rl.monitor.schemas import Json, Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
+from cua_rl.monitor.schemas import Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
+from cua_rl.types import JsonDict
 
 
 class RolloutCell(Shown):
@@ -99,7 +100,7 @@ class ClockTurn(Shown):
     turn_index: int
     started_s: float = Field(description="since the group's first rollout began")
     duration_s: float = Field(description="whole turn: request, action, screenshot")
-    action: Json | None
+    action: JsonDict | None
     failure_kind: str | None
     action_error: str | None
     before_sha256: str | None
@@ -135,7 +136,9 @@ class RolloutItem(RolloutCell):
     seed: int
     instruction: str | None = None
     last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
-    last_action: Json | None = Field(default=None, description="done on that screenshot, null if it shows the outcome")
+    last_action: JsonDict | None = Field(
+        default=None, description="done on that screenshot, null if it shows the outcome"
+    )
 
 
 class ScreenshotRef(Shown):
@@ -165,11 +168,11 @@ class TurnDetail(Shown):
     tool_calls: list[ToolCallShown]
     failure_kind: str | None
     failure_message: str | None
-    action: Json | None = Field(description="type and values, coordinates in pixels of the screenshot before")
+    action: JsonDict | None = Field(description="type and values, coordinates in pixels of the screenshot before")
     action_error: str | None
     before: ScreenshotRef | None
     after: ScreenshotRef | None
-    request: Json = Field(description="as the agent sent it; images are sha256:<hex>")
+    request: JsonDict = Field(description="as the agent sent it; images are sha256:<hex>")
     prompt_matches_renderer: bool
     num_prompt_tokens: int
     cached_tokens: int

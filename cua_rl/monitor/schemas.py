@@ -9,11 +9,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cua_rl.types import JsonDict
+
 Item = TypeVar("Item")
 Phase = Literal["baseline", "step", "eval"]
 RunStatus = Literal["running", "completed", "failed", "cancelled"]
 StepStatus = Literal["rollouts", "training", "running", "completed", "failed", "cancelled"]
-Json = dict[str, Any]
 
 
 class Shown(BaseModel):
@@ -125,7 +126,7 @@ class StatusChange(Shown):
 class Run(RunSummary):
     """A run with its configuration (secrets masked) and what hangs on it."""
 
-    config: Json
+    config: JsonDict
     first_step: int
     num_rollouts: int = Field(description="rollouts of ended groups, those of evaluations included")
     num_running_rollouts: int = Field(description="0 unless the run is alive")
@@ -217,7 +218,7 @@ class Benchmark(Shown):
     title: str | None
     path: str
     written_at: datetime
-    results: Json
+    results: JsonDict
 
 
 LiveKind = Literal["hello", "reset", "run", "step", "eval", "group", "rollout", "turn", "override"]

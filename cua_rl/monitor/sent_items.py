@@ -3,13 +3,13 @@
 What refers to something sent before names it (`references`), because its id is known only once that has been stored.
 """
 
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.database.encoding import encode_action, encode_prompt_chunks
 from cua_rl.events import (
     BatchTaken,
@@ -180,29 +180,29 @@ class ItemMaker:
         return SentItem(kind="rollouts", client_id=rollout_id, payload=head | dict(payload), references=references)
 
     def _turn(self, rollout_id: str, turn: Turn) -> SentItem:
-        after = turn.after
+        after = turn.agent.after
         payload: dict[str, Any] = {
             "turn": turn.index + 1,
             "start_time": _iso(datetime.fromtimestamp(turn.model.started_at, UTC)),
-            "turn_time": sum(turn.durations_s.values()),
+            "turn_time": sum(turn.agent.durations_s.values()),
             "model_response": turn.model.text,
-            "metrics_json": {"stage_timings": dict(turn.durations_s)},
-            "screen_before": self._image(rollout_id, turn.before.sha256, turn.before.png, "png"),
-            "screen_after": None if after is None else self._image(rollout_id, after.sha256, after.png, "png"),
+            "metrics_json": {"stage_timings": dict(turn.agent.durations_s)},
+            "screen_before": self._image(rollout_id, turn.agent.before),
+            "screen_after": None if after is None else self._image(rollout_id, after),
             "model_specific_input_json": dict(turn.model.request),
             "cua_rl": self._exact_turn(turn),
         }
-        images = [self._image(rollout_id, one.sha256, one.data, one.format) for one in turn.model.prompt.images]
+        images = [self._image(rollout_id, one) for one in turn.model.prompt.images]
         payload["cua_rl"]["images"] = [image for image in images if image.startswith("data:")]
         return _turn_item(rollout_id, turn.index, payload)
 
-    def _image(self, rollout_id: str, sha256: str, data: bytes, image_format: str) -> str:
+    def _image(self, rollout_id: str, image: EncodedImage) -> str:
         """The image, or only its hash if an earlier turn of the rollout has sent it."""
         known = self._sent_images.setdefault(rollout_id, set())
-        if sha256 in known:
-            return f"sha256:{sha256}"
-        known.add(sha256)
-        return f"data:image/{image_format};base64,{b64encode(data).decode()}"
+        if image.sha256 in known:
+            return f"sha256:{image.sha256}"
+        known.add(image.sha256)
+        return image.data_url()
 
     def _exact_turn(self, turn: Turn) -> dict[str, Any]:
         model = turn.model
@@ -218,11 +218,11 @@ class ItemMaker:
             "cached_tokens": model.cached_tokens,
             "started_unix_s": model.started_at,
             "duration_s": model.duration_s,
-            "durations_s": dict(turn.durations_s),
-            "action_error": turn.action_error,
+            "durations_s": dict(turn.agent.durations_s),
+            "action_error": turn.agent.action_error,
         }
-        if turn.action is not None:
-            exact["action"] = encode_action(turn.action)
+        if turn.agent.action is not None:
+            exact["action"] = encode_action(turn.agent.action)
         if model.failure is not None:
             exact |= {"failure_kind": model.failure.kind, "failure_message": model.failure.message}
         return exact

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
+from cua_rl.agent.agent import Agent
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
@@ -87,9 +88,7 @@ def check_agent(settings: AgentSettings) -> None:
         )
 
 
-def make_agent(
-    settings: AgentSettings, own: GBoxAgent, gateway: Gateway, log_folder: Path
-) -> GBoxAgent | ExternalAgent | MiniAgent:
+def make_agent(settings: AgentSettings, own: GBoxAgent, log_folder: Path) -> Agent:
     """Our own agent unless another one is configured, whose programs write to `log_folder`."""
     if settings.agent == "mini_agent":
         mini = MiniAgentSettings(
@@ -99,12 +98,12 @@ def make_agent(
             max_run_time_s=settings.task_timeout_s + settings.max_turns * settings.turn_timeout_s,
             max_step_time_s=settings.turn_timeout_s,
         )
-        return MiniAgent(mini, gateway)
+        return MiniAgent(mini)
     if settings.agent_command is not None:
         argv = tuple(shlex.split(settings.agent_command))
-        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder), gateway)
+        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder))
     if settings.agent_url is not None:
-        return ExternalAgent(AgentService(url=settings.agent_url), gateway)
+        return ExternalAgent(AgentService(url=settings.agent_url))
     return own
 
 

@@ -34,12 +34,13 @@ from cua_rl.evaluation.judge_calibration import (
 )
 from cua_rl.judge.judge import Judge, JudgeConfig
 from cua_rl.judge.request import Case
+from cua_rl.judgement import Judgement
 from cua_rl.monitor.databases import Database
 from cua_rl.recipes.export_rollout import find_training, open_run_database
 from cua_rl.recipes.judge_config import JudgeSettings, calibration_path, check_judge, make_judge_config, open_judge
 from cua_rl.recipes.number_checks import check_numbers
 from cua_rl.recipes.run_recipe import run_recipe
-from cua_rl.types import Judgement, Rollout
+from cua_rl.types import Rollout
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots
 

@@ -43,7 +43,7 @@ from cua_rl.recipes.run_reporting import open_run_log
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.comparison_plot import write_comparison_plot
 from cua_rl.reporting.json_lines import append_record, read_records
-from cua_rl.rollout.run import ModelAccess, RolloutRunner
+from cua_rl.rollout.run import RecordingAccess, RolloutRunner
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -151,7 +151,7 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
 
 
 async def _run_model(
-    plan: EvaluationPlan, model: Model, access: ModelAccess, around: Surroundings, record: AttemptFile
+    plan: EvaluationPlan, model: Model, access: RecordingAccess, around: Surroundings, record: AttemptFile
 ) -> None:
     attempt_plan = _attempt_plan(plan, model)
     num_missing, started = len(missing_attempts(attempt_plan, record.attempts)), time.monotonic()
@@ -187,13 +187,13 @@ def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
     return AttemptPlan(model=model.name, tasks=plan.tasks, num_attempts=plan.config.num_attempts, params=plan.params)
 
 
-def _make_runner(plan: EvaluationPlan, access: ModelAccess, around: Surroundings) -> RolloutRunner:
+def _make_runner(plan: EvaluationPlan, access: RecordingAccess, around: Surroundings) -> RolloutRunner:
     own = GBoxAgent(history=plan.history, grounder=around.devices.grounder)
     log_folder = plan.log_path / "logs" / "agents"
     return RolloutRunner(
         devices=around.devices.pool,
         gateway=access,
-        agent=make_agent(plan.config, own, access, log_folder) if isinstance(access, Gateway) else own,
+        agent=make_agent(plan.config, own, log_folder) if isinstance(access, Gateway) else own,
         reward=plan.reward,
         recorder=NoRecorder(),
         max_turns=plan.config.max_turns,

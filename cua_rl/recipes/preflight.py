@@ -11,10 +11,9 @@ from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cua_rl.agent.gbox_agent import load_system_prompt
 from cua_rl.agent.history import HistoryPolicy
-from cua_rl.agent.tools import tool_for
-from cua_rl.conversation import ImagePart, Message, TextPart
+from cua_rl.agent.tools import load_system_prompt, tool_for
+from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
 from cua_rl.renderers.renderer import Renderer
@@ -166,7 +165,12 @@ async def require_monitor(address: "MonitorAddress") -> None:
 
 
 def _prompt_tokens(renderer: Renderer, screen: Screen, *, num_images: int) -> int:
-    image = ImagePart(data=_blank_image(screen.width_px, screen.height_px), format="png")
+    image = EncodedImage(
+        data=_blank_image(screen.width_px, screen.height_px),
+        format="png",
+        width_px=screen.width_px,
+        height_px=screen.height_px,
+    )
     content = (TextPart(text="."), *[image] * num_images)
     system = Message(role="system", content=(TextPart(text=load_system_prompt(screen.kind)),))
     items = (system, Message(role="user", content=content))

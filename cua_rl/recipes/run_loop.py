@@ -9,8 +9,7 @@ from cua_rl.recipes.train_config import CLIConfig
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.sync_loop import LoopSettings, Parts
-from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
-from cua_rl.rollout.pressure import follow_load
+from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.sampling.client import SamplingClient
 
 

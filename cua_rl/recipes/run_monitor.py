@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError
 from cua_rl.events import Recorder
-from cua_rl.processes import OwnedProcess
+from cua_rl.processes import OwnedProcess, free_port
 
 if TYPE_CHECKING:
     from cua_rl.monitor.sender import MonitorAddress
@@ -95,7 +94,7 @@ async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_ur
     """
     if not settings.monitor:
         return None
-    port = settings.monitor_port or _free_port(DEFAULT_PORT)
+    port = settings.monitor_port or _default_port()
     command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", f"port={port}"]
     if shutil.which("nice"):
         command = ["nice", "-n", "10", *command]  # training comes first
@@ -106,14 +105,9 @@ async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_ur
     return f"http://127.0.0.1:{port}"
 
 
-def _free_port(wanted: int) -> int:
-    """The wanted port if it is free, else any."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    return wanted
+def _default_port() -> int:
+    """The default port if it is free, else any."""
+    try:
+        return free_port(DEFAULT_PORT)
+    except OSError:
+        return free_port()

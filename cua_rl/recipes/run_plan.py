@@ -2,7 +2,6 @@
 
 import logging
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from cua_rl.devices.pool import DeviceBackend
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.processes import free_port
 from cua_rl.recipes.agents import check_agent
 from cua_rl.recipes.checkpoint_damage import find_checkpoint
 from cua_rl.recipes.gpu_plan import GpuPlan, GpuWishes, plan_gpus, visible_gpus
@@ -231,14 +231,12 @@ def max_lora_rank(rank: int) -> int:
 def _require_free_port(name: str, port: int | None) -> None:
     if port is None:
         return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError(
-                f"{name}: expected a free port, got {port} ({error.strerror}); choose another one, or leave it out"
-            ) from None
+    try:
+        free_port(port)
+    except OSError as error:
+        raise ConfigError(
+            f"{name}: expected a free port, got {port} ({error.strerror}); choose another one, or leave it out"
+        ) from None
 
 
 async def _reachable_database(environ: Mapping[str, str]) -> str | None:

@@ -319,7 +319,7 @@ def _make_runner(
     return RolloutRunner(
         devices=share,
         gateway=engine.gateway,
-        agent=make_agent(config, insider, engine.gateway, plan.log_path / "logs" / "agents"),
+        agent=make_agent(config, insider, plan.log_path / "logs" / "agents"),
         reward=plan.reward,
         watch_goal=config.watch_goal,
         judge=engine.judge,

@@ -1,18 +1,10 @@
-"""Reading untrusted JSON field by field, with errors that name the place; images come from `data:` URLs only."""
+"""Reads untrusted JSON field by field, with errors that name the place."""
 
-import binascii
-import re
-from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from cua_rl.conversation import ImageFormat, ImagePart
 from cua_rl.renderers.request_error import RequestError
-
-Json = Mapping[str, object]
-
-_DATA_URL = re.compile(r"data:image/(?:png|jpeg|jpg);base64,")
-_MAGIC: Mapping[ImageFormat, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff"}
+from cua_rl.types import Json
 
 
 class Place(str):
@@ -64,18 +56,3 @@ def text_at(fields: Json, name: str, at: Place) -> str:
 def optional_text_at(fields: Json, name: str, at: Place) -> str | None:
     """A string, or None if it is missing or null."""
     return None if fields.get(name) is None else text_at(fields, name, at)
-
-
-def image_part(url: object, at: Place) -> ImagePart:
-    """The image inside a `data:` URL; its bytes, not the URL, say which format it has."""
-    head = _DATA_URL.match(url) if isinstance(url, str) else None
-    if head is None or not isinstance(url, str):
-        raise at.error("a data: URL with a base64 PNG or JPEG image", url, "send the image itself, not a link to it")
-    try:
-        data = b64decode(url[head.end() :], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise at.error("base64 image data", str(error), "encode the image bytes with base64") from error
-    for image_format, magic in _MAGIC.items():
-        if data.startswith(magic):
-            return ImagePart(data=data, format=image_format)
-    raise at.error("PNG or JPEG bytes", data[:8], "encode the screenshot as PNG")

@@ -4,13 +4,12 @@ The only images taken are those inside the request: `data:` URLs with PNG or JPE
 `RequestError` that names the place in the request.
 """
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from cua_rl.conversation import (
-    ImagePart,
+    EncodedImage,
     Item,
     Message,
     Part,
@@ -22,10 +21,9 @@ from cua_rl.conversation import (
     ToolCall,
     ToolResult,
 )
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_fields import (
-    Json,
     Place,
-    image_part,
     list_at,
     mapping_at,
     optional_list_at,
@@ -33,6 +31,7 @@ from cua_rl.renderers.openai_fields import (
     text_at,
 )
 from cua_rl.renderers.request_error import RequestError as RequestError
+from cua_rl.types import Json
 
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _IMAGE_TYPES = ("image_url", "input_image")
@@ -46,10 +45,11 @@ class Conversation:
     tools: tuple[Tool, ...]
 
 
-def conversation_from_responses(request: Json) -> Conversation:
+def conversation_from_responses(request: Json, images: ImageUrls | None = None) -> Conversation:
     """The conversation of a Responses request; `instructions` become the first system message.
 
-    Item n of a list `input` is item n of the conversation, counted after the instructions.
+    Item n of a list `input` is item n of the conversation, counted after the instructions. `images` holds those of
+    earlier requests of the same rollout.
 
     Raises:
         RequestError: something in the request that this system cannot give to the model.
@@ -64,64 +64,63 @@ def conversation_from_responses(request: Json) -> Conversation:
     if isinstance(given, str):
         items: list[Item] = [_text_message("user", text_at(request, "input", Place("request")))]
     else:
+        images = images or ImageUrls()
         items = [
-            item_from_responses(item, f"input[{index}]") for index, item in enumerate(list_at(given, Place("input")))
+            _item_from_responses(item, images, Place(f"input[{index}]"))
+            for index, item in enumerate(list_at(given, Place("input")))
         ]
     return Conversation(items=(*system, *items), tools=_tools(request, nested=False))
 
 
-def item_from_responses(item: object, place: str = "item") -> Item:
-    """One Responses item as one conversation item.
-
-    Raises:
-        RequestError: an item that this system cannot give to the model; the message names `place`.
-    """
-    at = Place(place)
+def _item_from_responses(item: object, images: ImageUrls, at: Place) -> Item:
     fields = mapping_at(item, at)
     kind = fields.get("type", "message")
     match kind:
         case "message":
-            return _message(fields, at)
+            return _message(fields, images, at)
         case "reasoning":
-            return _reasoning(fields, at)
+            return _reasoning(fields, images, at)
         case "function_call":
             return _tool_call(fields.get("call_id"), fields, at)
         case "function_call_output":
-            content = _parts(fields.get("output"), at / "output")
+            content = _parts(fields.get("output"), images, at / "output")
             return ToolResult(call_id=text_at(fields, "call_id", at), content=content)
         case _:
             raise at.error("message, reasoning, function_call or function_call_output", kind, "leave it out")
 
 
-def conversation_from_chat(request: Json) -> Conversation:
+def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Conversation:
     """The conversation of a Chat Completions request.
 
-    An assistant message becomes up to three kinds of items, in this order: reasoning, text, tool calls.
+    An assistant message becomes up to three kinds of items, in this order: reasoning, text, tool calls. `images` are
+    those of earlier requests of the same rollout.
 
     Raises:
         RequestError: something in the request that this system cannot give to the model.
     """
     items: list[Item] = []
+    images = images or ImageUrls()
     for index, message in enumerate(list_at(request.get("messages", []), Place("messages"))):
         at = Place(f"messages[{index}]")
         fields = mapping_at(message, at)
         match fields.get("role"):
             case "tool":
-                content = _parts(fields.get("content"), at / "content")
+                content = _parts(fields.get("content"), images, at / "content")
                 items.append(ToolResult(call_id=text_at(fields, "tool_call_id", at), content=content))
             case "assistant":
-                items += _chat_answer(fields, at)
+                items += _chat_answer(fields, images, at)
             case _:
-                items.append(_message(fields, at))
+                items.append(_message(fields, images, at))
     return Conversation(items=tuple(items), tools=_tools(request, nested=True))
 
 
-def responses_input(items: Sequence[Item]) -> list[dict[str, object]]:
-    """Conversation items as the `input` of a Responses request.
+def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> list[dict[str, object]]:
+    """Conversation items as the `input` of a Responses request; `images` knows the URLs of those sent before.
 
     For a model server, `replay` the items first: see `cua_rl.renderers.replay`.
     """
-    return [_responses_item(item, index) for index, item in enumerate(items)]
+    images = images or ImageUrls()
+    return [_responses_item(item, images, index) for index, item in enumerate(items)]
 
 
 def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
@@ -141,22 +140,22 @@ def _text_message(role: Role, text: str) -> Message:
     return Message(role=role, content=(TextPart(text=text),))
 
 
-def _message(fields: Json, at: Place) -> Message:
+def _message(fields: Json, images: ImageUrls, at: Place) -> Message:
     role = fields.get("role")
     if role not in ("system", "developer", "user", "assistant"):
         raise at.error("a role among system, developer, user, assistant and tool", role, "use one of them")
-    content = _parts(fields.get("content"), at / "content")
-    if role != "user" and any(isinstance(part, ImagePart) for part in content):
+    content = _parts(fields.get("content"), images, at / "content")
+    if role != "user" and any(isinstance(part, EncodedImage) for part in content):
         raise at.error(f"text in a message of the {role}", "an image", "put it into a user message or tool result")
     return Message(role=role, content=content)
 
 
-def _reasoning(fields: Json, at: Place) -> Reasoning:
+def _reasoning(fields: Json, images: ImageUrls, at: Place) -> Reasoning:
     """The thought in `content`, as this system's gateway writes it, or else the summary of it."""
     place, given = at / "content", fields.get("content")
     if not given:
         place, given = at / "summary", fields.get("summary")
-    texts = [part.text for part in _parts(given, place) if isinstance(part, TextPart)]
+    texts = [part.text for part in _parts(given, images, place) if isinstance(part, TextPart)]
     return Reasoning(text="\n".join(texts))
 
 
@@ -168,11 +167,11 @@ def _tool_call(call_id: object, fields: Json, at: Place) -> ToolCall:
     )
 
 
-def _chat_answer(fields: Json, at: Place) -> list[Item]:
+def _chat_answer(fields: Json, images: ImageUrls, at: Place) -> list[Item]:
     reasoning = fields.get("reasoning_content") or fields.get("reasoning")
     items: list[Item] = [Reasoning(text=reasoning)] if isinstance(reasoning, str) else []
     calls = optional_list_at(fields.get("tool_calls"), at / "tool_calls")
-    message = _message(fields, at)
+    message = _message(fields, images, at)
     if any(isinstance(part, TextPart) and part.text for part in message.content) or not (items or calls):
         items.append(message)
     for index, call in enumerate(calls):
@@ -182,15 +181,15 @@ def _chat_answer(fields: Json, at: Place) -> list[Item]:
     return items
 
 
-def _parts(content: object, at: Place) -> tuple[Part, ...]:
+def _parts(content: object, images: ImageUrls, at: Place) -> tuple[Part, ...]:
     if content is None:
         return ()
     if isinstance(content, str):
         return (TextPart(text=text_at({"text": content}, "text", at)),)
-    return tuple(_part(part, Place(f"{at}[{index}]")) for index, part in enumerate(list_at(content, at)))
+    return tuple(_part(part, images, Place(f"{at}[{index}]")) for index, part in enumerate(list_at(content, at)))
 
 
-def _part(part: object, at: Place) -> Part:
+def _part(part: object, images: ImageUrls, at: Place) -> Part:
     fields = mapping_at(part, at)
     kind = fields.get("type")
     if kind in _TEXT_TYPES:
@@ -200,7 +199,7 @@ def _part(part: object, at: Place) -> Part:
     if kind in _IMAGE_TYPES:
         url = fields.get("image_url")
         nested = cast("Json", url).get("url") if isinstance(url, Mapping) else url
-        return image_part(nested, at / "image_url")
+        return images.image(nested, at / "image_url")
     raise at.error("a part of text or an image", kind, "send text or a screenshot")
 
 
@@ -222,7 +221,7 @@ def _tool(tool: object, at: Place, *, nested: bool) -> Tool:
     )
 
 
-def _responses_item(item: Item, index: int) -> dict[str, object]:
+def _responses_item(item: Item, images: ImageUrls, index: int) -> dict[str, object]:
     match item:
         case SampledAnswer():
             return {"type": "message", "role": "assistant", "content": item.text}
@@ -230,7 +229,7 @@ def _responses_item(item: Item, index: int) -> dict[str, object]:
             text = "".join(part.text for part in item.content if isinstance(part, TextPart))
             return {"type": "message", "role": "assistant", "content": text}
         case Message():
-            return {"type": "message", "role": item.role, "content": [_responses_part(part) for part in item.content]}
+            return {"type": "message", "role": item.role, "content": _responses_parts(item.content, images)}
         case Reasoning():
             thought = {"type": "reasoning_text", "text": item.text}
             return {"type": "reasoning", "id": f"rs_{index}", "summary": [], "content": [thought]}
@@ -242,12 +241,14 @@ def _responses_item(item: Item, index: int) -> dict[str, object]:
                 "arguments": item.arguments,
             }
         case ToolResult():
-            output = [_responses_part(part) for part in item.content]
+            output = _responses_parts(item.content, images)
             return {"type": "function_call_output", "call_id": item.call_id, "output": output or ""}
 
 
-def _responses_part(part: Part) -> dict[str, object]:
-    if isinstance(part, TextPart):
-        return {"type": "input_text", "text": part.text}
-    url = f"data:image/{part.format};base64,{b64encode(part.data).decode()}"
-    return {"type": "input_image", "image_url": url, "detail": "auto"}
+def _responses_parts(parts: Sequence[Part], images: ImageUrls) -> list[dict[str, object]]:
+    return [
+        {"type": "input_text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "input_image", "image_url": images.url(part), "detail": "auto"}
+        for part in parts
+    ]

@@ -9,15 +9,24 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 from tokenizers import Tokenizer
 
-from cua_rl.conversation import ImagePart, Item, Message, ParsedAnswer, Part, SampledAnswer, TextPart, Tool, ToolResult
+from cua_rl.conversation import (
+    EncodedImage,
+    Item,
+    Message,
+    ParsedAnswer,
+    Part,
+    SampledAnswer,
+    TextPart,
+    Tool,
+    ToolResult,
+)
 from cua_rl.errors import ConfigError
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.chat_format import INSTRUCT, THINKING, ChatFormat
-from cua_rl.renderers.images import ImageSettings, image_size, load_image_settings, num_image_tokens
+from cua_rl.renderers.images import ImageSettings, load_image_settings, num_image_tokens
 from cua_rl.renderers.replay import ReplayedItem, replay, text_of
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.types import EncodedTextChunk, ImageChunk, ModelInput
@@ -46,7 +55,7 @@ class _Answer:
     text: str
 
 
-_Piece = str | ImagePart | _Answer
+_Piece = str | EncodedImage | _Answer
 
 
 class Qwen3VLRenderer:
@@ -67,7 +76,6 @@ class Qwen3VLRenderer:
         self._format = chat_format
         self.image_settings = image_settings
         self._tokenizer = tokenizer
-        self._image_chunks: WeakValueDictionary[str, ImageChunk] = WeakValueDictionary()
         self._end_of_turn = _token_id(tokenizer, END_OF_TURN)
         self.image_token_id = _token_id(tokenizer, _IMAGE) if image_settings else -1
         """The placeholder of which an image takes `expected_tokens`; -1 if the model takes no images."""
@@ -132,7 +140,7 @@ class Qwen3VLRenderer:
         """The text of token ids, special tokens included."""
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
-    def _chunks(self, pieces: Sequence[str | ImagePart]) -> Iterator[EncodedTextChunk | ImageChunk]:
+    def _chunks(self, pieces: Sequence[str | EncodedImage]) -> Iterator[EncodedTextChunk | ImageChunk]:
         text: list[str] = []
         for piece in pieces:
             if isinstance(piece, str):
@@ -148,19 +156,14 @@ class Qwen3VLRenderer:
     def _text_chunk(self, text: str) -> EncodedTextChunk:
         return EncodedTextChunk(tokens=tuple(self.encode(text)))
 
-    def _image_chunk(self, image: ImagePart) -> ImageChunk:
+    def _image_chunk(self, image: EncodedImage) -> ImageChunk:
         if self.image_settings is None:
             raise ConfigError(
                 f"expected text only for the renderer {self.name!r}, got an image; use a vision model such as Qwen3-VL"
             )
-        # Prompts that hold the same screenshot share one chunk, as long as one of them is alive.
-        chunk = self._image_chunks.get(image.sha256)
-        if chunk is None:
-            width_px, height_px = image_size(image.data)
-            expected_tokens = num_image_tokens(width_px, height_px, self.image_settings)
-            chunk = ImageChunk(data=image.data, format=image.format, expected_tokens=expected_tokens)
-            self._image_chunks[image.sha256] = chunk
-        return chunk
+        return ImageChunk(
+            image=image, expected_tokens=num_image_tokens(image.width_px, image.height_px, self.image_settings)
+        )
 
 
 def load_qwen3_vl(model_path: Path) -> Qwen3VLRenderer:
@@ -242,27 +245,27 @@ def _tool_json(tool: Tool) -> str:
     return json.dumps({"type": "function", "function": function}, ensure_ascii=False)
 
 
-def _content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | ImagePart]:
+def _content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | EncodedImage]:
     for part in parts:
         match part:
             case TextPart():
                 yield part.text
-            case ImagePart():
+            case EncodedImage():
                 yield from (f"{chat_format.before_image}<|vision_start|>", part, "<|vision_end|>")
 
 
-def _tool_result_content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | ImagePart]:
+def _tool_result_content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | EncodedImage]:
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     # vLLM joins a result of text parts alone with line breaks, but not one that holds an image.
     return iter(["\n".join(texts)]) if len(texts) == len(parts) else _content(parts, chat_format)
 
 
-def _plain(piece: _Piece) -> str | ImagePart:
+def _plain(piece: _Piece) -> str | EncodedImage:
     return piece.text if isinstance(piece, _Answer) else piece
 
 
-def _runs(pieces: Sequence[_Piece]) -> Iterator[tuple[bool, list[str | ImagePart]]]:
-    run: list[str | ImagePart] = []
+def _runs(pieces: Sequence[_Piece]) -> Iterator[tuple[bool, list[str | EncodedImage]]]:
+    run: list[str | EncodedImage] = []
     for piece in pieces:
         if not isinstance(piece, _Answer):
             run.append(piece)

@@ -25,7 +25,17 @@ message with its text, and a server writes both as they stand. A gateway sends `
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from cua_rl.conversation import ImagePart, Item, Message, Part, Reasoning, SampledAnswer, TextPart, ToolCall, ToolResult
+from cua_rl.conversation import (
+    EncodedImage,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    SampledAnswer,
+    TextPart,
+    ToolCall,
+    ToolResult,
+)
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.request_error import RequestError
 
@@ -55,7 +65,7 @@ def plain_text(text: str) -> str:
 
 def text_of(message: Message) -> list[str]:
     """The texts of a message that must not hold images."""
-    if any(isinstance(part, ImagePart) for part in message.content):
+    if any(isinstance(part, EncodedImage) for part in message.content):
         raise RequestError(
             expected="images in user messages and tool results only",
             got=f"one in a message of the {message.role}",

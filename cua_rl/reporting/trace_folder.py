@@ -15,8 +15,9 @@ from typing import Self
 from PIL import Image, ImageDraw
 
 from cua_rl.actions import Action, Click, DoubleClick, Drag, LongPress, MoveMouse, RightClick, Scroll
+from cua_rl.conversation import EncodedImage
 from cua_rl.events import Event, GroupEnded, Recorder, RolloutStarted, TurnTaken
-from cua_rl.types import Observation, Rollout, Turn
+from cua_rl.types import Rollout, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +95,9 @@ class TraceRecorder:
         _append(folder, f"# {task.task_id}, seed {task.seed}\n\n{task.instruction}\n\ndevice: {event.device_id}\n")
 
 
-def draw_action(seen: Observation, action: Action | None) -> Image.Image:
+def draw_action(seen: EncodedImage, action: Action | None) -> Image.Image:
     """The screenshot with a mark where the action is aimed at, and below it a strip that says what it was."""
-    with Image.open(BytesIO(seen.png)) as screenshot:
+    with Image.open(BytesIO(seen.data)) as screenshot:
         size = (screenshot.width, screenshot.height + _STRIP_PX)
         picture = Image.new("RGB", size, "white")
         picture.paste(screenshot.convert("RGB"))
@@ -124,12 +125,12 @@ def _mark(pen: ImageDraw.ImageDraw, x: int, y: int, *, radius_px: int) -> None:
 
 def _write_turn(folder: Path, turn: Turn) -> None:
     name = f"turn-{turn.index + 1:02d}.png"
-    draw_action(turn.before, turn.action).save(folder / name)
-    done = [repr(action) for action in (turn.action, *turn.more_actions) if action is not None]
+    draw_action(turn.agent.before, turn.agent.action).save(folder / name)
+    done = [repr(action) for action in turn.agent.actions]
     lines = [f"\n## Turn {turn.index + 1}\n", f"![screenshot]({name})\n", f"```\n{turn.model.text}\n```\n"]
     lines += [f"done: {action}\n" for action in done]
-    if turn.action_error is not None:
-        lines.append(f"told: {turn.action_error}\n")
+    if turn.agent.action_error is not None:
+        lines.append(f"told: {turn.agent.action_error}\n")
     _append(folder, "\n".join(lines))
 
 

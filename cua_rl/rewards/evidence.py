@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cua_rl.actions import Action, Wait
-from cua_rl.types import StopReason, Turn, Validation
+from cua_rl.types import AgentTurn, StopReason, Turn, Validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +55,21 @@ def build_evidence(
     first_success_turn: int | None = None,
 ) -> Evidence:
     """Collect the facts of a rollout from its turns."""
+    done = [turn.agent for turn in turns]
     return Evidence(
         validation=validation,
         stop_reason=stop_reason,
         num_turns=len(turns),
         max_turns=max_turns,
-        num_actions=sum(turn.action is not None and turn.action_error is None for turn in turns),
-        num_parse_failures=sum(turn.action is None and turn.action_error is not None for turn in turns),
-        num_rejected_actions=sum(turn.action is not None and turn.action_error is not None for turn in turns),
-        num_repeated_actions=_count_repeats(turns),
+        num_actions=sum(turn.action is not None and turn.action_error is None for turn in done),
+        num_parse_failures=sum(turn.action is None and turn.action_error is not None for turn in done),
+        num_rejected_actions=sum(turn.action is not None and turn.action_error is not None for turn in done),
+        num_repeated_actions=_count_repeats(done),
         first_success_turn=first_success_turn,
     )
 
 
-def _count_repeats(turns: Sequence[Turn]) -> int:
+def _count_repeats(turns: Sequence[AgentTurn]) -> int:
     done: set[tuple[str, Action]] = set()
     num_repeats = 0
     for turn in turns:

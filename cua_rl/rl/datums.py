@@ -113,7 +113,7 @@ def datums_sha256(datums: Sequence[Datum]) -> str:
 
 def _fingerprint(datum: Datum) -> list[object]:
     chunks = [
-        list(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else [chunk.sha256, chunk.expected_tokens]
+        list(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else [chunk.image.sha256, chunk.expected_tokens]
         for chunk in datum.model_input.chunks
     ]
     return [

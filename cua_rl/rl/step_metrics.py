@@ -99,7 +99,7 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
     models = [turn.model for turn in turns]
     sampled = [logprob for model in models for logprob in model.sampling_logprobs]
     prompt_tokens = sum(model.prompt.length for model in models)
-    refused = [turn.action_error is not None and turn.model.failure is None for turn in turns]
+    refused = [turn.agent.action_error is not None and turn.model.failure is None for turn in turns]
     return {
         "rollout/sampled_tokens": float(len(sampled)),
         "rollout/sampled_tokens_per_turn/mean": len(sampled) / max(1, len(turns)),
@@ -119,7 +119,7 @@ def _duration_metrics(rollouts: Sequence[Rollout], turns: Sequence[Turn]) -> dic
         "rollout/duration_s/mean": _mean(durations),
         "time/rollout_s/p90": durations[ceil(0.9 * len(durations)) - 1] if durations else 0.0,
         "time/rollout_s/max": durations[-1] if durations else 0.0,
-        "time/turn_s/mean": _mean([sum(turn.durations_s.values()) for turn in turns]),
+        "time/turn_s/mean": _mean([sum(turn.agent.durations_s.values()) for turn in turns]),
         "time/sampling_s/mean": _mean([turn.model.duration_s for turn in turns]),
     }
 

@@ -27,7 +27,7 @@ from cua_rl.rl.replay import replay_metrics
 from cua_rl.rl.served_policy import SavedPolicy
 from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rl.train_step import Trainer, TrainStepSettings, scheduled_learning_rate, train_step
-from cua_rl.rollout.group import GroupPlan, Runner, run_group, seeded
+from cua_rl.rollout.group import GroupPlan, Runner, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
 
@@ -195,7 +195,7 @@ async def _run_step_groups(
     plan = GroupPlan(
         source=source,
         group_size=settings.group_size,
-        params=seeded(settings.params, step - 1),
+        params=settings.params.seeded(step - 1),
         min_group_size=settings.min_group_size,
     )
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Protocol
 from uuid import uuid4
 
@@ -66,7 +65,7 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
                         group_index=index,
                         member_index=member,
                         task=task,
-                        params=seeded(plan.params, index, member),
+                        params=plan.params.seeded(index, member),
                         adapter=plan.adapter,
                     ),
                 ),
@@ -92,16 +91,8 @@ async def _run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
     """All attempts at one place in the group: faulty ones, then the one that counts (if any)."""
     attempts: list[Rollout] = []
     while len(attempts) < MAX_ATTEMPTS:
-        params = seeded(plan.params, len(attempts)) if attempts else plan.params
+        params = plan.params.seeded(len(attempts)) if attempts else plan.params
         attempts.append(await runner.run(replace(plan, params=params)))
         if attempts[-1].reward is not None:
             break
     return attempts
-
-
-def seeded(params: SamplingParams, *place: object) -> SamplingParams:
-    """The same parameters with a seed of their own for a place in the run; without a seed, as they are."""
-    if params.seed is None:
-        return params
-    digest = sha256("/".join(map(str, (params.seed, *place))).encode()).digest()
-    return replace(params, seed=int.from_bytes(digest[:4], "big"))

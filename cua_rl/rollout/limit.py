@@ -1,26 +1,36 @@
-"""How many rollouts run at a time: a number that grows step by step and shrinks at once.
+"""How many rollouts run at a time, adapted to what model server and machine can hold.
 
-Additive increase, multiplicative decrease: as long as the model server keeps up, one more rollout per observation may
-run (`growth`); when it runs out of room, the number falls by a quarter. So it settles just below what server and
+Additive increase, multiplicative decrease: while the model server keeps up, each look at its load allows one more
+rollout (`growth`); when it runs out of room, the number falls by a quarter. So it settles just below what server and
 machine can hold, whatever the length of the prompts.
 """
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from cua_rl.errors import SamplingError
 from cua_rl.rollout.group import Runner
 from cua_rl.rollout.run import RolloutPlan
+from cua_rl.sampling.load import ServerLoad
+from cua_rl.system import free_memory_frac as measure_free_memory_frac
 from cua_rl.types import Rollout
 
+logger = logging.getLogger(__name__)
+
 SHRINK = 0.75
+FULL_KV_CACHE = 0.95  # beyond this, new requests wait or preempt others
+ROOMY_KV_CACHE = 0.80
+LOW_MEMORY = 0.06  # share of the machine's memory that is left when starting more would be reckless
+INTERVAL_S = 1.0
 
 
 @dataclass
 class RolloutLimit:
-    """Slots for rollouts, given out in the order in which they are asked for."""
+    """Slots for rollouts, granted in the order of the requests."""
 
     largest: int
     smallest: int = 1
@@ -42,17 +52,17 @@ class RolloutLimit:
         return len(self._waiting)
 
     def grow(self) -> None:
-        """There is room: let a little more run, if what is allowed is used at all."""
+        """There is room: allow a little more, unless the present limit is not even used."""
         if self.num_running >= self.allowed:
             self._allowed = min(float(self.largest), self._allowed + self.growth)
             self._wake()
 
     def shrink(self) -> None:
-        """There is no room: start nothing until a quarter of what runs has ended."""
+        """There is no room: start nothing until a quarter of the running rollouts have ended."""
         self._allowed = max(float(self.smallest), SHRINK * min(self._allowed, max(1, self.num_running)))
 
     async def acquire(self) -> None:
-        """Wait for a slot; whoever gets it must give it back with `release`."""
+        """Wait for a slot, to be given back with `release`."""
         if not self._waiting and self.num_running < self.allowed:
             self.num_running += 1
             return
@@ -91,7 +101,7 @@ class RolloutLimit:
 
 @dataclass
 class LimitedRunner:
-    """Runs rollouts when the limit has a slot for them; `num_granted` slots are held for the first ones already."""
+    """Runs each rollout in a slot of the limit; the first `num_granted` rollouts use slots that are already held."""
 
     runner: Runner
     limit: RolloutLimit
@@ -107,3 +117,41 @@ class LimitedRunner:
             return await self.runner.run(plan)
         finally:
             self.limit.release()
+
+
+@dataclass
+class Pressure:
+    """Decides from successive looks at the load; the limit shrinks once per overload, not once per look."""
+
+    limit: RolloutLimit
+    _num_preemptions: int | None = None
+
+    def observe(self, load: ServerLoad, free_memory_frac: float) -> None:
+        """Shrink the limit if there is no room, grow it if there is."""
+        last, self._num_preemptions = self._num_preemptions, load.num_preemptions
+        is_preempting = last is not None and load.num_preemptions > last
+        is_full = load.kv_cache_frac >= FULL_KV_CACHE and load.num_waiting > 0
+        if is_preempting or is_full or free_memory_frac < LOW_MEMORY:
+            if self.limit.num_running <= self.limit.allowed:  # else the last reduction has not taken effect yet
+                self.limit.shrink()
+                logger.info(
+                    "fewer rollouts allowed=%d kv_cache=%.2f waiting=%d free_memory=%.2f",
+                    *(self.limit.allowed, load.kv_cache_frac, load.num_waiting, free_memory_frac),
+                )
+        elif load.kv_cache_frac < ROOMY_KV_CACHE and not load.num_waiting:
+            self.limit.grow()
+
+
+async def follow_load(
+    fetch_load: Callable[[], Awaitable[ServerLoad]], limit: RolloutLimit, interval_s: float = INTERVAL_S
+) -> None:
+    """Adapt the limit until cancelled. A look that fails is skipped: the server's owner handles its end."""
+    pressure = Pressure(limit)
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            load = await fetch_load()
+        except SamplingError as error:
+            logger.debug("no look at the model server's load: %s", error)
+            continue
+        pressure.observe(load, await asyncio.to_thread(measure_free_memory_frac))

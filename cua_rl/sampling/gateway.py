@@ -11,10 +11,9 @@ log-probability, keeps the turn, and gives the agent the plain OpenAI answer.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,10 +21,11 @@ from uuid import uuid4
 
 import httpx
 
-from cua_rl.agent.offered_device import DeviceDesk
+from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import Item, ParsedAnswer, Tool
+from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
@@ -37,7 +37,6 @@ from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.openai_answers import Answer
-from cua_rl.sampling.recorded_request import without_images
 from cua_rl.sampling.vllm_responses import (
     RESPONSES_PATH,
     Sampled,
@@ -65,9 +64,11 @@ class _OpenRollout:
     adapter: AdapterRef | None
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
+    images: ImageUrls = field(default_factory=ImageUrls)
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
+    device: OfferedDevice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +103,7 @@ class Gateway:
         self._images = images or ImageFetcher()
         self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
-        self.devices = DeviceDesk()
-        """Devices offered to agents in other processes."""
-        self.app = make_gateway_app(self, MODEL_NAME, device_routes(self.devices))
+        self.app = make_gateway_app(self, MODEL_NAME, device_routes(self.find_device, self.image_urls))
         self.num_requests = 0
         """Answers given so far."""
         self.prompt_mismatches = 0
@@ -132,6 +131,10 @@ class Gateway:
         """The turns of an open rollout so far."""
         return tuple(self._open(rollout_id).turns)
 
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        """The screenshots of an open rollout as its requests carry them."""
+        return self._open(rollout_id).images
+
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for a rollout in this process: no socket in between, no retries on top of the gateway's own."""
         self._open(rollout_id)
@@ -155,22 +158,28 @@ class Gateway:
             finally:
                 self._url = None
 
-    def address(self, rollout_id: str) -> str:
-        """Where agents in other processes reach a rollout, without `/v1`; raises `ConfigError` unless served."""
+    @contextmanager
+    def expose(self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None) -> Generator[str]:
+        """Let an agent in another process reach an open rollout, and `device` if given, while the block runs.
+
+        Gives the rollout's address, without `/v1` or `/device`. `watch` admits requests and hears of their answers.
+        Raises `ConfigError` unless the gateway is served.
+        """
         if self._url is None:
             raise ConfigError("expected a gateway that agents can reach, got one that is not served; serve it")
-        return f"{self._url.rstrip('/')}/rollouts/{rollout_id}"
-
-    @contextmanager
-    def watched(self, rollout_id: str, watch: RolloutWatch) -> Generator[None]:
-        """Let `watch` admit a rollout's requests and hear of its answers."""
         rollout = self._open(rollout_id)
-        rollout.watch = watch
+        rollout.watch, rollout.device = watch, device
         try:
-            yield
+            yield f"{self._url.rstrip('/')}/rollouts/{rollout_id}"
         finally:
-            rollout.watch = None
+            rollout.watch = rollout.device = None
             watch.close()
+
+    def find_device(self, rollout_id: str, token: str) -> OfferedDevice | None:
+        """The device offered in a rollout, if the token is the device's."""
+        rollout = self._rollouts.get(rollout_id)
+        device = rollout.device if rollout else None
+        return device if device is not None and device.accepts(token) else None
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
         """Answer one request of an agent and keep the turn.
@@ -219,7 +228,7 @@ class Gateway:
     ) -> tuple[ModelTurn, ParsedAnswer, int]:
         """One answer of the model, what it says, and the length of its prompt."""
         rollout.num_requests += 1
-        seed = _request_seed(rollout.params.seed, rollout.num_requests)
+        seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
         if request.get("n") not in (None, 1):
             raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")
@@ -255,19 +264,16 @@ class Gateway:
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
         """Everything that grows with the size of the request: runs in a thread."""
         read = conversation_from_responses if api == "responses" else conversation_from_chat
-        conversation = read(request)
+        conversation = read(request, rollout.images)
         items = replay_answers(conversation.items, rollout.answers)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),
-            payload=self._payload(items, conversation.tools, rollout.params, seed),
-            request=without_images(request),
+            payload=sampling_request(
+                *self._renderer.to_send(items, conversation.tools), rollout.params, seed, rollout.images
+            ),
+            request=rollout.images.without_images(request),
             has_tools=bool(conversation.tools),
         )
-
-    def _payload(
-        self, items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, seed: int | None
-    ) -> Mapping[str, object]:
-        return sampling_request(*self._renderer.to_send(items, tools), params, seed)
 
     def _check_length(self, prompt: ModelInput, params: SamplingParams) -> None:
         if prompt.length + params.max_tokens > self._client.max_model_len:
@@ -347,14 +353,6 @@ def advice_for(rejected: RequestRejected, *, has_adapter: bool) -> str | None:
             return "see that the server answers without a key, or start one without"
         case _:
             return None
-
-
-def _request_seed(seed: int | None, number: int) -> int | None:
-    """A seed of its own for every request of a rollout; rollouts have different seeds."""
-    if seed is None:
-        return None
-    digest = sha256(f"{seed}/{number}".encode()).digest()
-    return int.from_bytes(digest[:4], "big")
 
 
 def _answer(turn: ModelTurn, parsed: ParsedAnswer, num_prompt_tokens: int) -> Answer:

@@ -6,8 +6,7 @@ from typing import Any
 
 from cua_rl.conversation import ParsedAnswer, ToolCall
 from cua_rl.sampling.history_replay import visible_items
-
-Json = dict[str, Any]
+from cua_rl.types import JsonDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,7 @@ class Answer:
     num_sampled_tokens: int
 
 
-def response_object(answer: Answer, request: Mapping[str, Any]) -> Json:
+def response_object(answer: Answer, request: Mapping[str, Any]) -> JsonDict:
     """The answer as a Response object, with the request's settings echoed as OpenAI does."""
     return {
         "id": answer.response_id,
@@ -53,11 +52,11 @@ def response_object(answer: Answer, request: Mapping[str, Any]) -> Json:
     }
 
 
-def output_items(answer: Answer) -> list[Json]:
+def output_items(answer: Answer) -> list[JsonDict]:
     """Reasoning, message and function-call items, in this order; those that the model did not produce are left out."""
     parsed, suffix = answer.parsed, answer.response_id.removeprefix("resp_")
     status = "completed" if answer.is_complete else "incomplete"
-    items: list[Json] = []
+    items: list[JsonDict] = []
     if parsed.reasoning is not None:
         content = [{"type": "reasoning_text", "text": parsed.reasoning}]
         items.append({"type": "reasoning", "id": f"rs_{suffix}", "summary": [], "content": content, "status": status})
@@ -74,14 +73,14 @@ def output_items(answer: Answer) -> list[Json]:
                 }
             )
             continue
-        part: Json = {"type": "output_text", "text": parsed.text, "annotations": [], "logprobs": []}
+        part: JsonDict = {"type": "output_text", "text": parsed.text, "annotations": [], "logprobs": []}
         items.append(
             {"type": "message", "id": f"msg_{suffix}", "role": "assistant", "status": status, "content": [part]}
         )
     return items
 
 
-def chat_completion(answer: Answer) -> Json:
+def chat_completion(answer: Answer) -> JsonDict:
     """The answer as a Chat completion."""
     return {
         "id": answer.response_id,
@@ -95,9 +94,9 @@ def chat_completion(answer: Answer) -> Json:
     }
 
 
-def chat_message(answer: Answer) -> Json:
+def chat_message(answer: Answer) -> JsonDict:
     """The assistant message; thoughts are in `reasoning_content`, as is the custom of open model servers."""
-    message: Json = {"role": "assistant", "content": answer.parsed.text, "refusal": None}
+    message: JsonDict = {"role": "assistant", "content": answer.parsed.text, "refusal": None}
     if answer.parsed.reasoning is not None:
         message["reasoning_content"] = answer.parsed.reasoning
     if answer.parsed.tool_calls:
@@ -106,7 +105,7 @@ def chat_message(answer: Answer) -> Json:
     return message
 
 
-def chat_tool_calls(calls: Sequence[ToolCall]) -> list[Json]:
+def chat_tool_calls(calls: Sequence[ToolCall]) -> list[JsonDict]:
     """Tool calls in the nested form of Chat completions."""
     return [
         {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -121,7 +120,7 @@ def finish_reason(answer: Answer) -> str:
     return "tool_calls" if answer.parsed.tool_calls else "stop"
 
 
-def chat_usage(answer: Answer) -> Json:
+def chat_usage(answer: Answer) -> JsonDict:
     """Token counts in the words of Chat completions."""
     return {
         "prompt_tokens": answer.num_prompt_tokens,

@@ -7,17 +7,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from cua_rl.sampling.openai_answers import Answer, Json, chat_tool_calls, chat_usage, finish_reason
+from cua_rl.sampling.openai_answers import Answer, chat_tool_calls, chat_usage, finish_reason
+from cua_rl.types import JsonDict
 
 
-def response_events(response: Json) -> Iterator[bytes]:
+def response_events(response: JsonDict) -> Iterator[bytes]:
     """A Response object as the events that build it up."""
     for number, event in enumerate(_response_events(response)):
         yield _event({**event, "sequence_number": number}, name=event["type"])
 
 
-def _response_events(response: Json) -> Iterator[Json]:
-    begun: Json = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+def _response_events(response: JsonDict) -> Iterator[JsonDict]:
+    begun: JsonDict = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     for index, item in enumerate(response["output"]):
@@ -27,13 +28,13 @@ def _response_events(response: Json) -> Iterator[Json]:
     yield {"type": f"response.{response['status']}", "response": response}
 
 
-def _emptied(item: Json) -> Json:
+def _emptied(item: JsonDict) -> JsonDict:
     if item["type"] == "function_call":
         return {**item, "arguments": "", "status": "in_progress"}
     return {**item, "content": [], "status": "in_progress"}
 
 
-def _item_events(item: Json) -> Iterator[Json]:
+def _item_events(item: JsonDict) -> Iterator[JsonDict]:
     if item["type"] == "function_call":
         yield {"type": "response.function_call_arguments.delta", "delta": item["arguments"]}
         yield {
@@ -42,9 +43,9 @@ def _item_events(item: Json) -> Iterator[Json]:
             "arguments": item["arguments"],
         }
         return
-    part: Json = item["content"][0]
+    part: JsonDict = item["content"][0]
     kind, at = part["type"], {"content_index": 0}
-    extra: Json = {"logprobs": []} if kind == "output_text" else {}
+    extra: JsonDict = {"logprobs": []} if kind == "output_text" else {}
     yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
     yield {"type": f"response.{kind}.delta", **at, **extra, "delta": part["text"]}
     yield {"type": f"response.{kind}.done", **at, **extra, "text": part["text"]}
@@ -61,7 +62,7 @@ def chat_events(answer: Answer, *, with_usage: bool) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _chat_deltas(answer: Answer) -> Iterator[Json]:
+def _chat_deltas(answer: Answer) -> Iterator[JsonDict]:
     yield {"role": "assistant", "content": ""}
     if answer.parsed.reasoning is not None:
         yield {"reasoning_content": answer.parsed.reasoning}
@@ -71,11 +72,11 @@ def _chat_deltas(answer: Answer) -> Iterator[Json]:
         yield {"tool_calls": [{"index": index, **call}]}
 
 
-def _choice(delta: Json, reason: str | None) -> Json:
+def _choice(delta: JsonDict, reason: str | None) -> JsonDict:
     return {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
 
 
-def _chunk(answer: Answer, choices: list[Json]) -> Json:
+def _chunk(answer: Answer, choices: list[JsonDict]) -> JsonDict:
     return {
         "id": answer.response_id,
         "object": "chat.completion.chunk",

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +16,7 @@ import httpx
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
-from cua_rl.processes import OwnedProcess
+from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 
 logger = logging.getLogger(__name__)
@@ -256,13 +255,10 @@ def _first_error(log: str) -> str:
 
 def _take_port(wanted: int | None) -> int:
     """The port wanted, or a free one; raises `ConfigError` if it is taken."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted or 0))
-        except OSError as error:
-            raise ConfigError(
-                f"expected a free port for the model server, got port {wanted} ({error.strerror}); "
-                "end what listens there, choose another port, or give none"
-            ) from error
-        return int(probe.getsockname()[1])
+    try:
+        return free_port(wanted or 0)
+    except OSError as error:
+        raise ConfigError(
+            f"expected a free port for the model server, got port {wanted} ({error.strerror}); "
+            "end what listens there, choose another port, or give none"
+        ) from error

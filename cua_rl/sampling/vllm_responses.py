@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from cua_rl.conversation import Item, Tool
 from cua_rl.errors import SamplingError
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import responses_input, responses_tools
 from cua_rl.types import Chunk, EncodedTextChunk, ModelInput, SamplingParams
 
@@ -27,14 +28,18 @@ class Sampled:
 
 
 def sampling_request(
-    items: Sequence[Item], tools: Sequence[Tool], params: SamplingParams, seed: int | None
+    items: Sequence[Item],
+    tools: Sequence[Tool],
+    params: SamplingParams,
+    seed: int | None,
+    images: ImageUrls | None = None,
 ) -> dict[str, object]:
     """The body of a Responses request that samples from the model's own distribution and reports every token.
 
     The end of turn counts as text, because vLLM leaves out the log-probabilities of an answer without text.
     """
     return {
-        "input": responses_input(items),
+        "input": responses_input(items, images),
         "tools": responses_tools(tools),
         "temperature": params.temperature,
         "max_output_tokens": params.max_tokens,
@@ -116,7 +121,8 @@ def rebuild_prompt(prompt_ids: Sequence[int], rendered: ModelInput, image_token_
     Raises:
         SamplingError: the server gave the images other places than one run of image tokens each.
     """
-    images = iter(rendered.images)
+    sent = rendered.image_chunks
+    images = iter(sent)
     chunks: list[Chunk] = []
     for is_image, run in groupby(prompt_ids, lambda token: token == image_token_id):
         tokens = tuple(run)
@@ -126,10 +132,10 @@ def rebuild_prompt(prompt_ids: Sequence[int], rendered: ModelInput, image_token_
         image = next(images, None)
         if image is None or image.length != len(tokens):
             raise SamplingError(
-                f"expected {[chunk.length for chunk in rendered.images]} image tokens in the server's prompt, got "
+                f"expected {[chunk.length for chunk in sent]} image tokens in the server's prompt, got "
                 f"a run of {len(tokens)}; the model's preprocessor settings differ between server and renderer"
             )
         chunks.append(image)
     if next(images, None) is not None:
-        raise SamplingError(f"expected {len(rendered.images)} images in the server's prompt, got fewer")
+        raise SamplingError(f"expected {len(sent)} images in the server's prompt, got fewer")
     return ModelInput(chunks=tuple(chunks))

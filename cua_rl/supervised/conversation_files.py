@@ -136,7 +136,9 @@ def _describe(path: Path, number: int, offset_bytes: int, datum: Datum, max_toke
             f"{path}:{number}: expected at most {max_tokens} tokens, got {num_tokens}; shorten the conversation, or "
             "raise max_model_len if the model can hold more"
         )
-    content = [chunk.sha256 if isinstance(chunk, ImageChunk) else chunk.tokens for chunk in datum.model_input.chunks]
+    content = [
+        chunk.image.sha256 if isinstance(chunk, ImageChunk) else chunk.tokens for chunk in datum.model_input.chunks
+    ]
     return ConversationLine(
         number=number,
         offset_bytes=offset_bytes,

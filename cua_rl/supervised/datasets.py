@@ -130,7 +130,7 @@ class ExpertExamples:
         return [await self._demonstrate(task, f"held-out-{place}") for place, task in enumerate(self.held_out_tasks)]
 
     async def _demonstrate(self, task: Task, name: str) -> Datum:
-        device = await self.devices.make(task)
+        device = await self.devices.make(task.device_request())
         try:
             lesson = await self._teach(task, device, Random(f"expert-{self.seed}-{name}"))
         finally:

@@ -10,15 +10,18 @@ from typing import Any, Self, cast
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
-from cua_rl.agent.gbox_agent import AgentTurn, GBoxAgent
+from cua_rl.agent.agent import AgentTask, ModelAccess
+from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.conversation import Item, SampledAnswer, Tool
 from cua_rl.devices.device import Device
 from cua_rl.renderers.answers import parse_answer
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.expert_answers import write_decision
 from cua_rl.tasks.expert import Expert
-from cua_rl.types import Datum
+from cua_rl.types import AgentTurn, Datum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,8 @@ class Demonstration:
 async def demonstrate(instruction: str, device: Device, expert: Expert, *, max_turns: int) -> Demonstration:
     """Let the expert work on the device until it ends the task or has answered `max_turns` times."""
     model = _ExpertModel(device, expert)
-    outcome = await GBoxAgent().run(instruction, device, model.client(), max_turns=max_turns, on_turn=_ignore)
+    task = AgentTask(rollout_id="demonstration", instruction=instruction, max_turns=max_turns)
+    outcome = await GBoxAgent().run(task, device, cast("ModelAccess", model), clock=RolloutClock(), on_turn=_ignore)
     return replace(model.demonstration(), answer=outcome.answer)
 
 
@@ -57,16 +61,20 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
 
 
 class _ExpertModel:
-    """Stands where the agent expects an OpenAI client: `client().responses.create(...)` asks the expert."""
+    """Stands in for gateway and OpenAI client: `openai_client(...).responses.create(...)` asks the expert."""
 
     def __init__(self, device: Device, expert: Expert) -> None:
         self._device = device
         self._expert = expert
+        self._images = ImageUrls()
         self._request: Mapping[str, object] = {}
         self._answer = ""
 
-    def client(self) -> AsyncOpenAI:
+    def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
+
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        return self._images
 
     @property
     def responses(self) -> Self:
@@ -79,7 +87,7 @@ class _ExpertModel:
 
     def demonstration(self) -> Demonstration:
         """The last request and its answer: the whole conversation."""
-        conversation = conversation_from_responses(self._request)
+        conversation = conversation_from_responses(self._request, self._images)
         return Demonstration(items=(*conversation.items, SampledAnswer(text=self._answer)), tools=conversation.tools)
 
 

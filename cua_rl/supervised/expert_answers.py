@@ -18,25 +18,24 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.agent.tools import MAX_COORDINATE, tool_for
-from cua_rl.conversation import ToolCall
+from cua_rl.conversation import EncodedImage, ToolCall
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import TaskError
 from cua_rl.models.vocabulary import COORDINATE_STEP
 from cua_rl.renderers.answers import write_answer
 from cua_rl.tasks.expert import Decision, Finish
-from cua_rl.types import Observation
 
 _BUTTON_NAMES = {Button.BACK: "Back", Button.HOME: "Home", Button.RECENTS: "Menu"}
 
 
-def write_decision(decision: Decision, screen: Observation, kind: DeviceKind = "android") -> str:
+def write_decision(decision: Decision, screen: EncodedImage, kind: DeviceKind = "android") -> str:
     """The answer, byte for byte as the model should sample it, without the end of turn."""
     arguments = _arguments(decision.action, screen, kind)
     call = ToolCall(call_id="expert", name=tool_for(kind).name, arguments=json.dumps(arguments, ensure_ascii=False))
     return write_answer(reasoning=" ".join(decision.scanned) or None, text=None, tool_calls=[call])
 
 
-def _arguments(action: Action | Finish, screen: Observation, kind: DeviceKind) -> dict[str, object]:
+def _arguments(action: Action | Finish, screen: EncodedImage, kind: DeviceKind) -> dict[str, object]:
     match action:
         case TypeText(text=text):
             return {"action": "type", "text": text}
@@ -52,7 +51,7 @@ def _arguments(action: Action | Finish, screen: Observation, kind: DeviceKind) -
             return _mouse_or_keys(action, screen)
 
 
-def _touch(action: Action, screen: Observation) -> dict[str, object]:
+def _touch(action: Action, screen: EncodedImage) -> dict[str, object]:
     match action:
         case Click():
             return {"action": "click", "coordinate": _relative(action.x, action.y, screen)}
@@ -69,7 +68,7 @@ def _touch(action: Action, screen: Observation) -> dict[str, object]:
             raise TaskError(f"expected an action that mobile_use has, got {action!r}")
 
 
-def _mouse_or_keys(action: Action, screen: Observation) -> dict[str, object]:
+def _mouse_or_keys(action: Action, screen: EncodedImage) -> dict[str, object]:
     """A drag begins where the mouse is: the expert moves it there first."""
     match action:
         case Click(x=x, y=y):
@@ -90,7 +89,7 @@ def _mouse_or_keys(action: Action, screen: Observation) -> dict[str, object]:
             raise TaskError(f"expected an action that computer_use has, got {action!r}")
 
 
-def _relative(x: int, y: int, screen: Observation) -> list[int]:
+def _relative(x: int, y: int, screen: EncodedImage) -> list[int]:
     return [_nearest_step(x, screen.width_px), _nearest_step(y, screen.height_px)]
 
 

@@ -106,7 +106,7 @@ def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) 
 
     def draw(random: Random, tokenizer: Tokenizer) -> _Screenshot:
         screen = random.choice(screens)
-        image = Image.open(io.BytesIO(screen.observation.png)).convert("RGB")
+        image = Image.open(io.BytesIO(screen.observation.data)).convert("RGB")
         width, height = (round(side / factor_px) * factor_px for side in image.size)
         across, down = width / image.width, height / image.height
         boxes = [

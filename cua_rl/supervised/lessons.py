@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from cua_rl.agent.gbox_agent import load_system_prompt
-from cua_rl.agent.tools import MOBILE_USE
+from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
 from cua_rl.conversation import Message, SampledAnswer, TextPart
 from cua_rl.devices.simulator.catalog import APPS, NUM_ICONS_PER_PAGE, NUM_ROWS_VISIBLE, SETTINGS
 from cua_rl.devices.simulator.device import SimulatedPhone

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from random import Random
 
 from cua_rl.actions import Click
-from cua_rl.agent.gbox_agent import load_system_prompt
 from cua_rl.agent.responses import function_tool, system_item, user_item
-from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE
+from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, load_system_prompt
 from cua_rl.conversation import Message, SampledAnswer, TextPart
 from cua_rl.renderers.answers import write_answer
+from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.supervised.demonstrations import Demonstration
 from cua_rl.supervised.expert_answers import write_decision
@@ -67,10 +67,11 @@ def _snap(position_px: float, length_px: int, step: int) -> int:
 
 def _demonstration(instruction: str, screen: PageScreen, decision: Decision) -> Demonstration:
     """The conversation as the agent has it."""
+    images = ImageUrls()
     request = {
-        "input": [system_item(load_system_prompt("browser")), user_item(instruction, screen.observation)],
+        "input": [system_item(load_system_prompt("browser")), user_item(instruction, images.url(screen.observation))],
         "tools": [function_tool(COMPUTER_USE)],
     }
-    conversation = conversation_from_responses(request)
+    conversation = conversation_from_responses(request, images)
     answer = SampledAnswer(text=write_decision(decision, screen.observation, "browser"))
     return Demonstration(items=(*conversation.items, answer), tools=conversation.tools)

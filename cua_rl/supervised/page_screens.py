@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
 from cua_rl.tasks.miniwob.device import MiniWobPages
@@ -15,7 +16,6 @@ from cua_rl.tasks.miniwob.expert import find_target, label_of, read_scanned
 from cua_rl.tasks.miniwob.pages import as_page, read_result
 from cua_rl.tasks.miniwob.templates import miniwob_template
 from cua_rl.tasks.readiness import prepare
-from cua_rl.types import Observation
 
 POINT_STEP = 25
 """The tiny model points at multiples of this on the scale of 1000, 4 to 5 CSS pixels: few numbers to learn, and still
@@ -39,7 +39,7 @@ class PageScreen:
     """A page as an expert sees it, in reading order."""
 
     instruction: str
-    observation: Observation
+    observation: EncodedImage
     boxes: tuple[LabelledBox, ...]
     target: int
     """Index of the box to click."""
@@ -92,7 +92,7 @@ async def collect_screens(
                 on_screen(place)
                 name, instance = plans[place]
                 task = miniwob_template(name).make_task(instance)
-                device = await pages.make(task)
+                device = await pages.make(task.device_request())
                 try:
                     await prepare(task, device)
                     screens[place] = await look_at(device, name)
@@ -109,7 +109,7 @@ def write_screens(path: Path, screens: Sequence[PageScreen]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for screen in screens:
             shown = screen.observation
-            image = {"png": b64encode(shown.png).decode(), "width_px": shown.width_px, "height_px": shown.height_px}
+            image = {"png": b64encode(shown.data).decode(), "width_px": shown.width_px, "height_px": shown.height_px}
             fields = {
                 "instruction": screen.instruction,
                 "observation": image,
@@ -129,7 +129,9 @@ def _parse_screen(line: str) -> PageScreen:
     image = fields["observation"]
     return PageScreen(
         instruction=fields["instruction"],
-        observation=Observation(png=b64decode(image["png"]), width_px=image["width_px"], height_px=image["height_px"]),
+        observation=EncodedImage(
+            data=b64decode(image["png"]), format="png", width_px=image["width_px"], height_px=image["height_px"]
+        ),
         boxes=tuple(LabelledBox(**box) for box in fields["boxes"]),
         target=fields["target"],
     )

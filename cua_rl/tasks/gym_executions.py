@@ -11,8 +11,8 @@ from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.gym.client import GymClient, GymLimits
 from cua_rl.devices.gym.device import AttachDevice, GymDevice
 from cua_rl.devices.gym.fields import Execution, GymTaskRef
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -40,23 +40,24 @@ class GymExecutions:
         self._clients: dict[str, GymClient] = {}
         self._leftovers: set[asyncio.Task[None]] = set()
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """Make an execution and attach to its device; cancelled, it ends what may have been made."""
-        if task.gym is None:
-            raise TaskError(f"expected a task of a gym server, got {task.task_id!r}; run it on another device")
-        client = self._client(task.gym)
-        creating = asyncio.create_task(client.create(task.gym), name=f"create-{task.gym.identifier}")
+        task = request.gym
+        if task is None:
+            raise TaskError(f"expected a task of a gym server, got {request.task_id!r}; run it on another device")
+        client = self._client(task)
+        creating = asyncio.create_task(client.create(task), name=f"create-{task.identifier}")
         try:
             execution = await asyncio.shield(creating)
         except asyncio.CancelledError:
-            self._clean_up(client, task.gym, creating)
+            self._clean_up(client, task, creating)
             raise
         try:
             device = await self._device(execution)
         except BaseException:
-            await asyncio.shield(client.terminate(task.gym, execution))
+            await asyncio.shield(client.terminate(task, execution))
             raise
-        return GymDevice(client, task.gym, execution, device)
+        return GymDevice(client, task, execution, device)
 
     async def _device(self, execution: Execution) -> Device | None:
         if self._attach is None:

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.custom import HEADER_KEYS, DescribedTask, describe, parse_goal
 from cua_rl.tasks.fields import read_mapping
 from cua_rl.tasks.source_config import TaskSourceConfig
-from cua_rl.tasks.task import Task
 
 PAGE_BROWSER = DeviceAbilities(
     name="a browser with pages of the user's own",
@@ -71,9 +71,9 @@ class UserPages:
         urls = allowed_urls(configs)
         self.pages = BrowserPages(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """A blank page; `task.prepare` opens the address."""
-        return await self.pages.lend(task.task_id)
+        return await self.pages.lend(request.task_id)
 
     async def __aenter__(self) -> Self:
         await self.pages.__aenter__()

@@ -1,8 +1,12 @@
-"""From a leased device to one on which an agent can begin: set-up, and what the agent is told."""
+"""What a task does on a leased device: set-up, the instruction for the agent, and validation."""
+
+import time
+from dataclasses import replace
 
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError, boundary
 from cua_rl.tasks.task import Task
+from cua_rl.types import Validation
 
 
 async def prepare(task: Task, device: Device) -> None:
@@ -18,3 +22,13 @@ async def instruct(task: Task, device: Device) -> str:
         return task.instruction
     with boundary(TaskError, f"read the instruction of task {task.task_id!r}"):
         return await task.read_instruction(device)
+
+
+async def validate(task: Task, device: Device, answer: str | None) -> Validation:
+    """Read success from the device's state; raises `TaskError` if there is no validator, or it fails itself."""
+    if task.validate is None:
+        raise TaskError(f"expected a validator of task {task.task_id!r}, got none: only a judge can decide it")
+    clock = time.monotonic()
+    with boundary(TaskError, f"validate task {task.task_id!r}"):
+        validation = await task.validate(device, answer)
+    return replace(validation, duration_s=time.monotonic() - clock)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.fields import GymTaskRef
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.simulator.start import Start
 from cua_rl.types import Validation
 
@@ -44,6 +45,12 @@ class Task:
     """How the simulated phone begins; None leaves it to the task's template."""
     gym: GymTaskRef | None = None
     """Where a gym server has it."""
+
+    def device_request(self, rollout_id: str = "") -> DeviceRequest:
+        """The request with which a device is leased for this task."""
+        return DeviceRequest(
+            task_id=self.task_id, seed=self.seed, start=self.start, gym=self.gym, rollout_id=rollout_id
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

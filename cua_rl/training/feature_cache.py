@@ -28,7 +28,7 @@ class FeatureCache:
 
     def features(self, images: Iterable[ImageChunk], encode: Encode) -> dict[str, Tensor]:
         """Features of every distinct image; `encode` is asked for those that are not held, even if these are none."""
-        wanted = {image.sha256: image for image in images}
+        wanted = {chunk.image.sha256: chunk for chunk in images}
         found = {name: self._use(name) for name in wanted if name in self._entries}
         missing = {name: image for name, image in wanted.items() if name not in found}
         encoded = encode(missing)

@@ -221,7 +221,7 @@ class Trainer:
     def _pack(self, datums: Sequence[Datum]) -> _Batch:
         check_datums(datums, vocabulary_size=self.model.vocabulary_size)
         mine = share_out([datum.model_input.length for datum in datums], self._ranks.size)[self._ranks.rank]
-        images = {image.sha256: image for index in mine for image in datums[index].model_input.images}
+        images = {chunk.image.sha256: chunk for index in mine for chunk in datums[index].model_input.image_chunks}
         micro_batches = make_micro_batches(
             datums,
             mine,

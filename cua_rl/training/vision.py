@@ -17,7 +17,6 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from cua_rl.errors import TrainingError
-from cua_rl.renderers.images import image_size
 from cua_rl.training.batching import Grid
 from cua_rl.types import ImageChunk
 
@@ -41,16 +40,15 @@ class ImagePreprocessor:
         self._processor = Qwen2VLImageProcessor.from_pretrained(model_path)
 
     def grid(self, chunk: ImageChunk) -> Grid:
-        """How many patches the image will have; reads its header only.
+        """How many patches the image will have.
 
         Raises:
             TrainingError: that is another number of tokens than the sampler's prompt had.
         """
-        width_px, height_px = image_size(chunk.data)
         settings = self._processor
         height_px, width_px = smart_resize(
-            height_px,
-            width_px,
+            chunk.image.height_px,
+            chunk.image.width_px,
             factor=settings.patch_size * settings.merge_size,
             min_pixels=settings.size["shortest_edge"],
             max_pixels=settings.size["longest_edge"],
@@ -59,21 +57,21 @@ class ImagePreprocessor:
         num_tokens = height * width // settings.merge_size**2
         if num_tokens != chunk.expected_tokens:
             raise TrainingError(
-                f"expected image {chunk.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's "
+                f"expected image {chunk.image.sha256[:12]} to take {chunk.expected_tokens} tokens, as in the sampler's "
                 f"prompt, got {num_tokens}: sampler and trainer must load the same preprocessor settings"
             )
         return 1, height, width
 
     def prepare(self, chunks: Iterable[ImageChunk]) -> dict[str, PreparedImage]:
         """The patches of every distinct image once, by sha256."""
-        distinct = {chunk.sha256: chunk for chunk in chunks}
+        distinct = {chunk.image.sha256: chunk for chunk in chunks}
         if not distinct:
             return {}
         with ThreadPoolExecutor() as threads:  # decoding lets go of the interpreter
             return dict(zip(distinct, threads.map(self._prepare, distinct.values()), strict=True))
 
     def _prepare(self, chunk: ImageChunk) -> PreparedImage:
-        patches, grids = read_patches(self._processor, [_decode(chunk.data)])
+        patches, grids = read_patches(self._processor, [_decode(chunk.image.data)])
         frames, height, width = grids[0].tolist()
         return PreparedImage(patches=patches, grid=(frames, height, width), num_tokens=chunk.expected_tokens)
 

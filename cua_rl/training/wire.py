@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.conversation import EncodedImage
+from cua_rl.types import Datum
 
 _LENGTH = struct.Struct(">Q")
 
@@ -229,10 +230,10 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO, protocol: int) -> None:
         super().__init__(file, protocol=protocol)
-        self._images: dict[str, bytes] = {}
+        self._data: dict[str, bytes] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, ImageChunk):
+        if not isinstance(obj, EncodedImage):
             return NotImplemented
-        data = self._images.setdefault(obj.sha256, obj.data)
-        return __newobj__, (ImageChunk,), [data, obj.format, obj.expected_tokens, obj.sha256]
+        data = self._data.setdefault(obj.sha256, obj.data)
+        return __newobj__, (EncodedImage,), [data, obj.format, obj.width_px, obj.height_px, obj.sha256]

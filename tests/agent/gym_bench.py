@@ -101,7 +101,7 @@ async def open_bench(
                 runner = RolloutRunner(
                     devices=DevicePool(executions.make, max_devices=4, limits=PoolLimits(max_make_attempts=1)),
                     gateway=gateway,
-                    agent=MiniAgent(settings, gateway),
+                    agent=MiniAgent(settings),
                     reward=score_reward,
                     recorder=recorder,
                     max_turns=3,

@@ -17,11 +17,10 @@ from cua_rl.agent.element_tools import (
     resolve,
 )
 from cua_rl.agent.tools import Finish
-from cua_rl.conversation import ParseFailure, ToolCall
+from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
 from cua_rl.devices.device import ActionRejected
-from cua_rl.types import Observation
 
-SEEN = Observation(png=b"screen", width_px=100, height_px=200)
+SEEN = EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
 
 
 class Knowing:
@@ -31,14 +30,14 @@ class Knowing:
         self.places = places
         self.distance_px = -40
 
-    async def find(self, seen: Observation, target: str) -> Pixel | None:
+    async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
         return self.places.get(target)
 
-    async def find_drag(self, seen: Observation, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
+    async def find_drag(self, seen: EncodedImage, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
         start, end = self.places.get(target), self.places.get(destination)
         return None if start is None or end is None else (start, end)
 
-    async def find_scroll(self, seen: Observation, target: str, direction: Direction) -> tuple[Pixel, int] | None:
+    async def find_scroll(self, seen: EncodedImage, target: str, direction: Direction) -> tuple[Pixel, int] | None:
         at = self.places.get(target)
         return None if at is None else (at, self.distance_px)
 

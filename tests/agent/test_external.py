@@ -83,7 +83,7 @@ class Bench:
         runner = RolloutRunner(
             devices=DevicePool(make_device, max_devices=1),
             gateway=self.gateway,
-            agent=ExternalAgent(program, self.gateway, grace_s=0.5),
+            agent=ExternalAgent(program, grace_s=0.5),
             reward=binary_reward,
             recorder=self.recorder,
             max_turns=max_turns,
@@ -107,7 +107,7 @@ async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerat
                 yield Bench(gateway, fake, tmp_path)
 
 
-async def test_turns_are_answers_joined_with_the_deeds_that_followed_them(bench: Bench) -> None:
+async def test_turns_are_answers_joined_with_the_device_steps_that_followed_them(bench: Bench) -> None:
     async def work(desk: Desk) -> Any:
         await desk.ask()
         await desk.act(action="click", coordinate=[500, 1000])  # 100 x 200 pixels: (50, 200), clamped to 199
@@ -123,10 +123,10 @@ async def test_turns_are_answers_joined_with_the_deeds_that_followed_them(bench:
 
     assert rollout.error is None
     assert bench.device.actions == [Click(x=50, y=199), Wait(duration_s=0)]
-    assert [turn.action for turn in rollout.turns] == [Click(x=50, y=199), None, None]
-    assert rollout.turns[0].more_actions == (Wait(duration_s=0),)
-    assert rollout.turns[0].after is not None
-    assert "fly" in (rollout.turns[1].action_error or "")
+    assert [turn.agent.action for turn in rollout.turns] == [Click(x=50, y=199), None, None]
+    assert rollout.turns[0].agent.more_actions == (Wait(duration_s=0),)
+    assert rollout.turns[0].agent.after is not None
+    assert "fly" in (rollout.turns[1].agent.action_error or "")
     assert (rollout.stop_reason, rollout.answer, rollout.success) == (StopReason.FINISHED, "42", True)
     assert [turn.model.text for turn in rollout.turns] == ["done"] * 3
     assert len([event for event in bench.recorder.events if isinstance(event, TurnTaken)]) == 3
@@ -159,7 +159,7 @@ async def test_an_agent_that_waits_for_longer_than_it_has_ends_as_with_its_turns
     rollout = await bench.run(work, time_limits=TimeLimits(agent_s=15.0))
 
     assert (rollout.stop_reason, rollout.reward and rollout.reward.total) == (StopReason.MAX_TIME, 0.0)
-    assert [turn.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
+    assert [turn.agent.action for turn in rollout.turns] == [Wait(duration_s=20.0)]
     (waited,) = bench.device.actions
     assert isinstance(waited, Wait)
     assert waited.duration_s <= 15.0

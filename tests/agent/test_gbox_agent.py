@@ -7,12 +7,16 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from cua_rl.actions import Action, Button, Click, PressButton
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent
+from cua_rl.actions import Action, Button, Click, PressButton, Wait
+from cua_rl.agent.agent import AgentOutcome, AgentTask
+from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import FullHistory
+from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import ActionRejected, DeviceKind
 from cua_rl.errors import ConfigError, DeviceError, SamplingError
-from cua_rl.types import Observation, StopReason
+from cua_rl.types import AgentTurn, StopReason
+from tests.fakes import FakeGateway
 
 
 class FakeDevice:
@@ -26,9 +30,9 @@ class FakeDevice:
         self._reject = reject
         self._num_observed = 0
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         self._num_observed += 1
-        return Observation(png=f"screen {self._num_observed}".encode(), width_px=200, height_px=400)
+        return EncodedImage(data=f"screen {self._num_observed}".encode(), format="png", width_px=200, height_px=400)
 
     async def execute(self, action: Action) -> None:
         if isinstance(action, PressButton) and self._reject:
@@ -118,17 +122,33 @@ def _httpx() -> Any:
     return __import__(base.__module__.split(".")[0])
 
 
+class ScriptedAccess(FakeGateway):
+    """Reaches the scripted model in every rollout."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        super().__init__()
+        self._client = model.client()
+
+    def openai_client(self, rollout_id: str) -> Any:
+        return self._client
+
+
 async def work(
-    model: ScriptedModel, device: FakeDevice, *, max_turns: int = 5, agent: GBoxAgent | None = None
+    model: ScriptedModel,
+    device: Any,
+    *,
+    max_turns: int = 5,
+    agent: GBoxAgent | None = None,
+    clock: RolloutClock | None = None,
 ) -> tuple[AgentOutcome, list[AgentTurn]]:
     turns: list[AgentTurn] = []
 
     async def on_turn(turn: AgentTurn) -> None:
         turns.append(turn)
 
-    outcome = await (agent or GBoxAgent()).run(
-        "Open Mail", device, model.client(), max_turns=max_turns, on_turn=on_turn
-    )
+    access: Any = ScriptedAccess(model)
+    task = AgentTask(rollout_id="r", instruction="Open Mail", max_turns=max_turns)
+    outcome = await (agent or GBoxAgent()).run(task, device, access, clock=clock or RolloutClock(), on_turn=on_turn)
     return outcome, turns
 
 
@@ -138,8 +158,8 @@ async def test_the_agent_acts_until_the_model_says_it_is_done() -> None:
     assert outcome == AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=2, success_claimed=True)
     assert device.actions == [Click(x=100, y=200)]
     assert [turn.response_id for turn in turns] == ["resp-1", "resp-2"]
-    assert (turns[0].before.png, turns[0].after and turns[0].after.png) == (b"screen 1", b"screen 2")
-    assert (turns[1].before.png, turns[1].action, turns[1].after) == (b"screen 2", None, None)
+    assert (turns[0].before.data, turns[0].after and turns[0].after.data) == (b"screen 1", b"screen 2")
+    assert (turns[1].before.data, turns[1].action, turns[1].after) == (b"screen 2", None, None)
     assert set(turns[0].durations_s) == {"respond", "execute", "observe"}
 
 
@@ -209,6 +229,14 @@ async def test_only_the_first_call_is_done_and_the_others_are_reported_as_ignore
 async def test_the_answer_of_a_question_is_kept() -> None:
     outcome, _ = await work(ScriptedModel([call(action="answer", text="42")]), FakeDevice())
     assert outcome.answer == "42"
+
+
+async def test_a_wait_that_uses_up_the_policys_time_is_cut_short_and_ends_the_work() -> None:
+    model, device = ScriptedModel([call(action="wait", time=60)], [DONE]), FakeDevice()
+    outcome, turns = await work(model, device, clock=RolloutClock(policy_s=0.0))
+    assert (outcome.stop_reason, outcome.num_turns, len(turns)) == (StopReason.MAX_TIME, 1, 1)
+    assert turns[0].action == Wait(duration_s=60.0)  # as the model asked for it
+    assert device.actions == [Wait(duration_s=0.0)]
 
 
 async def test_a_full_context_ends_the_work_and_is_no_fault() -> None:

@@ -162,7 +162,7 @@ async def test_creations_queue_up_and_are_repeated_until_each_has_its_answer() -
         gym.create_failures.extend([408, 503])
         (task, *_) = await load(url)
 
-        devices = await asyncio.gather(*(executions.make(task) for _ in range(4)))
+        devices = await asyncio.gather(*(executions.make(task.device_request()) for _ in range(4)))
 
         for device in devices:
             await device.close()
@@ -179,7 +179,7 @@ async def test_a_creation_that_is_never_answered_is_given_up_and_tried_again() -
         gym.create_delay_s = 0.05
         (task, *_) = await load(url)
 
-        making = [asyncio.create_task(executions.make(task)) for _ in range(3)]
+        making = [asyncio.create_task(executions.make(task.device_request())) for _ in range(3)]
         made = await asyncio.gather(*making, return_exceptions=True)
 
         assert sum(not isinstance(device, BaseException) for device in made) >= 1
@@ -192,7 +192,7 @@ async def test_a_refused_task_is_a_fault_at_once() -> None:
         gym.create_failures.append(422)
         (task, *_) = await load(url)
         with pytest.raises(DeviceError, match="with 422: no device"):
-            await executions.make(task)
+            await executions.make(task.device_request())
 
 
 async def test_a_cancelled_creation_is_ended_as_soon_as_the_server_answers() -> None:
@@ -200,7 +200,7 @@ async def test_a_cancelled_creation_is_ended_as_soon_as_the_server_answers() -> 
         async with GymExecutions(limits=QUICK) as executions:
             gym.create_delay_s = 0.1
             (task, *_) = await load(url)
-            making = asyncio.create_task(executions.make(task))
+            making = asyncio.create_task(executions.make(task.device_request()))
             while not gym.num_creating:
                 await asyncio.sleep(0.01)
             making.cancel()
@@ -212,7 +212,7 @@ async def test_a_cancelled_creation_is_ended_as_soon_as_the_server_answers() -> 
 async def test_an_evaluation_that_fails_is_invalid_and_never_nought() -> None:
     async with open_gym() as (gym, url), GymExecutions(limits=QUICK) as executions:
         (task, *_) = await load(url)
-        device = await executions.make(task)
+        device = await executions.make(task.device_request())
         gym.evaluate_failures.append(500)
         assert (await task.validate(device, None)).success is False  # the second try
         gym.evaluate_failures.extend([500, 500])
@@ -234,13 +234,13 @@ async def test_the_box_behind_an_execution_is_operated_from_here_and_ended_by_th
         async with GymExecutions(
             open_attach=lambda: open_held_boxes(gbox.connect(), "android"), limits=QUICK
         ) as executions:
-            device = await executions.make(task)
+            device = await executions.make(task.device_request())
             before = await device.observe()
             await device.execute(Click(x=before.width_px // 2, y=before.height_px // 2))
             await device.observe()
             await device.close()
             with pytest.raises(DeviceError):  # the next execution names a box that is not there
-                await executions.make(task)
+                await executions.make(task.device_request())
 
         assert device.device_id == box.box_id
         assert box.box_id in gbox.double.alive

@@ -2,17 +2,17 @@ import pytest
 
 from cua_rl.agent.history import DROPPED_IMAGE, DropOldScreenshots, FullHistory, make_history
 from cua_rl.agent.responses import system_item, tool_result_item, user_item
+from cua_rl.conversation import EncodedImage
 from cua_rl.errors import ConfigError
-from cua_rl.types import Observation
 
-SCREEN = Observation(png=b"png", width_px=1, height_px=1)
+SCREEN = EncodedImage(data=b"png", format="png", width_px=1, height_px=1)
 
 
 def items_after(num_turns: int):
-    items = [system_item("s"), user_item("task", SCREEN)]
+    items = [system_item("s"), user_item("task", SCREEN.data_url())]
     for turn in range(num_turns):
         items.append({"type": "function_call", "call_id": str(turn), "name": "t", "arguments": "{}"})
-        items.append(tool_result_item(str(turn), "", SCREEN))
+        items.append(tool_result_item(str(turn), "", SCREEN.data_url()))
     return items
 
 

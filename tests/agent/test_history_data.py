@@ -10,8 +10,11 @@ import pytest_asyncio
 from PIL import Image
 
 from cua_rl.actions import Action
+from cua_rl.agent.agent import AgentTask
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import HistoryPolicy, make_history
+from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import DeviceKind
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl, load_qwen3_vl_thinking
 from cua_rl.rl.datums import ForkReason, build_datums, count_retokenised
@@ -20,7 +23,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.types import Datum, ImageChunk, ModelTurn, Observation, SamplingParams
+from cua_rl.types import Datum, ImageChunk, ModelTurn, SamplingParams
 from tests.builders import rollout
 from tests.renderers.generated import encode_image
 from tests.renderers.model_folders import build_small_folder
@@ -42,9 +45,9 @@ class Screens:
     def __init__(self) -> None:
         self._rng = random.Random(0)
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         image = Image.new("RGB", (64, 96), tuple(self._rng.randrange(256) for _ in range(3)))
-        return Observation(png=encode_image(image), width_px=64, height_px=96)
+        return EncodedImage(data=encode_image(image), format="png", width_px=64, height_px=96)
 
     async def execute(self, action: Action) -> None: ...
 
@@ -82,7 +85,8 @@ async def play(gateway: Gateway, policy: HistoryPolicy, max_images: int, block: 
 
     agent = GBoxAgent(history=make_history(policy, max_images=max_images, block=block))
     gateway.open_rollout("r")
-    await agent.run("Tap.", Screens(), gateway.openai_client("r"), max_turns=NUM_TURNS, on_turn=ignore)
+    task = AgentTask(rollout_id="r", instruction="Tap.", max_turns=NUM_TURNS)
+    await agent.run(task, Screens(), gateway, clock=RolloutClock(), on_turn=ignore)
     turns = gateway.close_rollout("r")
     assert len(turns) == NUM_TURNS
     assert gateway.prompt_mismatches == 0

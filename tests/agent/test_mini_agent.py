@@ -6,10 +6,11 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.actions import Click, Drag, PressButton, Scroll, TypeText
-from cua_rl.agent.mini_agent_actions import parse_mini_agent_action
+from cua_rl.agent.mini_agent_reports import ReportedAction, parse_mini_agent_action
+from cua_rl.conversation import EncodedImage
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rollout.run import TimeLimits
-from cua_rl.types import Observation, StopReason
+from cua_rl.types import StopReason
 from tests.agent.gym_bench import GymBench, call, open_bench
 
 
@@ -27,13 +28,13 @@ async def test_turns_have_the_gateways_tokens_and_screens_and_the_agents_actions
     assert rollout.error is None
     assert (rollout.stop_reason, rollout.answer) == (StopReason.FINISHED, "83")
     first, last = rollout.turns
-    assert first.action == Click(x=96, y=160)  # the middle of 192 x 320 pixels
-    assert (first.before.width_px, first.before.height_px) == (192, 320)
-    assert first.before.sha256 == first.model.prompt.images[-1].sha256
-    assert first.after is not None
-    assert first.after.sha256 == last.before.sha256 == last.model.prompt.images[-1].sha256
+    assert first.agent.action == Click(x=96, y=160)  # the middle of 192 x 320 pixels
+    assert (first.agent.before.width_px, first.agent.before.height_px) == (192, 320)
+    assert first.agent.before.sha256 == first.model.prompt.images[-1].sha256
+    assert first.agent.after is not None
+    assert first.agent.after.sha256 == last.agent.before.sha256 == last.model.prompt.images[-1].sha256
     assert len(first.model.sampled_tokens) == len(first.model.sampling_logprobs) > 10
-    assert (last.action, last.after) == (None, None)
+    assert (last.agent.action, last.agent.after) == (None, None)
 
 
 async def test_the_gym_is_told_the_answer_and_its_score_is_the_reward(bench: GymBench) -> None:
@@ -64,8 +65,8 @@ async def test_an_agent_that_reports_one_output_only_loses_no_turn(bench: GymBen
 
     assert rollout.error is None
     assert len(rollout.turns) == 3
-    assert [turn.action for turn in rollout.turns] == [Click(x=0, y=0), None, None]
-    assert all(turn.before.sha256 == turn.model.prompt.images[-1].sha256 for turn in rollout.turns)
+    assert [turn.agent.action for turn in rollout.turns] == [Click(x=0, y=0), None, None]
+    assert all(turn.agent.before.sha256 == turn.model.prompt.images[-1].sha256 for turn in rollout.turns)
 
 
 @pytest.mark.parametrize("has_events", [True, False])
@@ -130,10 +131,10 @@ async def test_what_breaks_down_under_the_agent_is_no_reward(bench: GymBench) ->
 
 
 def test_actions_are_read_whatever_the_range_of_their_coordinates() -> None:
-    screen = Observation(png=b"", width_px=200, height_px=100)
+    screen = EncodedImage(data=b"", format="png", width_px=200, height_px=100)
 
     def read(name: str, **args: object) -> object:
-        return parse_mini_agent_action(name, args, screen)
+        return parse_mini_agent_action(ReportedAction(name=name, args=args), screen)
 
     assert read("click", point={"x": 0.5, "y": 0.5}) == Click(x=100, y=50)
     assert read("tap", point=[500, 1000]) == Click(x=100, y=99)

@@ -19,7 +19,7 @@ from cua_rl.errors import (
 from cua_rl.metrics import check_names
 from tests.fakes import FakeDevice, make_task
 
-TASK = make_task()
+REQUEST = make_task().device_request()
 QUICK = PoolLimits(retry_first_s=0.0)
 
 
@@ -56,7 +56,7 @@ class Farm:
 
 
 async def use(pool: DevicePool, error: Exception | None = None) -> str:
-    async with pool.lease(TASK) as device:
+    async with pool.lease(REQUEST) as device:
         if error is not None:
             raise error
         return device.device_id
@@ -224,7 +224,7 @@ async def test_a_share_takes_only_its_part() -> None:
 
     async def hold() -> None:
         nonlocal most
-        async with share.lease(TASK):
+        async with share.lease(REQUEST):
             most = max(most, pool.num_leased)
             await asyncio.sleep(0)
 

@@ -47,7 +47,7 @@ class PhoneBox:
         self.installed: list[str] = []
 
     def draw(self) -> bytes:
-        return take_screenshot(self.state, 1).png
+        return take_screenshot(self.state, 1).data
 
     def elements(self) -> Mapping[str, tuple[int, int]]:
         """Centre of everything that can be tapped, by its label in small letters."""

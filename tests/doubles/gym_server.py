@@ -140,7 +140,7 @@ class GymDouble:
 
     async def _screenshot(self, request: Request) -> Response:
         screen = await self.executions[request.path_params["execution_id"]].phone.observe()
-        return Response(screen.png, media_type="image/png")
+        return Response(screen.data, media_type="image/png")
 
     async def _act(self, request: Request) -> Response:
         """Do one call of our own tool."""

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cua_rl.agent.gbox_agent import load_system_prompt
-from cua_rl.agent.tools import MOBILE_USE
+from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
 
 TOOL = {
     "type": "function",

@@ -6,7 +6,7 @@ import pytest_asyncio
 
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.devices.device import Device
-from cua_rl.devices.pool import DevicePool
+from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
 from cua_rl.events import Source
@@ -16,7 +16,6 @@ from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.sampling.gateway_server import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.task import Task
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.evaluation.fake_endpoint import GIVE_UP, KEY, TAP, FakeEndpoint
 
@@ -37,7 +36,7 @@ async def url(fake: FakeEndpoint) -> AsyncGenerator[str]:
 async def attempt(url: str, *, api: Api = "responses", key: str = KEY, **extra: object) -> Rollout:
     """One rollout of the agent on a simulated phone through the endpoint."""
 
-    async def make_device(task: Task) -> Device:
+    async def make_device(task: DeviceRequest) -> Device:
         return make_simulated_phone(task)
 
     (task,) = load_tasks({"source_type": "demo_eval"}, seed=0, split="eval").held_out(1)
@@ -63,7 +62,7 @@ async def test_the_agent_works_through_either_api(fake: FakeEndpoint, url: str, 
     rollout = await attempt(url, api=api)
 
     assert (rollout.stop_reason, len(rollout.turns), rollout.success) == (StopReason.FINISHED, 2, False)
-    assert rollout.turns[0].action is not None
+    assert rollout.turns[0].agent.action is not None
     assert '"coordinate": [500, 500]' in rollout.turns[0].model.text
     assert len(fake.requests) == 2
     assert KEY not in str(rollout)

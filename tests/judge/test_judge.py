@@ -7,27 +7,27 @@ from typing import Any
 import pytest
 
 from cua_rl.actions import Click, TypeText
+from cua_rl.conversation import EncodedImage
 from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.judge.judge import DEFAULT_PROMPT, Judge, JudgeConfig, read_vote
 from cua_rl.judge.request import Case
-from cua_rl.types import Observation, StopReason, Turn
+from cua_rl.types import AgentTurn, StopReason, Turn
 from tests.builders import model_turn, prompt, text
 from tests.doubles.judge_endpoint import ANSWER_TOKENS, KEY, MODEL, PROMPT_TOKENS, JudgeEndpoint, serve_judge, verdict
 
 
-def shot(name: str) -> Observation:
-    return Observation(png=name.encode(), width_px=10, height_px=20)
+def shot(name: str) -> EncodedImage:
+    return EncodedImage(data=name.encode(), format="png", width_px=10, height_px=20)
 
 
 def turn(index: int, before: str, after: str | None, **more: Any) -> Turn:
-    return Turn(
-        index=index,
-        model=model_turn(prompt(text(1))),
+    done = AgentTurn(
+        response_id="resp",
         before=shot(before),
         after=None if after is None else shot(after),
-        durations_s={},
-        **{"action": Click(x=1, y=2), "action_error": None, **more},
+        **{"action": Click(x=1, y=2), **more},
     )
+    return Turn(index=index, model=model_turn(prompt(text(1))), agent=done)
 
 
 CASE = Case(

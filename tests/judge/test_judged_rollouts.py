@@ -4,20 +4,20 @@ from typing import Any
 
 import pytest
 
-from cua_rl.agent.gbox_agent import AgentOutcome, GBoxAgent
+from cua_rl.agent.agent import Agent, AgentOutcome
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError
 from cua_rl.events import Source
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import Agent, RolloutPlan, RolloutRunner
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.types import Rollout, SamplingParams, StopReason
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeJudge, FakeRecorder, make_task
 
 
-class Speechless(GBoxAgent):
+class Speechless:
     """Its first prompt does not fit into the model's context."""
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         return AgentOutcome(stop_reason=StopReason.CONTEXT_OVERFLOW, num_turns=0)
 
 

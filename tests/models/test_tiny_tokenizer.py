@@ -66,6 +66,6 @@ async def test_prompts_and_answers_of_all_demo_tasks_are_short() -> None:
     for seed, template in enumerate(EMBEDDED_TRAINING):
         lesson = await demonstrate_task(template, seed, Random(seed), error_rate=0.0, max_turns=1)
         datum = build_supervised_datum(renderer, lesson, name="lesson")
-        assert [image.expected_tokens for image in datum.model_input.images] == [60]
+        assert [image.expected_tokens for image in datum.model_input.image_chunks] == [60]
         assert datum.model_input.length - datum.num_trained_tokens <= 120
         assert datum.num_trained_tokens <= 22

@@ -8,7 +8,6 @@ from io import BytesIO
 from PIL import Image
 
 from cua_rl.conversation import (
-    ImagePart,
     Item,
     Message,
     Part,
@@ -19,6 +18,7 @@ from cua_rl.conversation import (
     ToolCall,
     ToolResult,
 )
+from tests.builders import stored_image
 
 _WORDS = [
     "open", "Settings", "  ", "\n", "\n\n", "Wi-Fi", "naïve", "e\u0301tude", "日本語", "👩\u200d💻", "مرحبا", "<b>",
@@ -131,7 +131,7 @@ def _parts(rng: random.Random, made: Generated, with_images: bool) -> list[Part]
         image = make_image(*rng.choice(_SIZES), seed=rng.randint(0, 10_000))
         image_format = rng.choice(("png", "jpeg"))
         made.images.append(image)
-        parts.append(ImagePart(data=encode_image(image, image_format), format=image_format))
+        parts.append(stored_image(encode_image(image, image_format)))
     return parts
 
 

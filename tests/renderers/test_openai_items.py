@@ -3,7 +3,7 @@ from base64 import b64encode
 import pytest
 
 from cua_rl.conversation import (
-    ImagePart,
+    EncodedImage,
     Message,
     Reasoning,
     SampledAnswer,
@@ -20,6 +20,7 @@ from cua_rl.renderers.openai_items import (
     responses_input,
     responses_tools,
 )
+from tests.builders import stored_image
 from tests.renderers.generated import encode_image, generate_conversation, make_image
 
 PNG = encode_image(make_image(8, 8))
@@ -29,18 +30,18 @@ JPEG_URL = f"data:image/jpeg;base64,{b64encode(JPEG).decode()}"
 PARAMETERS = {"type": "object", "properties": {"x": {"type": "integer"}}}
 
 
-def message(role: str, *parts: str | ImagePart) -> Message:
+def message(role: str, *parts: str | EncodedImage) -> Message:
     return Message(role=role, content=tuple(TextPart(text=part) if isinstance(part, str) else part for part in parts))
 
 
 EXPECTED = Conversation(
     items=(
         message("system", "You operate a phone."),
-        message("user", "Look:", ImagePart(data=PNG, format="png")),
+        message("user", "Look:", stored_image(PNG)),
         Reasoning(text="hm"),
         message("assistant", "I click."),
         ToolCall(call_id="c1", name="click", arguments='{"x": 1}'),
-        ToolResult(call_id="c1", content=(TextPart(text="ok"), ImagePart(data=JPEG, format="jpeg"))),
+        ToolResult(call_id="c1", content=(TextPart(text="ok"), stored_image(JPEG))),
     ),
     tools=(Tool(name="click", description="Tap", parameters=PARAMETERS),),
 )

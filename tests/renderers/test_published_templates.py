@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from cua_rl.conversation import ImagePart, Item, Message, Part, SampledAnswer, TextPart, Tool, ToolCall, ToolResult
+from cua_rl.conversation import Item, Message, Part, SampledAnswer, TextPart, Tool, ToolCall, ToolResult
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH, Qwen3VLRenderer, load_qwen3_vl_thinking
+from tests.builders import stored_image
 from tests.renderers.generated import encode_image, make_image
 from tests.renderers.model_folders import THINKING_TEMPLATE
 
 PUBLISHED = Path(__file__).parent / "published"
-ONE_TOKEN = ImagePart(data=encode_image(make_image(32, 32)), format="png")
+ONE_TOKEN = stored_image(encode_image(make_image(32, 32)))
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in (PUBLISHED / "qwen3_vl.jsonl").read_text(encoding="utf-8").splitlines()
 ]

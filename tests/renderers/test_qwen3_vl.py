@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.conversation import (
-    ImagePart,
+    EncodedImage,
     Item,
     Message,
     Reasoning,
@@ -19,14 +19,15 @@ from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl_thinking
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.renderers.replay import replay
 from cua_rl.renderers.request_error import RequestError
+from tests.builders import stored_image
 from tests.renderers.generated import encode_image, generate_conversation, make_image
 from tests.renderers.model_folders import THINKING_TEMPLATE
 
 CLICK = Tool(name="click", description="Tap", parameters={"type": "object"})
-SCREEN = ImagePart(data=encode_image(make_image(64, 96)), format="png")  # 2 x 3 tokens of 32 x 32 pixels
+SCREEN = stored_image(encode_image(make_image(64, 96)))  # 2 x 3 tokens of 32 x 32 pixels
 
 
-def message(role: str, *parts: str | ImagePart) -> Message:
+def message(role: str, *parts: str | EncodedImage) -> Message:
     return Message(role=role, content=tuple(TextPart(text=part) if isinstance(part, str) else part for part in parts))
 
 
@@ -72,13 +73,6 @@ def test_a_prompt_extends_the_earlier_prompt_and_the_sampled_answer(small_render
     sampled = [*small_renderer.encode(answer), small_renderer.stop_token_ids[0]]
     before = small_renderer.render(first).token_ids(image) + sampled
     assert small_renderer.render(second).token_ids(image)[: len(before)] == before
-
-
-def test_prompts_with_the_same_screenshot_share_its_bytes(small_renderer: Qwen3VLRenderer) -> None:
-    data = encode_image(make_image(65, 97))
-    first = small_renderer.render([message("user", ImagePart(data=data, format="png"))])
-    again = small_renderer.render([message("user", ImagePart(data=bytes(bytearray(data)), format="png"))])
-    assert first.images[0] is again.images[0]
 
 
 def test_replaying_twice_changes_nothing(small_renderer: Qwen3VLRenderer) -> None:

@@ -9,19 +9,19 @@ import pytest
 from PIL import Image
 
 from cua_rl.actions import Action, Click, Drag, Scroll, TypeText
+from cua_rl.conversation import EncodedImage
 from cua_rl.events import GroupEnded, RolloutStarted, Source, TurnTaken
 from cua_rl.reporting.trace_folder import TraceRecorder, draw_action
-from cua_rl.types import Observation
 from tests.fakes import FakeRecorder
 from tests.real.database.recorded import make_group, rollout_start
 
 SOURCE = Source(phase="step", step=3)
 
 
-def screenshot() -> Observation:
+def screenshot() -> EncodedImage:
     buffer = BytesIO()
     Image.new("RGB", (60, 40), "white").save(buffer, "PNG")
-    return Observation(png=buffer.getvalue(), width_px=60, height_px=40)
+    return EncodedImage(data=buffer.getvalue(), format="png", width_px=60, height_px=40)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def events_of_a_group() -> list[RolloutStarted | TurnTaken | GroupEnded]:
     events: list[RolloutStarted | TurnTaken | GroupEnded] = []
     for rollout in (*group.rollouts, *group.faulty):
         events.append(rollout_start(SOURCE, group, rollout))
-        turns = [replace(turn, before=screenshot()) for turn in rollout.turns]
+        turns = [replace(turn, agent=replace(turn.agent, before=screenshot())) for turn in rollout.turns]
         events += [TurnTaken(rollout_id=rollout.rollout_id, turn=turn) for turn in turns]
     return [*events, GroupEnded(source=SOURCE, group=group, advantages=(0.5, -0.25, -0.25))]
 
@@ -109,12 +109,16 @@ async def test_a_screenshot_that_is_broken_in_the_middle_ends_traces_and_not_the
     buffer = BytesIO()
     Image.effect_noise((300, 300), 50).save(buffer, "PNG")
     first, _, rest = buffer.getvalue().rpartition(b"IDAT")
-    broken = Observation(png=first + b"\x00DA!" + rest, width_px=300, height_px=300)
+    broken = EncodedImage(data=first + b"\x00DA!" + rest, format="png", width_px=300, height_px=300)
     started, taken, *later = events_of_a_group()
     assert isinstance(taken, TurnTaken)
 
     async with TraceRecorder(FakeRecorder(), tmp_path) as recorder:
-        for event in (started, replace(taken, turn=replace(taken.turn, before=broken)), *later):
+        for event in (
+            started,
+            replace(taken, turn=replace(taken.turn, agent=replace(taken.turn.agent, before=broken))),
+            *later,
+        ):
             await recorder.record(event)
         await asyncio.wait_for(recorder.flush(), 10)
 

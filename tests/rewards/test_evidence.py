@@ -1,8 +1,9 @@
 from dataclasses import replace
 
 from cua_rl.actions import Click, Wait
+from cua_rl.conversation import EncodedImage
 from cua_rl.rewards.evidence import build_evidence
-from cua_rl.types import Observation, StopReason, Turn, Validation
+from cua_rl.types import AgentTurn, StopReason, Turn, Validation
 from tests.builders import model_turn, prompt, text
 from tests.builders import turn as build_turn
 
@@ -11,10 +12,9 @@ TAP, WAIT = Click(x=1, y=2), Wait(duration_s=1.0)
 
 
 def turn(action: Click | Wait | None, screen: bytes = b"a", error: str | None = None) -> Turn:
-    before = Observation(png=screen, width_px=10, height_px=20)
-    return replace(
-        build_turn(0, model_turn(prompt(text(1)))), before=before, action=action, action_error=error, after=None
-    )
+    before = EncodedImage(data=screen, format="png", width_px=10, height_px=20)
+    done = AgentTurn(response_id="resp", before=before, action=action, action_error=error)
+    return replace(build_turn(0, model_turn(prompt(text(1)))), agent=done)
 
 
 def test_turns_are_counted_by_what_became_of_them() -> None:

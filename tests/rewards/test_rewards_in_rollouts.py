@@ -39,10 +39,10 @@ async def run(agent: Any, reward: RewardFunction, *, watch_goal: bool = False) -
 class Undoing(FakeAgent):
     """Reaches the goal, takes a turn, then undoes it and takes another."""
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> Any:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> Any:
         device.state = "1"
-        await super().run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
-        return await super().run(instruction, device, client, max_turns=max_turns, on_turn=on_turn)
+        await super().run(task, device, access, clock=clock, on_turn=on_turn)
+        return await super().run(task, device, access, clock=clock, on_turn=on_turn)
 
 
 @pytest.mark.parametrize(("watch_goal", "first_success_turn"), [(True, 1), (False, None)])

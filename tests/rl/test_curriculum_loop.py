@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.agent.agent import AgentOutcome
 from cua_rl.errors import ParityError
 from cua_rl.events import GroupEnded, SourceStarted, StepTrained
 from cua_rl.rl.curriculum import SuccessRates, SuccessRateStream
@@ -15,7 +15,7 @@ from cua_rl.rl.memory import Memory, load_outcomes, newest_success_ids
 from cua_rl.rl.replay import ReplayBuffer
 from cua_rl.rl.sync_loop import Parts, train
 from cua_rl.tasks.task import Task
-from cua_rl.types import StopReason
+from cua_rl.types import AgentTurn, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeTrainer
 from tests.rl.test_curriculum import FakeTemplate
@@ -39,24 +39,20 @@ class TalentedAgent:
         self.hopes: dict[str, str] = {"solved": "1", "hopeless": "0"}
         self._tries: Counter[str] = Counter()
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         if self._tries.total() == self.num_rollouts_to_live:
             raise Killed
-        self._tries[instruction] += 1
+        self._tries[task.instruction] += 1
         response_id = f"resp-{self._tries.total()}"
-        client.append(model_turn(prompt(text(1, 2)), response_id=response_id))
+        access.openai_client(task.rollout_id).append(model_turn(prompt(text(1, 2)), response_id=response_id))
         await on_turn(
             AgentTurn(
-                index=0,
                 response_id=response_id,
                 before=await device.observe(),
-                action=None,
-                action_error=None,
-                after=None,
                 durations_s={"respond": 0.1},
             )
         )
-        device.state = self.hopes.get(instruction.split()[0], str(self._tries[instruction] % 2))
+        device.state = self.hopes.get(task.instruction.split()[0], str(self._tries[task.instruction] % 2))
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1, answer="done")
 
 

@@ -7,14 +7,15 @@ from statistics import fmean, pvariance
 from typing import Any
 
 from cua_rl.actions import Wait
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent
+from cua_rl.agent.agent import AgentOutcome
+from cua_rl.agent.policy_time import TimedDevice
 from cua_rl.errors import DeviceError
 from cua_rl.events import GroupEnded, RolloutStarted
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.async_loop import train
 from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.types import RolloutGroup, StopReason
+from cua_rl.types import AgentTurn, RolloutGroup, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeDevice, FakeGateway, FakePolicy, FakeRecorder, FakeTrainer
 from tests.rl.async_world import World
@@ -31,20 +32,15 @@ class LuckyAgent:
         self.fault_rate = fault_rate
         self.num_turns = 0
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         self.num_turns += 1
         response_id = f"resp-{self.num_turns}"
-        client.append(model_turn(prompt(text(1, 2)), response_id=response_id))
+        access.openai_client(task.rollout_id).append(model_turn(prompt(text(1, 2)), response_id=response_id))
         seen = await device.observe()
         await on_turn(
             AgentTurn(
-                index=0,
                 response_id=response_id,
                 before=seen,
-                action=None,
-                action_error=None,
-                after=None,
-                durations_s={},
             )
         )
         is_lucky, is_lost = self.random.random() < 0.5, self.random.random() < self.fault_rate
@@ -62,7 +58,7 @@ class CountedDevices:
         self.most_leased = 0
 
     @asynccontextmanager
-    async def lease(self, task: Any, **_: Any) -> Any:
+    async def lease(self, request: Any) -> Any:
         self.num_leased += 1
         self.most_leased = max(self.most_leased, self.num_leased)
         try:
@@ -112,32 +108,28 @@ async def test_with_a_fifth_of_devices_lost_batches_hold_and_rewards_are_unbiase
     assert devices.most_leased <= 32
 
 
-class WaitingAgent(GBoxAgent):
+class WaitingAgent:
     """Three in ten rollouts succeed, two fail at once, five ask for a wait that is longer than their time."""
 
     def __init__(self, random: Random) -> None:
-        super().__init__()
         self.random = random
         self.num_turns = 0
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         self.num_turns += 1
         response_id, luck = f"resp-{self.num_turns}", self.random.random()
-        client.append(model_turn(prompt(text(1, 2)), response_id=response_id))
+        access.openai_client(task.rollout_id).append(model_turn(prompt(text(1, 2)), response_id=response_id))
         if luck > 0.5:
-            await device.execute(Wait(duration_s=3600.0))
-        device.device.state = "1" if luck < 0.3 else "0"
+            await TimedDevice(device, clock).execute(Wait(duration_s=3600.0))
+        device.state = "1" if luck < 0.3 else "0"
         await on_turn(
             AgentTurn(
-                index=0,
                 response_id=response_id,
                 before=await device.observe(),
-                action=None,
-                action_error=None,
-                after=None,
-                durations_s={},
             )
         )
+        if clock.is_used_up:
+            return AgentOutcome(stop_reason=StopReason.MAX_TIME, num_turns=1)
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1)
 
 

@@ -56,7 +56,7 @@ def test_durations_are_those_of_rollouts_and_of_requests() -> None:
 def test_answers_that_were_cut_off_and_actions_that_were_refused_are_counted() -> None:
     whole = attempt(1.0, num_turns=3)
     cut = replace(whole.turns[0], model=replace(whole.turns[0].model, stop="length"))
-    refused = replace(whole.turns[1], action_error="there is no such app")
+    refused = replace(whole.turns[1], agent=replace(whole.turns[1].agent, action_error="there is no such app"))
 
     metrics = rollout_metrics([group(replace(whole, turns=(cut, refused, *whole.turns[2:])), attempt(0.0))])
 

@@ -2,8 +2,7 @@ import asyncio
 
 import pytest
 
-from cua_rl.rollout.limit import RolloutLimit
-from cua_rl.rollout.pressure import Pressure
+from cua_rl.rollout.limit import Pressure, RolloutLimit
 from cua_rl.sampling.load import ServerLoad, fullest, parse_load
 
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.

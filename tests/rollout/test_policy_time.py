@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from cua_rl.actions import Action, Wait
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, GBoxAgent
+from cua_rl.agent.agent import AgentOutcome
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import Source
 from cua_rl.rollout.run import TimeLimits
-from cua_rl.types import AdapterRef, Rollout, StopReason
+from cua_rl.types import AdapterRef, AgentTurn, Rollout, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeDevice, make_task
 from tests.jumping_time import run_jumping
@@ -40,37 +40,35 @@ class SlowBench(Bench):
         return self.devices[-1]
 
 
-class Waiting(GBoxAgent):
+class Waiting:
     """Of ten rollouts three succeed at once, two give up at once, five wait for `wait_s` and then give up."""
 
     def __init__(self, random: Random, *, wait_s: float, respond_s: float = 1.0) -> None:
-        super().__init__()
         self.random = random
         self.wait_s = wait_s
         self.respond_s = respond_s
         self.num_turns = 0
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
+        client, timed = access.openai_client(task.rollout_id), TimedDevice(device, clock)
         luck = self.random.random()
         for index, action in enumerate([Wait(duration_s=self.wait_s), None] if luck > 0.5 else [None]):
             self.num_turns += 1
             await asyncio.sleep(self.respond_s)  # the model server
             client.append(model_turn(prompt(text(1, 2)), response_id=f"resp-{self.num_turns}"))
             if action is not None:
-                await device.execute(action)
+                await timed.execute(action)
             elif luck < 0.3:
-                device.device.state = "1"
+                device.state = "1"
             await on_turn(
                 AgentTurn(
-                    index=index,
                     response_id=client[-1].response_id,
-                    before=await device.observe(),
+                    before=await timed.observe(),
                     action=action,
-                    action_error=None,
-                    after=None,
-                    durations_s={},
                 )
             )
+            if clock.is_used_up:
+                return AgentOutcome(stop_reason=StopReason.MAX_TIME, num_turns=index + 1)
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1)
 
 
@@ -95,14 +93,14 @@ async def test_the_last_turn_of_a_rollout_that_waits_too_long_is_kept_and_the_wa
     waited = [rollout for rollout in rollouts if rollout.stop_reason is StopReason.MAX_TIME]
     assert waited
     assert all((len(rollout.turns), rollout.reward and rollout.reward.total) == (1, 0.0) for rollout in waited)
-    assert waited[0].turns[0].action == Wait(duration_s=60.0)
+    assert waited[0].turns[0].agent.action == Wait(duration_s=60.0)
     assert max(action.duration_s for device in bench.devices for action in device.actions) <= 0.01  # type: ignore[union-attr]
 
 
 def test_time_of_server_and_device_is_never_the_policys_and_a_call_that_hangs_is_a_fault() -> None:
     limits = TimeLimits(turn_s=100.0, agent_s=5.0)
 
-    async def run(agent: GBoxAgent) -> list[Rollout]:
+    async def run(agent: Waiting) -> list[Rollout]:
         return [await SlowBench(agent, time_limits=limits).runner.run(plan()) for _ in range(10)]
 
     slow = run_jumping(run(Waiting(Random(5), wait_s=4.0, respond_s=90.0)))
@@ -136,7 +134,8 @@ def test_a_wait_longer_than_the_limit_of_a_turn_is_no_fault_and_a_device_that_ha
 
 def test_between_the_calls_of_an_agent_outside_it_is_the_agents_time() -> None:
     async def run() -> tuple[float, float, bool]:
-        clock = RolloutClock(policy_s=10.0, turn_s=10.0, acts_between_calls=True)
+        clock = RolloutClock(policy_s=10.0, turn_s=10.0)
+        clock.charge_between_calls()
         async with clock.limit():
             await asyncio.sleep(2.0)  # the agent thinks
             with clock.call():
@@ -163,8 +162,10 @@ def test_credit_for_an_earlier_turn_gives_a_call_that_hangs_no_more_time() -> No
 
     async def run() -> float:
         began = asyncio.get_running_loop().time()
+        clock = RolloutClock(policy_s=100.0, turn_s=10.0)
+        clock.charge_between_calls()
         with pytest.raises(TimeoutError):
-            await hang(RolloutClock(policy_s=100.0, turn_s=10.0, acts_between_calls=True))
+            await hang(clock)
         return asyncio.get_running_loop().time() - began
 
     assert run_jumping(run()) == pytest.approx(10.0, abs=0.1)  # 19 where what had passed was forgotten
@@ -172,25 +173,24 @@ def test_credit_for_an_earlier_turn_gives_a_call_that_hangs_no_more_time() -> No
 
 async def test_a_timed_device_is_the_device_but_for_its_time() -> None:
     device = FakeDevice(state="7")
-    timed = TimedDevice(device, RolloutClock(policy_s=1.0, turn_s=1.0, acts_between_calls=False))
+    timed = TimedDevice(device, RolloutClock(policy_s=1.0, turn_s=1.0))
 
     assert (timed.device_id, timed.kind, await timed.query("state")) == (device.device_id, device.kind, "7")
     await timed.close()
     assert device.is_closed
 
 
-class Risky(GBoxAgent):
+class Risky:
     """Succeeds in three of ten rollouts; half of those that would fail take the device with them."""
 
     def __init__(self, random: Random) -> None:
-        super().__init__()
         self.random = random
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         luck = self.random.random()
         if luck > 0.65:
             raise DeviceError("the app took the device down")
-        device.device.state = "1" if luck < 0.3 else "0"
+        device.state = "1" if luck < 0.3 else "0"
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1)
 
 

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.agent.agent import AgentOutcome
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import DeviceError, SamplingError
 from cua_rl.events import RolloutStarted, Source, TurnTaken
@@ -11,7 +11,7 @@ from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.advantages import advantages_of
 from cua_rl.rollout.group import MAX_ATTEMPTS, GroupPlan, run_group, run_groups
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
-from cua_rl.types import RolloutGroup, SamplingParams, StopReason
+from cua_rl.types import AgentTurn, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
@@ -61,7 +61,7 @@ async def test_turns_carry_the_agents_side_and_the_gateways_side() -> None:
     rollout = await bench.runner.run(plan())
 
     assert rollout.turns[0].model.response_id == "resp-1"
-    assert rollout.turns[0].before.png == b"screen"
+    assert rollout.turns[0].agent.before.data == b"screen"
     assert [type(event) for event in bench.recorder.events] == [RolloutStarted, TurnTaken]
 
 
@@ -144,20 +144,15 @@ class Pausing:
         self._turn_s = turn_s
         self._num_turns = num_turns
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         seen = await device.observe()
         for index in range(self._num_turns):
             await asyncio.sleep(self._turn_s)
-            client.append(model_turn(prompt(text(1, 2)), response_id=f"resp-{index}"))
+            access.openai_client(task.rollout_id).append(model_turn(prompt(text(1, 2)), response_id=f"resp-{index}"))
             await on_turn(
                 AgentTurn(
-                    index=index,
                     response_id=f"resp-{index}",
                     before=seen,
-                    action=None,
-                    action_error=None,
-                    after=None,
-                    durations_s={},
                 )
             )
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=self._num_turns)

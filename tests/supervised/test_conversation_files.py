@@ -19,7 +19,7 @@ CLICK = '{"action": "click", "coordinate": [500, 500]}'
 
 
 async def screenshot() -> bytes:
-    return (await make_simulated_phone(TEMPLATES["train_02_enable_wifi"].make_task(seed=1)).observe()).png
+    return (await make_simulated_phone(TEMPLATES["train_02_enable_wifi"].make_task(seed=1)).observe()).data
 
 
 def chat(url: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 from cua_rl.actions import Button, Click, Drag, PressButton
 from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
-from cua_rl.conversation import ImagePart, Message, Reasoning, SampledAnswer, ToolCall, ToolResult
+from cua_rl.conversation import EncodedImage, Message, Reasoning, SampledAnswer, ToolCall, ToolResult
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.models.tokenizer import build_tokenizer
 from cua_rl.models.vocabulary import pieces
@@ -20,9 +20,8 @@ from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.templates import TEMPLATES
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
-from cua_rl.types import Observation
 
-SCREEN = Observation(png=b"", width_px=192, height_px=320)
+SCREEN = EncodedImage(data=b"", format="png", width_px=192, height_px=320)
 RENDERER = Qwen3VLRenderer(
     name="qwen3_vl",
     tokenizer=build_tokenizer(pieces()),
@@ -80,7 +79,7 @@ async def test_a_demonstration_is_the_conversation_that_the_agent_had() -> None:
     turn = [Reasoning, ToolCall, ToolResult]
     assert kinds == [Message, Message, *turn, *turn, SampledAnswer]
     assert isinstance(lesson.items[1], Message)
-    assert isinstance(lesson.items[1].content[1], ImagePart)
+    assert isinstance(lesson.items[1].content[1], EncodedImage)
     assert [tool.name for tool in lesson.tools] == ["mobile_use"]
 
 

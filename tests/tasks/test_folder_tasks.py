@@ -11,8 +11,8 @@ import pytest
 
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError, DeviceError, TaskError
-from cua_rl.rollout.run import prepare, validate
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
+from cua_rl.tasks.readiness import prepare, validate
 from cua_rl.tasks.source_config import Split, training_ids
 from cua_rl.tasks.task import Task
 from tests.fakes import FakeDevice

@@ -11,9 +11,9 @@ from cua_rl.devices.device import DeviceAbilities
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.errors import ConfigError, TaskError
-from cua_rl.rollout.run import prepare
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.demo.phone import make_simulated_phone
+from cua_rl.tasks.readiness import prepare
 from tests.fakes import FakeDevice
 
 WIFI = {"query": "wifi_enabled", "expected": "true"}

@@ -26,6 +26,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.android.keyboard import (
     BUTTON_KEYS,
     UNICODE_KEYBOARD,
@@ -39,7 +40,6 @@ from cua_rl.devices.android.shell import AndroidConnection
 from cua_rl.devices.app_names import find_package
 from cua_rl.devices.device import ActionRejected, DeviceAbilities
 from cua_rl.errors import DeviceError, DeviceServiceError, boundary
-from cua_rl.types import Observation
 
 ANDROID_ABILITIES = DeviceAbilities(
     name="an Android phone over adb", has_shell=True, is_seeded=False, queries=frozenset(ANDROID_QUERIES)
@@ -81,7 +81,7 @@ class AndroidDevice:
     def kind(self) -> Literal["android"]:
         return "android"
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot; raises `DeviceError`."""
         self._check_open("take a screenshot")
         observation = build_observation(await self._connection.screenshot())
@@ -173,7 +173,7 @@ def build_open_command(package: str, activity: str = "") -> str:
     return f"monkey -p {quote(package)} -c android.intent.category.LAUNCHER 1"
 
 
-def build_observation(data: bytes) -> Observation:
+def build_observation(data: bytes) -> EncodedImage:
     """A screenshot from what `screencap -p` wrote; warnings before the picture (of several displays) are dropped."""
     start = data[: _MAX_WARNING_BYTES + len(_PNG)].find(_PNG)
     png = data[start:] if start >= 0 else b""
@@ -182,7 +182,7 @@ def build_observation(data: bytes) -> Observation:
     if not png.rstrip(b"\r\n").endswith(b"IEND\xaeB`\x82"):
         raise DeviceError(f"expected a whole PNG from `screencap -p`, got {len(png)} bytes without its end")
     width_px, height_px = struct.unpack(">II", png[16:24])
-    return Observation(png=png, width_px=width_px, height_px=height_px)
+    return EncodedImage(data=png, format="png", width_px=width_px, height_px=height_px)
 
 
 def build_input_command(action: Action, size_px: tuple[int, int]) -> str:

@@ -9,8 +9,8 @@ from typing import Self
 from cua_rl.devices.android.device import ANDROID_ABILITIES, AndroidDevice, build_observation
 from cua_rl.devices.android.shell import AdbShell, AndroidConnection, list_adb_devices
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError, DeviceError, DeviceQuotaError
-from cua_rl.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class AdbPhones:
         """Phones of this run; 0 before the backend is entered."""
         return len(self._serials)
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """A phone that nobody uses, at home, whose screen has been seen; raises `DeviceError`."""
         if not self._free:
             raise DeviceQuotaError(f"expected a free phone among {', '.join(self._serials)}, all are lent")
@@ -63,7 +63,7 @@ class AdbPhones:
             connection, device_id=serial, settle_s=self._settle_s, give_back=lambda: self._free.append(serial)
         )
 
-    async def reset(self, device: Device, task: Task) -> Device:
+    async def reset(self, device: Device, request: DeviceRequest) -> Device:
         """The same phone at home again; raises `DeviceError` if it does not answer."""
         await _begin(self._connect(device.device_id))
         return device

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from cua_rl.actions import Action
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.browser.hands import perform, require_possible
 from cua_rl.devices.browser.page_scripts import SETTLED
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError, boundary
-from cua_rl.types import Observation
 
 if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Page, Request, Route
@@ -117,12 +117,12 @@ class BrowserPage:
         async with self._operation("evaluate a script"):
             return await self._call(script, argument)
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot of the part that the agent sees."""
         async with self._operation("take a screenshot"):
             png = b64decode((await self._send("Page.captureScreenshot", _PNG))["data"])
         width_px, height_px = (int.from_bytes(png[start : start + 4], "big") for start in (16, 20))  # its IHDR
-        return Observation(png=png, width_px=width_px, height_px=height_px)
+        return EncodedImage(data=png, format="png", width_px=width_px, height_px=height_px)
 
     async def execute(self, action: Action) -> None:
         """Do one action and wait until the page has settled; raises `ActionRejected` for what a browser cannot do."""

@@ -22,12 +22,12 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.desktop.png_bands import BandedPng
 from cua_rl.devices.desktop.session import DesktopSession
 from cua_rl.devices.desktop.x_screen import RIGHT, XScreen
 from cua_rl.devices.device import ActionRejected, DeviceAbilities
 from cua_rl.errors import DeviceError, TaskError, boundary
-from cua_rl.types import Observation
 
 DESKTOP_ABILITIES = DeviceAbilities(
     name="Linux desktops",
@@ -59,7 +59,7 @@ class LinuxDesktop:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=device_id)
         self._screen: XScreen | None = None
         self._packer = BandedPng()
-        self._last_seen: Observation | None = None
+        self._last_seen: EncodedImage | None = None
 
     @property
     def device_id(self) -> str:
@@ -90,7 +90,7 @@ class LinuxDesktop:
             await asyncio.sleep(_POLL_S)
         await self._in_thread(self._screen.move, 0, 0)  # out of the way of what is going to be read
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot; raises `DeviceError`."""
         self._last_seen = await self._in_thread(_observe, self._open_screen(), self._packer, self._last_seen)
         return self._last_seen
@@ -179,14 +179,14 @@ class LinuxDesktop:
         raise rejected
 
 
-def _observe(screen: XScreen, packer: BandedPng, last: Observation | None) -> Observation:
+def _observe(screen: XScreen, packer: BandedPng, last: EncodedImage | None) -> EncodedImage:
     """A screenshot, or the previous one if nothing has been drawn since."""
     screen.has_changed()
     if last is not None and not screen.is_stale:
         return last
     frame = screen.grab()
-    return Observation(
-        png=packer.encode(frame.bgra, frame.width_px), width_px=frame.width_px, height_px=frame.height_px
+    return EncodedImage(
+        data=packer.encode(frame.bgra, frame.width_px), format="png", width_px=frame.width_px, height_px=frame.height_px
     )
 
 

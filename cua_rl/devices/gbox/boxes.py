@@ -21,9 +21,8 @@ from cua_rl.devices.gbox.actions import duration
 from cua_rl.devices.gbox.device import LINUX_QUERIES, Capture, GboxDevice
 from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
 from cua_rl.devices.gym.device import AttachDevice
-from cua_rl.devices.pool import LEASED_FOR
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
-from cua_rl.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +76,12 @@ class GboxBoxes:
     def abilities(self) -> DeviceAbilities:
         return ABILITIES[self._plan.box_type]
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """A new box whose screen has been seen; raises `DeviceError`."""
         gbox = self._open()
         client = gbox.client
-        rollout_id = LEASED_FOR.get()
-        box_id, is_running = await self._create(client, {TASK_LABEL: task.task_id[:63], ROLLOUT_LABEL: rollout_id})
+        labels = {TASK_LABEL: request.task_id[:63], ROLLOUT_LABEL: request.rollout_id}
+        box_id, is_running = await self._create(client, labels)
         film = self._plan.recordings
         device = GboxDevice(
             gbox,
@@ -90,7 +89,7 @@ class GboxBoxes:
             kind=self._plan.box_type,
             end=self._terminate,
             capture=self._plan.capture,
-            recording_path=None if film is None else film / f"{rollout_id or box_id}.mp4",
+            recording_path=None if film is None else film / f"{request.rollout_id or box_id}.mp4",
         )
         try:
             if not is_running:

@@ -1,15 +1,14 @@
 """GBox's coordinate model: where a described element is on a screenshot, in pixels; (-1, -1) is "not there"."""
 
 import asyncio
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from gbox_sdk import AsyncGboxClient
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.gbox.service import ask
 from cua_rl.errors import DeviceServiceError
-from cua_rl.types import Observation
 
 MODEL = "gbox-handy-1"
 _CONTENT_MOVES: Mapping[str, str] = {"down": "up", "up": "down", "right": "left", "left": "right"}
@@ -24,18 +23,18 @@ class GboxCoordinateModel:
     def __init__(self, client: AsyncGboxClient) -> None:
         self._client = client
 
-    async def find(self, seen: Observation, target: str) -> Pixel | None:
+    async def find(self, seen: EncodedImage, target: str) -> Pixel | None:
         """The pixel of an element, None if it is not there; raises `DeviceError`."""
         return _pixel(await self._ask(seen, {"type": "click", "target": target}))
 
-    async def find_drag(self, seen: Observation, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
+    async def find_drag(self, seen: EncodedImage, target: str, destination: str) -> tuple[Pixel, Pixel] | None:
         """Both ends of a drag in one question, None if one is not there; raises `DeviceError`."""
         found = await self._ask(seen, {"type": "drag", "target": target, "destination": destination})
         start, end = _pixel(_part(found, "target")), _pixel(_part(found, "destination"))
         return None if start is None or end is None else (start, end)
 
     async def find_scroll(
-        self, seen: Observation, target: str, direction: Literal["up", "down", "left", "right"]
+        self, seen: EncodedImage, target: str, direction: Literal["up", "down", "left", "right"]
     ) -> tuple[Pixel, int] | None:
         """Where to scroll and how far in pixels, None if the element is not there; raises `DeviceError`."""
         found = await self._ask(seen, {"type": "scroll", "location": target, "direction": _CONTENT_MOVES[direction]})
@@ -47,8 +46,8 @@ class GboxCoordinateModel:
         """Close the connections."""
         await self._client.close()
 
-    async def _ask(self, seen: Observation, action: Mapping[str, str]) -> Mapping[str, object]:
-        screenshot = await asyncio.to_thread(_data_uri, seen.png)
+    async def _ask(self, seen: EncodedImage, action: Mapping[str, str]) -> Mapping[str, object]:
+        screenshot = await asyncio.to_thread(seen.data_url)
         answer = await ask(
             lambda: self._client.post(
                 "/model", cast_to=object, body={"model": MODEL, "screenshot": screenshot, "action": dict(action)}
@@ -61,10 +60,6 @@ class GboxCoordinateModel:
         if not isinstance(found, dict):
             raise DeviceServiceError(f"expected coordinates from GBox's coordinate model, got {answer!r}")
         return cast("Mapping[str, object]", found)
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{b64encode(png).decode()}"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

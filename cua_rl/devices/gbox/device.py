@@ -12,6 +12,7 @@ from gbox_sdk.types.v1.boxes import ActionResult
 from gbox_sdk.types.v1.boxes.action_common_options_param import ActionCommonOptionsParam
 
 from cua_rl.actions import Action, OpenApp, Wait
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.android.queries import read_android_query
 from cua_rl.devices.android.shell import DeviceShell
 from cua_rl.devices.app_names import find_package
@@ -20,7 +21,6 @@ from cua_rl.devices.gbox.actions import duration, perform
 from cua_rl.devices.gbox.screenshots import fetch_observation, fetch_stored
 from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
 from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError
-from cua_rl.types import Observation
 
 _TIMED_OUT = 124  # exit status of a command that ran past the API's own limit
 _COMMAND_S = 60.0
@@ -66,7 +66,7 @@ class GboxDevice:
         self._recording_path = recording_path
         self._is_recording = False
         self._is_closed = False
-        self._shown: Observation | None = None
+        self._shown: EncodedImage | None = None
         """The screenshot that came with the last action, until somebody looks or the box may have changed."""
 
     @property
@@ -77,7 +77,7 @@ class GboxDevice:
     def kind(self) -> DeviceKind:
         return self._kind
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """The screen: as the last action's answer showed it, else a new screenshot; raises `DeviceError`."""
         self._check_open("take a screenshot")
         shown, self._shown = self._shown, None
@@ -179,14 +179,14 @@ class GboxDevice:
 
         return await ask(act, f"do {action!r} in {self._box_id!r}", is_repeatable=False)
 
-    async def _show(self, result: ActionResult) -> Observation | None:
+    async def _show(self, result: ActionResult) -> EncodedImage | None:
         """The screenshot of an answer; None if it has none, and `observe` will take one."""
         after = result.screenshot.after if result.screenshot else None
         if after is None or not after.uri:
             return None
         return await fetch_observation(self._gbox, self._box_id, after.uri, after.presigned_url)
 
-    async def _take_screenshot(self) -> Observation:
+    async def _take_screenshot(self) -> EncodedImage:
         output = "storageKey" if self._capture.is_stored else "base64"
         shot = await ask(
             lambda: self._client.v1.boxes.actions.screenshot(self._box_id, output_format=output),

@@ -9,9 +9,9 @@ import httpx
 from gbox_sdk import AsyncGboxClient
 from PIL import Image
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.gbox.service import Gbox, ask
 from cua_rl.errors import DeviceError, DeviceServiceError, DeviceTimeoutError
-from cua_rl.types import Observation
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DOWNLOAD_TIMEOUT_S = 60.0
@@ -19,7 +19,7 @@ _EXPIRED = (400, 401, 403, 404, 410)
 """What storages answer to an address whose time is over."""
 
 
-async def fetch_observation(gbox: Gbox, box_id: str, uri: str, presigned_url: str | None) -> Observation:
+async def fetch_observation(gbox: Gbox, box_id: str, uri: str, presigned_url: str | None) -> EncodedImage:
     """The screenshot behind an answer's `uri`; raises `DeviceError`."""
     if uri.startswith("data:"):
         return await asyncio.to_thread(_decode_data_uri, uri)
@@ -42,15 +42,15 @@ async def fetch_stored(gbox: Gbox, box_id: str, *, storage_key: str, presigned_u
     return response.content
 
 
-def build_observation(data: bytes) -> Observation:
+def build_observation(data: bytes) -> EncodedImage:
     """A screenshot from an encoded image; what is no PNG becomes one."""
     if not data.startswith(_PNG):
         data = _to_png(data)
     width_px, height_px = struct.unpack(">II", data[16:24])
-    return Observation(png=data, width_px=width_px, height_px=height_px)
+    return EncodedImage(data=data, format="png", width_px=width_px, height_px=height_px)
 
 
-def _decode_data_uri(uri: str) -> Observation:
+def _decode_data_uri(uri: str) -> EncodedImage:
     head, comma, body = uri.partition(",")
     if not comma or not head.endswith(";base64"):
         raise DeviceError(f"expected a screenshot as data:image/png;base64,... from GBox, got {uri[:60]!r}")

@@ -10,16 +10,10 @@ from urllib.parse import quote
 
 import httpx
 
-from cua_rl.devices.gym.fields import (
-    Evaluation,
-    Execution,
-    GymTaskRef,
-    Json,
-    mapping,
-    parse_evaluation,
-    parse_execution,
-)
+from cua_rl.devices.device import AgentReport
+from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef, mapping, parse_evaluation, parse_execution
 from cua_rl.errors import DeviceError, TaskError
+from cua_rl.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -45,30 +39,6 @@ class GymLimits:
     terminate_timeout_s: float = 60.0
     max_terminate_attempts: int = 3
     terminate_retry_s: float = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentReport:
-    """The agent's result as sent to the server; `success_claimed` is the agent's own claim."""
-
-    answer: str | None = None
-    success_claimed: bool | None = None
-    num_turns: int | None = None
-    max_turns: int | None = None
-    errors: tuple[str, ...] = ()
-
-    def fields(self) -> dict[str, object]:
-        """As the execution data of an evaluation."""
-        return {
-            "task_completed": True,
-            "task_success": bool(self.success_claimed),
-            "num_turns": self.num_turns,
-            "max_turns": self.max_turns,
-            "errors": list(self.errors),
-            "result_message": self.answer or "",
-            "answer": self.answer or "",
-            "answer_text": self.answer or "",
-        }
 
 
 class _Failed(Exception):
@@ -115,7 +85,7 @@ class GymClient:
 
     async def _ask_for_evaluation(self, task: GymTaskRef, execution: Execution, report: AgentReport) -> Json:
         path = f"{_execution_path(task, execution)}/evaluate"
-        body = {"execution_data": report.fields(), "answer_text": report.answer or ""}
+        body = {"execution_data": _execution_data(report), "answer_text": report.answer or ""}
         failure = ""
         for attempt in range(self._limits.max_evaluate_attempts):
             await asyncio.sleep(self._limits.evaluate_retry_s * attempt)
@@ -176,3 +146,16 @@ def _json(response: httpx.Response) -> object:
 def _detail(response: httpx.Response) -> str:
     detail = mapping(_json(response)).get("detail")
     return str(detail) if detail else response.text[:300]
+
+
+def _execution_data(report: AgentReport) -> Json:
+    return {
+        "task_completed": True,
+        "task_success": bool(report.success_claimed),
+        "num_turns": report.num_turns,
+        "max_turns": report.max_turns,
+        "errors": list(report.errors),
+        "result_message": report.answer or "",
+        "answer": report.answer or "",
+        "answer_text": report.answer or "",
+    }

@@ -3,11 +3,12 @@
 from collections.abc import Awaitable, Callable
 
 from cua_rl.actions import Action
-from cua_rl.devices.device import Device, DeviceKind
-from cua_rl.devices.gym.client import AgentReport, GymClient
-from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef, Json
+from cua_rl.conversation import EncodedImage
+from cua_rl.devices.device import AgentReport, Device, DeviceKind
+from cua_rl.devices.gym.client import GymClient
+from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.types import Observation
+from cua_rl.types import Json
 
 AttachDevice = Callable[[str], Awaitable[Device]]
 """From the id of a device that the server holds to the device; closing it only lets go of it."""
@@ -32,7 +33,7 @@ class GymDevice:
     def kind(self) -> DeviceKind:
         return self._device.kind if self._device is not None else "android"
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot."""
         return await self._attached().observe()
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from cua_rl.types import Json
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymTaskRef:
@@ -17,8 +19,6 @@ class GymTaskRef:
     identifier: str
     """What the server calls the task."""
 
-
-Json = Mapping[str, object]
 
 _DEVICE_IDS = (
     ("box_id",),

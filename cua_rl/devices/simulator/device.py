@@ -22,6 +22,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import ActionRejected
 from cua_rl.devices.simulator import reducer
 from cua_rl.devices.simulator.apps.commands import take_screenshot as take_screenshot_file
@@ -30,7 +31,6 @@ from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.errors import DeviceError
-from cua_rl.types import Observation
 
 Operation = Literal["observe", "execute", "query"]
 
@@ -68,7 +68,7 @@ class SimulatedPhone:
     def kind(self) -> Literal["android"]:
         return "android"
 
-    async def observe(self) -> Observation:
+    async def observe(self) -> EncodedImage:
         """Take a screenshot of 192 x 320 pixels times the scale."""
         await self._begin("observe")
         return await asyncio.to_thread(take_screenshot, self.state, self.scale)
@@ -96,9 +96,9 @@ class SimulatedPhone:
 
 
 @lru_cache(maxsize=256)  # the members of a group all begin on the same screen
-def take_screenshot(state: PhoneState, scale: int) -> Observation:
+def take_screenshot(state: PhoneState, scale: int) -> EncodedImage:
     """The screen as an observation."""
-    return Observation(png=draw_png(state, scale), width_px=WIDTH * scale, height_px=HEIGHT * scale)
+    return EncodedImage(data=draw_png(state, scale), format="png", width_px=WIDTH * scale, height_px=HEIGHT * scale)
 
 
 def perform(state: PhoneState, action: Action, scale: int) -> PhoneState:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.start import make_phone_state
 from cua_rl.errors import TaskError
@@ -26,9 +27,9 @@ class SimulatedPhones:
     latency_s: float = 0.0
     abilities: DeviceAbilities = SIMULATOR
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """A fresh phone of the task's seed."""
-        return make_simulated_phone(task, scale=self.scale, latency_s=self.latency_s)
+        return make_simulated_phone(request, scale=self.scale, latency_s=self.latency_s)
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,8 +39,8 @@ class SimulatedPhones:
     ) -> None: ...
 
 
-def make_simulated_phone(task: Task, *, scale: int = 1, latency_s: float = 0.0) -> SimulatedPhone:
-    """A fresh phone of the task's seed, bent so that the task is not done yet."""
+def make_simulated_phone(task: Task | DeviceRequest, *, scale: int = 1, latency_s: float = 0.0) -> SimulatedPhone:
+    """A fresh phone of the task's seed, in a state in which the task is not done yet."""
     start = task.start or find_template(task.task_id).instance(task.seed).start
     state = make_phone_state(task.seed, start)
     device_id = f"simulator-{next(_serial_numbers)}"

@@ -13,9 +13,9 @@ from typing import Self
 from cua_rl.devices.desktop.device import DESKTOP_ABILITIES, LinuxDesktop
 from cua_rl.devices.desktop.session import DesktopSession, require_programs
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError
 from cua_rl.system import is_running
-from cua_rl.tasks.task import Task
 
 _FOLDER = "cua_rl-desktops-{pid}"
 
@@ -37,7 +37,7 @@ class LinuxDesktops:
     def abilities(self) -> DeviceAbilities:
         return DESKTOP_ABILITIES
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """A fresh desktop without windows; the task's set-up fills it."""
         name = f"desktop-{next(self._numbers)}"
         width_px, height_px = self._size_px
@@ -51,7 +51,7 @@ class LinuxDesktops:
             raise
         return desktop
 
-    async def reset(self, device: Device, task: Task) -> Device:
+    async def reset(self, device: Device, request: DeviceRequest) -> Device:
         """The desktop without programs and files; raises `DeviceError` if it is not healthy."""
         if not isinstance(device, LinuxDesktop):
             raise DeviceError(f"expected a Linux desktop to reset, got {device.device_id!r}")

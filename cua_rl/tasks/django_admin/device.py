@@ -11,10 +11,10 @@ from typing import Self
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.django_admin.server import AdminSite, LentSite, make_empty_database, start_site
 from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER
-from cua_rl.tasks.task import Task
 
 _NOWHERE = "http://127.0.0.1:0/"
 
@@ -37,12 +37,12 @@ class AdminPages:
         self._folder: Path | None = None
         self._empty_database: asyncio.Task[Path] | None = None
 
-    async def make(self, task: Task) -> Device:
+    async def make(self, request: DeviceRequest) -> Device:
         """A page whose site `task.prepare` resets."""
         site = self._idle.pop() if self._idle else await self._start_site()
         lent = LentSite(site, self._idle)
         try:
-            return await self.pages.lend(task.task_id, site=lent)
+            return await self.pages.lend(request.task_id, site=lent)
         except BaseException:
             await lent.release()
             raise

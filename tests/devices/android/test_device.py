@@ -86,7 +86,7 @@ async def test_a_screenshot_has_its_size_and_loses_warnings_before_it() -> None:
     observation = await make_device(connection).observe()
 
     assert (observation.width_px, observation.height_px) == SIZE_PX
-    assert observation.png == make_png()
+    assert observation.data == make_png()
 
 
 @pytest.mark.parametrize("data", [b"", b"error: closed\n", make_png()[:20], make_png()[:-8]])

@@ -47,9 +47,12 @@ async def test_all_ready_phones_are_lent_one_rollout_each_and_begin_at_home(tmp_
     backend = AdbPhones(adb=write_adb(tmp_path, "A device", "B device", "C offline"), connect=phones.connect)
 
     async with open_pool(backend, max_devices=8) as pool:
-        async with pool.lease(make_task()) as first, pool.lease(make_task()) as second:
+        async with (
+            pool.lease(make_task().device_request()) as first,
+            pool.lease(make_task().device_request()) as second,
+        ):
             assert {first.device_id, second.device_id} == {"A", "B"}
-        async with pool.lease(make_task()) as again:
+        async with pool.lease(make_task().device_request()) as again:
             assert again.device_id in ("A", "B")
         metrics = pool.take_metrics()
 
@@ -63,7 +66,7 @@ async def test_a_phone_that_is_unplugged_is_replaced_by_another_one(tmp_path: Pa
     backend = AdbPhones(["A", "B"], adb=write_adb(tmp_path, "A device", "B device"), connect=phones.connect)
 
     async with open_pool(backend, max_devices=8, limits=PoolLimits(retry_first_s=0.0)) as pool:
-        async with pool.lease(make_task()) as device:
+        async with pool.lease(make_task().device_request()) as device:
             assert device.device_id == "B"
         metrics = pool.take_metrics()
 

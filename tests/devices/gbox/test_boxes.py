@@ -4,7 +4,7 @@ import pytest
 
 from cua_rl.devices.gbox.boxes import RUN_LABEL, BoxPlan, GboxBoxes
 from cua_rl.devices.gbox.service import make_gbox
-from cua_rl.devices.pool import LEASED_FOR, PoolLimits, open_pool
+from cua_rl.devices.pool import PoolLimits, open_pool
 from cua_rl.errors import ConfigError, DeviceError
 from tests.doubles.gbox_service import GboxService
 from tests.fakes import make_task
@@ -14,13 +14,12 @@ LIMITS = PoolLimits(retry_first_s=0.01, lease_timeout_s=5.0)
 
 async def test_a_box_says_for_which_run_and_rollout_it_is_and_when_it_ends(gbox: GboxService) -> None:
     async with open_pool(gbox.backend_with(expires_s=600.0), max_devices=1) as pool:
-        async with pool.lease(make_task("train_01"), rollout_id="r17"):
+        async with pool.lease(make_task("train_01").device_request("r17")):
             (box,) = gbox.double.boxes.values()
 
     assert box.config["expiresIn"] == "600000ms"
     labels = {"cua_rl_run": "a-run", "cua_rl_run_name": "run", "cua_rl_task": "train_01", "cua_rl_rollout": "r17"}
     assert box.config["labels"] == labels
-    assert LEASED_FOR.get() == ""
     assert gbox.double.alive == []
 
 
@@ -28,7 +27,7 @@ async def test_creation_is_tried_again_after_refusals_timeouts_and_failures(gbox
     gbox.double.faults.creations += [429, 408, 503]
 
     async with open_pool(gbox.backend(), max_devices=1, limits=LIMITS) as pool:
-        async with pool.lease(make_task()) as device:
+        async with pool.lease(make_task().device_request()) as device:
             assert device.device_id == "box-0"
         metrics = pool.take_metrics()
 
@@ -43,7 +42,7 @@ async def test_a_box_whose_screen_cannot_be_seen_is_terminated_and_replaced(gbox
     gbox.double.faults.actions += [404]  # lost between creation and first screenshot
 
     async with open_pool(gbox.backend(), max_devices=1, limits=LIMITS) as pool:
-        async with pool.lease(make_task()) as device:
+        async with pool.lease(make_task().device_request()) as device:
             assert gbox.double.alive == [device.device_id]
 
     assert gbox.double.alive == []
@@ -62,7 +61,7 @@ async def test_what_an_earlier_attempt_left_is_removed_at_the_start_and_other_ru
 
 async def test_a_box_that_would_not_end_is_removed_at_the_end_of_the_run(gbox: GboxService) -> None:
     async with open_pool(gbox.backend(), max_devices=1, limits=LIMITS) as pool:
-        async with pool.lease(make_task()):
+        async with pool.lease(make_task().device_request()):
             gbox.double.faults.num_failed_terminations = 4  # as often as it is tried
         assert len(gbox.double.alive) == 1
 

@@ -7,11 +7,11 @@ import httpx
 import pytest
 from gbox_sdk import AsyncGboxClient
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
 from cua_rl.errors import DeviceServiceError
-from cua_rl.types import Observation
 
-SEEN = Observation(png=b"screen", width_px=100, height_px=200)
+SEEN = EncodedImage(data=b"screen", format="png", width_px=100, height_px=200)
 
 
 def answering(answer: dict[str, Any], asked: list[Any] | None = None) -> GboxCoordinateModel:

@@ -32,7 +32,7 @@ from tests.fakes import make_task
 async def lend(gbox: GboxService, box_type: str = "android", **changes: object) -> GboxDevice:
     backend = gbox.backend_with(box_type=box_type, **changes)
     await backend.__aenter__()
-    device = await backend.make(make_task())
+    device = await backend.make(make_task().device_request())
     assert isinstance(device, GboxDevice)
     return device
 
@@ -106,7 +106,7 @@ async def test_what_a_box_cannot_do_is_told_to_the_model(box_type: str, gbox: Gb
         with pytest.raises(ActionRejected):
             await device.execute(action)
 
-    assert (await device.observe()).png
+    assert (await device.observe()).data
 
 
 async def test_scrolling_down_reveals_what_is_below(gbox: GboxService) -> None:
@@ -175,7 +175,7 @@ async def test_an_action_that_shows_nothing_is_followed_by_a_screenshot(gbox: Gb
 
     await device.execute(Click(x=5, y=5))
 
-    assert (await device.observe()).png
+    assert (await device.observe()).data
     assert gbox.double.requests["POST boxes/actions/screenshot"] == 2
 
 
@@ -206,7 +206,7 @@ async def test_screenshots_survive_a_service_that_stumbles(gbox: GboxService) ->
     await device.observe()
     gbox.double.faults.actions += [503, 500]
 
-    assert (await device.observe()).png
+    assert (await device.observe()).data
 
 
 async def test_a_film_of_the_rollout_is_kept(gbox: GboxService, tmp_path: Path) -> None:

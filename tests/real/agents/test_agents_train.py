@@ -50,7 +50,7 @@ def assert_trained(trained: Trained, num_groups: int) -> None:
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     assert all(turn.model.prompt_matches_renderer for turn in turns)
     assert all(turn.model.policy_version == trained.policy_version for turn in turns)
-    assert all(turn.before.sha256 == turn.model.prompt.images[-1].sha256 for turn in turns)
+    assert all(turn.agent.before.sha256 == turn.model.prompt.images[-1].sha256 for turn in turns)
     sampled = sum(len(turn.model.sampled_tokens) for turn in turns)
     assert sum(datum.num_trained_tokens for datum in trained.batch.datums) == sampled
     # every turn extends the one before: one datum a rollout, but where an answer is not as the tokenizer writes it
@@ -66,12 +66,12 @@ async def test_an_example_agent_trains_one_step_unchanged(name: str, engine: Eng
     program, *arguments = AGENTS[name]
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed; scripts/install_system_packages.sh installs it")
-    agent = ExternalAgent(AgentCommand(argv=(program, *arguments), log_folder=tmp_path), engine.gateway)
+    agent = ExternalAgent(AgentCommand(argv=(program, *arguments), log_folder=tmp_path))
 
     trained = await engine.train(agent, SimulatedPhones(), phone_tasks(2))
 
     assert_trained(trained, num_groups=2)
-    actions = [turn.action for group in trained.groups for rollout in group.rollouts for turn in rollout.turns]
+    actions = [turn.agent.action for group in trained.groups for rollout in group.rollouts for turn in rollout.turns]
     assert any(action is not None for action in actions)
 
 
@@ -83,7 +83,7 @@ async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_ou
 
         loaded = await asyncio.to_thread(load_tasks, source, seed=0, split="train", device=GYM)
         tasks = [template.make_task(0) for template in loaded.templates]
-        agent = MiniAgent(MiniAgentSettings(base_url=mini_url, poll_s=0.1), engine.gateway)
+        agent = MiniAgent(MiniAgentSettings(base_url=mini_url, poll_s=0.1))
         async with GymExecutions() as executions:
             trained = await engine.train(agent, executions, tasks)
         await mini.stop()

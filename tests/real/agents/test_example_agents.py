@@ -45,7 +45,7 @@ async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder
             runner = RolloutRunner(
                 devices=DevicePool(SimulatedPhones().make, max_devices=1),
                 gateway=gateway,
-                agent=ExternalAgent(command, gateway),
+                agent=ExternalAgent(command),
                 reward=binary_reward,
                 recorder=FakeRecorder(),
                 max_turns=5,
@@ -74,8 +74,8 @@ async def test_an_example_agent_acts_and_sends_its_history_back_exactly(
 
     assert rollout.error is None
     assert (rollout.stop_reason, rollout.answer) == (StopReason.FINISHED, "42")
-    assert [turn.action for turn in rollout.turns] == [Click(x=96, y=160), None, None]
-    assert "fly" in (rollout.turns[1].action_error or "")
+    assert [turn.agent.action for turn in rollout.turns] == [Click(x=96, y=160), None, None]
+    assert "fly" in (rollout.turns[1].agent.action_error or "")
     assert all(extends(before.model, after.model) for before, after in pairwise(rollout.turns))
-    assert rollout.turns[0].before.sha256 == rollout.turns[0].model.prompt.images[0].sha256
+    assert rollout.turns[0].agent.before.sha256 == rollout.turns[0].model.prompt.images[0].sha256
     assert all(turn.model.prompt_matches_renderer for turn in rollout.turns)

@@ -36,7 +36,7 @@ def task_called(name: str, seed: int = 0) -> Task:
 @pytest.mark.parametrize("template", EXPERT_TEMPLATES, ids=lambda template: template.name)
 async def test_experts_do_their_tasks_by_pixel(backend: AdminPages, template) -> None:
     task = template.make_task(1_000_000)
-    page = await backend.make(task)
+    page = await backend.make(task.device_request())
     await prepare(task, page)
     assert not (await task.validate(page, None)).success
     expert = AdminExperts().make(task, page, error_rate=0.0, random=random.Random(0))
@@ -48,7 +48,7 @@ async def test_experts_do_their_tasks_by_pixel(backend: AdminPages, template) ->
 async def test_the_next_rollout_finds_the_site_as_its_seed_has_it(backend: AdminPages) -> None:
     task = task_called("add_group")
     for _ in range(2):
-        page = await backend.make(task)
+        page = await backend.make(task.device_request())
         await prepare(task, page)
         assert not (await task.validate(page, None)).success
         before = await page.query("site_state")
@@ -60,7 +60,7 @@ async def test_the_next_rollout_finds_the_site_as_its_seed_has_it(backend: Admin
 
 async def test_a_page_reaches_its_own_site_alone(backend: AdminPages) -> None:
     task, other_task = task_called("add_group"), task_called("delete_user")
-    page, other = await backend.make(task), await backend.make(other_task)
+    page, other = await backend.make(task.device_request()), await backend.make(other_task.device_request())
     assert isinstance(page, BrowserPage)
     assert isinstance(other, BrowserPage)
     await prepare(task, page)
@@ -74,7 +74,7 @@ async def test_a_page_reaches_its_own_site_alone(backend: AdminPages) -> None:
 
 async def test_questions_are_answered_by_what_the_agent_says_and_nothing_may_change(backend: AdminPages) -> None:
     task = task_called("count_groups", 5)
-    page = await backend.make(task)
+    page = await backend.make(task.device_request())
     await prepare(task, page)
     await page.execute(PressKey(keys=("tab",)))
     count = next(template for template in ADMIN_TEMPLATES if template.name == "count_groups").instance(5).answer

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_experts_solve_their_tasks_by_pixel(backend: MiniWobPages, name: str) -> None:
     for seed in (0, 1_000_000):
         task = miniwob_template(name).make_task(seed)
-        page = await backend.make(task)
+        page = await backend.make(task.device_request())
         await prepare(task, page)
         assert not (await task.validate(page, None)).success
         expert = MiniWobExperts().make(task, page, error_rate=0.0, random=random.Random(0))
@@ -59,18 +59,18 @@ async def test_pages_wait_for_the_next_rollout_of_their_task_until_there_are_too
     names = ("click-button", "click-tab", "click-link")
     button, tab, link = (miniwob_template(name).make_task(0) for name in names)
     async with MiniWobPages(scale=1.2, max_idle=2) as pages:
-        on_button = await pages.make(button)
+        on_button = await pages.make(button.device_request())
         await on_button.close()
-        on_tab = await pages.make(tab)
+        on_tab = await pages.make(tab.device_request())
         await on_tab.close()
         assert on_tab is not on_button
-        assert await pages.make(tab) is on_tab
-        assert await pages.make(link) is on_button  # both are kept already
+        assert await pages.make(tab.device_request()) is on_tab
+        assert await pages.make(link.device_request()) is on_button  # both are kept already
 
 
 async def test_a_seed_gives_the_same_page_again_whatever_happened_on_it(backend: MiniWobPages) -> None:
     task, other = (miniwob_template("click-button").make_task(seed) for seed in (1, 2))
-    page = await backend.make(task)
+    page = await backend.make(task.device_request())
     await prepare(task, page)
     first, told = await page.observe(), await instruct(task, page)
     assert (first.width_px, first.height_px) == (192, 252)
@@ -92,17 +92,17 @@ async def test_every_screen_is_the_seed_s_whatever_happened_before(
 ) -> None:
     """At first, after another instance was used, after another task: all pages but those that move by themselves."""
     rng, other_page = random.Random(0), miniwob_template("click-tab-2-hard")
-    page = await used_pages.make(template.make_task(0))
+    page = await used_pages.make(template.make_task(0).device_request())
     first: dict[int, bytes] = {}
     for seed in (0, 1):
         await prepare(template.make_task(seed), page)
-        first[seed] = (await page.observe()).png
+        first[seed] = (await page.observe()).data
 
     for seed, between in ((0, template), (1, other_page)):
         await prepare(between.make_task(seed + 2), page)
         await use(page, rng)
         await prepare(template.make_task(seed), page)
-        assert (await page.observe()).png == first[seed], (seed, between.name)
+        assert (await page.observe()).data == first[seed], (seed, between.name)
     await page.close()
 
 
@@ -123,7 +123,7 @@ async def use(page: Device, rng: random.Random) -> None:
 
 async def test_a_wrong_click_ends_the_task_and_no_click_begins_it_again(backend: MiniWobPages) -> None:
     task = miniwob_template("click-dialog-2").make_task(3)
-    page = await backend.make(task)
+    page = await backend.make(task.device_request())
     await prepare(task, page)
     screen = await look_at(page, "click-dialog-2")
     wrong = next(box for index, box in enumerate(screen.boxes) if index != screen.target)
@@ -138,9 +138,9 @@ async def test_a_wrong_click_ends_the_task_and_no_click_begins_it_again(backend:
 
 async def test_pages_are_used_again_and_shared_by_tasks(backend: MiniWobPages) -> None:
     task = miniwob_template("click-color").make_task(0)
-    page = await backend.make(task)
+    page = await backend.make(task.device_request())
     await page.close()
-    again = await backend.make(task)
+    again = await backend.make(task.device_request())
     assert again is page
     await again.close()
     assert backend.pages.num_browsers_started == 1
@@ -148,7 +148,7 @@ async def test_pages_are_used_again_and_shared_by_tasks(backend: MiniWobPages) -
 
 async def test_kept_screens_give_the_conversation_that_the_agent_has(backend: MiniWobPages, tmp_path) -> None:
     task = miniwob_template("click-color").make_task(7)
-    page = await backend.make(task)
+    page = await backend.make(task.device_request())
     await prepare(task, page)
     write_screens(tmp_path / "screens.jsonl", [await look_at(page, "click-color")])
     (screen,) = read_screens(tmp_path / "screens.jsonl")

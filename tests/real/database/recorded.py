@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from cua_rl.actions import Action, Button, Click, Drag, PressButton, PressKey, TypeText, Wait
-from cua_rl.conversation import ParseFailure
+from cua_rl.conversation import EncodedImage, ParseFailure
 from cua_rl.devices.device import Device
 from cua_rl.events import (
     Event,
@@ -18,16 +18,15 @@ from cua_rl.events import (
     TrainingStarted,
     TurnTaken,
 )
+from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.tasks.task import Task
 from cua_rl.types import (
+    AgentTurn,
     Chunk,
     EncodedTextChunk,
     ImageChunk,
-    Judgement,
-    JudgeVote,
     ModelInput,
     ModelTurn,
-    Observation,
     Reward,
     Rollout,
     RolloutGroup,
@@ -65,18 +64,19 @@ def make_task(seed: int = 7) -> Task:
     )
 
 
-def make_observation(rng: random.Random) -> Observation:
-    return Observation(png=rng.randbytes(2000), width_px=rng.randrange(1, 400), height_px=320)
+def make_observation(rng: random.Random) -> EncodedImage:
+    return EncodedImage(data=rng.randbytes(2000), format="png", width_px=rng.randrange(1, 400), height_px=320)
 
 
-def make_turn(rng: random.Random, index: int, seen: Sequence[Observation]) -> Turn:
+def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> Turn:
     """A turn whose prompt holds every earlier screenshot, with adjacent images and split text now and then."""
     chunks: list[Chunk] = [EncodedTextChunk(tokens=(1, 2, IMAGE_TOKEN)), EncodedTextChunk(tokens=(3,))]
     for number, shot in enumerate(seen):
-        chunks.append(ImageChunk(data=shot.png, format="png", expected_tokens=60))
+        chunks.append(ImageChunk(image=shot, expected_tokens=60))
         if number % 2:
             chunks.append(EncodedTextChunk(tokens=tuple(rng.randrange(1000) for _ in range(5))))
-    chunks.append(ImageChunk(data=b"jpeg %d" % rng.randrange(10**9), format="jpeg", expected_tokens=4))
+    jpeg = EncodedImage(data=b"jpeg %d" % rng.randrange(10**9), format="jpeg", width_px=64, height_px=32)
+    chunks.append(ImageChunk(image=jpeg, expected_tokens=4))
     sampled = tuple(rng.randrange(150_000) for _ in range(rng.randrange(1, 30)))
     failure = ParseFailure(kind="json", message="no JSON: \x00") if index % 3 == 2 else None
     action = ACTIONS[rng.randrange(len(ACTIONS))]
@@ -95,15 +95,15 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[Observation]) -> Tu
         duration_s=rng.random(),
         cached_tokens=rng.randrange(100),
     )
-    return Turn(
-        index=index,
-        model=model,
+    done = AgentTurn(
+        response_id=model.response_id,
         before=seen[-1],
         action=action,
         action_error=None if action else "could not be parsed",
         after=make_observation(rng) if action else None,
         durations_s={"respond": rng.random(), "execute": 0.1 + 0.2},
     )
+    return Turn(index=index, model=model, agent=done)
 
 
 def make_judgement(*, is_reached: bool) -> Judgement:
@@ -136,7 +136,7 @@ def make_rollout(rng: random.Random, member_index: int, *, fault: StopReason | N
     turns: list[Turn] = []
     for index in range(rng.randrange(1, 5)):
         turns.append(make_turn(rng, index, seen))
-        seen.append(turns[-1].after or make_observation(rng))
+        seen.append(turns[-1].agent.after or make_observation(rng))
     success = rng.random() < 0.5
     checked = Validation(query="settings", expected="open", actual="\x00", success=success, duration_s=rng.random())
     return Rollout(

@@ -12,13 +12,13 @@ import pytest
 pytest.importorskip("Xlib", reason="scripts/install_system_packages.sh and `make setup` install what desktops need")
 
 from cua_rl.actions import Click, DoubleClick, Drag, OpenApp, PressKey, RightClick, Scroll, TypeText
+from cua_rl.conversation import EncodedImage
 from cua_rl.devices.desktop.device import LinuxDesktop
 from cua_rl.devices.desktop.session import PROGRAMS
 from cua_rl.devices.device import ActionRejected
 from cua_rl.errors import TaskError
 from cua_rl.tasks.desktop.desktops import LinuxDesktops
 from cua_rl.tasks.desktop.templates import DESKTOP_TASKS, DesktopTemplate
-from cua_rl.types import Observation
 
 NEEDED = (*PROGRAMS, "mousepad", "pcmanfm", "xterm")
 pytestmark = pytest.mark.skipif(
@@ -35,7 +35,7 @@ async def backend() -> AsyncIterator[LinuxDesktops]:
 
 @pytest.fixture
 async def desktop(backend: LinuxDesktops) -> AsyncIterator[LinuxDesktop]:
-    device = await backend.make(DESKTOP_TASKS[0].make_task(0))
+    device = await backend.make(DESKTOP_TASKS[0].make_task(0).device_request())
     assert isinstance(device, LinuxDesktop)
     try:
         yield device
@@ -50,7 +50,7 @@ async def eventually(desktop: LinuxDesktop, query: str, expected: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def different_picture(desktop: LinuxDesktop, before: Observation) -> None:
+async def different_picture(desktop: LinuxDesktop, before: EncodedImage) -> None:
     """Programs draw in their own time, on a busy machine more so."""
     async with asyncio.timeout(60):
         while (await desktop.observe()).sha256 == before.sha256:
@@ -62,7 +62,7 @@ async def test_an_untouched_desktop_fails_and_the_expert_succeeds(
     template: DesktopTemplate, backend: LinuxDesktops
 ) -> None:
     task, instance = template.make_task(7), template.instance(7)
-    desktop = await backend.make(task)
+    desktop = await backend.make(task.device_request())
     assert isinstance(desktop, LinuxDesktop)
     try:
         assert task.prepare is not None
@@ -136,7 +136,7 @@ async def test_a_reset_desktop_is_as_new(backend: LinuxDesktops, desktop: LinuxD
     await desktop.write_file("note.txt", "old")
     await desktop.run_program(["mousepad", "note.txt"], window="note.txt")
 
-    assert await backend.reset(desktop, task) is desktop
+    assert await backend.reset(desktop, task.device_request()) is desktop
 
     assert await desktop.query("window_titles") == ""
     assert await desktop.query("files") == ""
@@ -150,7 +150,7 @@ async def test_a_killed_controller_leaves_no_process_and_the_next_one_no_folder(
         "from cua_rl.tasks.desktop.templates import DESKTOP_TASKS\n"
         "async def main():\n"
         "    async with LinuxDesktops() as backend:\n"
-        "        desktop = await backend.make(DESKTOP_TASKS[0].make_task(0))\n"
+        "        desktop = await backend.make(DESKTOP_TASKS[0].make_task(0).device_request())\n"
         "        print(desktop.home, flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"

@@ -28,7 +28,7 @@ async def use(pool: DevicePool, random: Random) -> str:
 
     async def work() -> str:
         try:
-            async with pool.lease(make_task()) as device:
+            async with pool.lease(make_task().device_request()) as device:
                 has_device.set()
                 await device.execute(Click(x=5, y=5))
                 return "done"

@@ -130,7 +130,7 @@ async def test_a_step_trains_on_what_was_done_in_boxes(
     solved, failed = ended.group.rollouts
     assert (solved.success, failed.success) == (True, False)
     assert ended.advantages == (0.5, -0.5)
-    assert len({turn.before.sha256 for turn in solved.turns}) >= 2  # the screen answered
-    refused = [turn.action_error for turn in solved.turns if turn.action_error]
+    assert len({turn.agent.before.sha256 for turn in solved.turns}) >= 2  # the screen answered
+    refused = [turn.agent.action_error for turn in solved.turns if turn.agent.action_error]
     assert len(refused) == (1 if (box_type, mode) == ("android", "gbox") else 0)
     assert {film.stem for film in tmp_path.iterdir()} == {solved.rollout_id, failed.rollout_id}

@@ -15,7 +15,7 @@ from torch import Tensor
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
 from cua_rl.devices.device import Device
-from cua_rl.devices.pool import DevicePool
+from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.errors import AdapterError, CuaError, ParityError, TrainingError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
@@ -30,7 +30,6 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.tasks.task import Task
 from cua_rl.training import wire
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import AdapterRef, Datum, SamplingParams
@@ -124,7 +123,7 @@ async def run_steps(
 
 
 def make_runner(gateway: Gateway) -> RolloutRunner:
-    async def make_device(task: Task) -> Device:
+    async def make_device(task: DeviceRequest) -> Device:
         return make_simulated_phone(task)
 
     return RolloutRunner(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cua_rl.actions import Action, Button, Click, PressButton
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn, OnTurn
+from cua_rl.agent.agent import AgentOutcome, AgentTask, OnTurn
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.device import Device
 from cua_rl.devices.pool import DevicePool
@@ -24,7 +24,7 @@ from cua_rl.rollout.group import GroupPlan, run_groups
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
-from cua_rl.types import ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
+from cua_rl.types import AgentTurn, ModelTurn, Rollout, RolloutGroup, SamplingParams, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.doubles.judge_endpoint import KEY, MODEL, Asked, JudgeEndpoint, serve_judge, verdict
 from tests.fakes import FakeGateway
@@ -52,9 +52,9 @@ class CoinFlips:
     num_turns: int = 0
 
     async def run(
-        self, instruction: str, device: Device, client: Any, *, max_turns: int, on_turn: OnTurn
+        self, task: AgentTask, device: Device, access: Any, *, clock: object, on_turn: OnTurn
     ) -> AgentOutcome:
-        turns: list[ModelTurn] = client
+        turns: list[ModelTurn] = access.openai_client(task.rollout_id)
         self.num_turns += 1
         response_id = f"resp-{self.num_turns}"
         turns.append(model_turn(prompt(text(1, 2)), response_id=response_id))
@@ -65,13 +65,10 @@ class CoinFlips:
         await device.execute(action)
         await on_turn(
             AgentTurn(
-                index=0,
                 response_id=response_id,
                 before=before,
                 action=action,
-                action_error=None,
                 after=await device.observe(),
-                durations_s={},
             )
         )
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=1, answer='{"success": true, "reason": "done"}')

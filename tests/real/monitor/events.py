@@ -5,8 +5,9 @@ from io import BytesIO
 
 from PIL import Image
 
+from cua_rl.conversation import EncodedImage
 from cua_rl.events import Event
-from cua_rl.types import Chunk, ImageChunk, ModelInput, Observation, Rollout, RolloutGroup, Turn
+from cua_rl.types import Chunk, ImageChunk, ModelInput, Rollout, RolloutGroup, Turn
 from tests.real.database.recorded import make_group, source_events, step_end
 
 
@@ -31,16 +32,16 @@ def _with_images(rollout: Rollout) -> Rollout:
 
 def _turn(turn: Turn) -> Turn:
     chunks: list[Chunk] = [
-        replace(chunk, data=_draw(chunk.sha256, chunk.format)) if isinstance(chunk, ImageChunk) else chunk
+        replace(chunk, image=_screen(chunk.image)) if isinstance(chunk, ImageChunk) else chunk
         for chunk in turn.model.prompt.chunks
     ]
     model = replace(turn.model, prompt=ModelInput(chunks=tuple(chunks)))
-    after = None if turn.after is None else _screen(turn.after)
-    return replace(turn, model=model, before=_screen(turn.before), after=after)
+    after = None if turn.agent.after is None else _screen(turn.agent.after)
+    return replace(turn, model=model, agent=replace(turn.agent, before=_screen(turn.agent.before), after=after))
 
 
-def _screen(screen: Observation) -> Observation:
-    return Observation(png=_draw(screen.sha256, "png"), width_px=32, height_px=48)
+def _screen(screen: EncodedImage) -> EncodedImage:
+    return EncodedImage(data=_draw(screen.sha256, screen.format), format=screen.format, width_px=32, height_px=48)
 
 
 def _draw(sha256: str, image_format: str) -> bytes:

@@ -84,7 +84,9 @@ async def test_prompts_equal_the_renderers_over_turns_with_images_and_tools(
     turns = gateway.close_rollout("r")
     assert [turn.prompt_matches_renderer for turn in turns] == [True] * 3
     # 192 x 320 pixels, patches of 16, merged 2 x 2: 6 x 10 = 60 image tokens
-    assert [[image.expected_tokens for image in turn.prompt.images] for turn in turns] == [[60] * n for n in (1, 2, 3)]
+    assert [[image.expected_tokens for image in turn.prompt.image_chunks] for turn in turns] == [
+        [60] * n for n in (1, 2, 3)
+    ]
     for turn in turns:
         assert 1 <= len(turn.sampled_tokens) == len(turn.sampling_logprobs) <= 24
         assert all(-9000 < logprob <= 0 for logprob in turn.sampling_logprobs)

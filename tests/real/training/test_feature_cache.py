@@ -22,8 +22,8 @@ class Tower:
     def __call__(self, images: Mapping[str, ImageChunk]) -> Mapping[str, Tensor]:
         if not images:
             return {}
-        self.encoded += [chunk.data for chunk in images.values()]
-        together = torch.cat([torch.full((2, 3), float(chunk.data[0])) for chunk in images.values()], dim=1)
+        self.encoded += [chunk.image.data for chunk in images.values()]
+        together = torch.cat([torch.full((2, 3), float(chunk.image.data[0])) for chunk in images.values()], dim=1)
         return dict(zip(images, together.split(3, dim=1), strict=True))
 
 
@@ -34,7 +34,7 @@ def test_only_what_is_not_held_is_encoded() -> None:
     features = cache.features([B, C], tower)
 
     assert tower.encoded == [b"a", b"b", b"c"]
-    assert features[B.sha256].equal(torch.full((2, 3), float(ord("b"))))
+    assert features[B.image.sha256].equal(torch.full((2, 3), float(ord("b"))))
 
 
 def test_the_least_recently_used_features_make_room() -> None:
@@ -52,7 +52,7 @@ def test_the_least_recently_used_features_make_room() -> None:
 def test_what_is_larger_than_the_cache_is_encoded_every_time() -> None:
     tower, cache = Tower(), FeatureCache(ENTRY_BYTES - 1)
 
-    features = [cache.features([A], tower)[A.sha256] for _ in range(2)]
+    features = [cache.features([A], tower)[A.image.sha256] for _ in range(2)]
 
     assert features[0].equal(features[1])
     assert (tower.encoded, cache.num_bytes) == ([b"a", b"a"], 0)

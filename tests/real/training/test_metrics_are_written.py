@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cua_rl.agent.gbox_agent import AgentOutcome, AgentTurn
+from cua_rl.agent.agent import AgentOutcome
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import DeviceLostError
 from cua_rl.judge.request import Case
+from cua_rl.judgement import Judgement, JudgeVote
 from cua_rl.metrics import FAMILIES, METRICS, meaning
 from cua_rl.recipes.sft import main as sft
 from cua_rl.reporting.json_lines import read_records
@@ -35,7 +36,7 @@ from cua_rl.rollout.limit import RolloutLimit
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import ImageChunk, Judgement, JudgeVote, StopReason
+from cua_rl.types import AgentTurn, ImageChunk, StopReason
 from tests.builders import judgement, model_turn, prompt, text
 from tests.fakes import FakePolicy, make_task
 from tests.real.training.tiny_qwen3_vl import IMAGE_PAD, VISION_END, VISION_START, draw_screenshot, image_chunk
@@ -53,7 +54,7 @@ class TwoTurns:
         self.screen: ImageChunk = image_chunk(draw_screenshot(random.Random(0)))
         self.num_runs = 0
 
-    async def run(self, instruction: str, device: Any, client: Any, *, max_turns: int, on_turn: Any) -> AgentOutcome:
+    async def run(self, task: Any, device: Any, access: Any, *, clock: Any, on_turn: Any) -> AgentOutcome:
         self.num_runs += 1
         if self.num_runs == 1:
             raise DeviceLostError("the phone is gone")
@@ -63,20 +64,16 @@ class TwoTurns:
             turn = model_turn(
                 model_input, (40, 41), (-5.0, -6.0), policy_version=version, response_id=f"{number}-{index}"
             )
-            client.append(turn)
+            access.openai_client(task.rollout_id).append(turn)
             seen = await device.observe()
             await on_turn(
                 AgentTurn(
-                    index=index,
                     response_id=turn.response_id,
                     before=seen,
-                    action=None,
-                    action_error=None,
-                    after=None,
                     durations_s={"respond": 0.1, "execute": 0.2},
                 )
             )
-        device.state = "0" if instruction == "hopeless" else str(number % 2)
+        device.state = "0" if task.instruction == "hopeless" else str(number % 2)
         return AgentOutcome(stop_reason=StopReason.FINISHED, num_turns=2, answer="done")
 
 

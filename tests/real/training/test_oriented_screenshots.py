@@ -8,9 +8,10 @@ import torch
 from PIL import Image
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 
-from cua_rl.conversation import ImagePart, Message
+from cua_rl.conversation import Message
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.training.vision import ImagePreprocessor, read_patches
+from tests.builders import stored_image
 
 ORIENTATION = 0x0112
 
@@ -33,11 +34,11 @@ def test_the_trainer_sees_the_pixels_that_the_model_server_sees(
     small_folder: Path, small_renderer: Qwen3VLRenderer, orientation: int, image_format: str
 ) -> None:
     media = pytest.importorskip("vllm.multimodal.media")
-    part = ImagePart(data=stored(orientation, image_format), format=image_format)
-    (chunk,) = small_renderer.render([Message(role="user", content=(part,))]).images
+    part = stored_image(stored(orientation, image_format))
+    (chunk,) = small_renderer.render([Message(role="user", content=(part,))]).image_chunks
     shown = media.ImageMediaIO().load_bytes(part.data).media
 
-    prepared = ImagePreprocessor(small_folder).prepare([chunk])[chunk.sha256]
+    prepared = ImagePreprocessor(small_folder).prepare([chunk])[part.sha256]
     patches, grids = read_patches(Qwen2VLImageProcessor.from_pretrained(small_folder), [shown])
 
     assert shown.size == ((64, 96) if orientation > 4 else (96, 64))

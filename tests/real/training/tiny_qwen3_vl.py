@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput
+from tests.builders import stored_image
 
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD, FIRST_TEXT_ID = 3, 4, 5, 6, 16
 TINY_ROUNDINGS = 8000
@@ -100,8 +101,8 @@ def draw_screenshot(rng: random.Random, *, width: int = 96, height: int = 64) ->
 
 def image_chunk(png: bytes) -> ImageChunk:
     """The image with its number of tokens: one per 32x32 pixels (sides are multiples of 32)."""
-    width, height = Image.open(io.BytesIO(png)).size
-    return ImageChunk(data=png, format="png", expected_tokens=(width // 32) * (height // 32))
+    image = stored_image(png)
+    return ImageChunk(image=image, expected_tokens=(image.width_px // 32) * (image.height_px // 32))
 
 
 def make_datum(

@@ -1,0 +1,84 @@
+"""The seam between a rollout and its agent: the built-in one, a program outside this process, or a gbox-mini-agent."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from cua_rl.agent.offered_device import OfferedDevice
+from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.agent.rollout_watch import RolloutWatch
+from cua_rl.devices.device import Device
+from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.types import AgentTurn, StopReason
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTask:
+    """What an agent is told to do in one rollout."""
+
+    rollout_id: str
+    instruction: str
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOutcome:
+    """How the agent's work ended. `success_claimed` is None if it made no claim; it is never a reward."""
+
+    stop_reason: StopReason
+    num_turns: int
+    answer: str | None = None
+    success_claimed: bool | None = None
+    error: str | None = None
+    """What went wrong with an agent that ended its rollout by failing."""
+
+
+OnTurn = Callable[[AgentTurn], Awaitable[None]]
+
+
+class ModelAccess(Protocol):
+    """How agents reach the model: each open rollout has its own OpenAI address, and everything sent to it is recorded.
+
+    The gateway is one.
+    """
+
+    def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
+        """A client for an agent in this process."""
+        ...
+
+    def image_urls(self, rollout_id: str) -> ImageUrls:
+        """Writes the URLs of the screenshots that such an agent sends."""
+        ...
+
+    def expose(
+        self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
+    ) -> AbstractContextManager[str]:
+        """Let an agent in another process reach the rollout, and `device` if given, while the block runs.
+
+        Gives the rollout's address, without `/v1` or `/device`. `watch` admits requests and hears of their answers.
+        Raises `ConfigError` if other processes cannot connect.
+        """
+        ...
+
+
+class Agent(Protocol):
+    """Works on a task until it is done, the turns or the time are used up, or something fails."""
+
+    async def run(
+        self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
+    ) -> AgentOutcome:
+        """Work on the device; `on_turn` gets every turn, in order, before the next one begins.
+
+        The agent charges `clock` with the policy's time, and ends with `MAX_TIME` once it is used up.
+
+        Raises:
+            SamplingError: the model did not answer.
+            DeviceError: the device failed.
+            AgentError: an agent outside this process failed before the model answered.
+            ConfigError: this configuration can never work.
+        """
+        ...

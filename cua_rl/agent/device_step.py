@@ -1,0 +1,44 @@
+"""One thing that an agent asked of the device, and what came of it."""
+
+import time
+from dataclasses import dataclass
+
+from cua_rl.actions import Action, Click, DoubleClick, Drag, MoveMouse, RightClick
+from cua_rl.conversation import EncodedImage
+from cua_rl.devices.device import ActionRejected, Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStep:
+    """An action that was executed, or an error that the agent was told instead."""
+
+    action: Action | None = None
+    """None if it could not be parsed or ended the rollout."""
+    error: str | None = None
+    after: EncodedImage | None = None
+    execute_s: float = 0.0
+    observe_s: float = 0.0
+
+
+async def perform(device: Device, action: Action) -> DeviceStep:
+    """Execute an action and look at the screen; raises `DeviceError`."""
+    clock = time.monotonic()
+    try:
+        await device.execute(action)
+    except ActionRejected as error:
+        message = str(error) or "The device cannot do this."
+        return DeviceStep(action=action, error=message, execute_s=time.monotonic() - clock)
+    executed = time.monotonic()
+    after = await device.observe()
+    return DeviceStep(action=action, after=after, execute_s=executed - clock, observe_s=time.monotonic() - executed)
+
+
+def cursor_after(action: Action) -> tuple[int, int] | None:
+    """Where the action left the mouse, pixels; None if it did not move it."""
+    match action:
+        case Click() | DoubleClick() | RightClick() | MoveMouse():
+            return (action.x, action.y)
+        case Drag():
+            return (action.to_x, action.to_y)
+        case _:
+            return None

@@ -1,0 +1,257 @@
+"""What gbox-mini-agent reports of a run: its events by step, and its actions as ours.
+
+Events may arrive in any order and more than once. An action that cannot be parsed was executed all the same; it is only
+missing from the record.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from cua_rl.actions import (
+    Action,
+    Button,
+    Click,
+    DoubleClick,
+    Drag,
+    LongPress,
+    MoveMouse,
+    OpenApp,
+    PressButton,
+    PressKey,
+    RightClick,
+    Scroll,
+    TypeText,
+    Wait,
+)
+from cua_rl.conversation import EncodedImage
+from cua_rl.types import Json
+
+_STEP_STARTS = ("step_start", "turn_start")
+_STEP_ENDS = ("step_end", "turn_end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedAction:
+    """One action as the agent reports it."""
+
+    name: str
+    args: Json
+    duration_s: float = 0.0
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of a run: usually one answer of the model and one action."""
+
+    response_ids: list[str] = field(default_factory=list[str])
+    actions: list[ReportedAction] = field(default_factory=list[ReportedAction])
+    is_ended: bool = False
+
+
+class Journal:
+    """The events of a run, each counted once; steps may be numbered from 0 or from 1."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._steps: dict[int, Step] = {}
+        self.last_ts: str | None = None
+        """Time of the last event: the next request asks for events from then on."""
+        self.end: Json | None = None
+        """The event that ended the run."""
+        self.errors: list[str] = []
+
+    def add(self, events: Sequence[object]) -> bool:
+        """Add events; True if one of them is new."""
+        is_new = False
+        for event in events:
+            key = json.dumps(event, sort_keys=True, default=str)
+            if key not in self._seen and isinstance(event, Mapping):
+                self._seen.add(key)
+                self._take(cast("Json", event))
+                is_new = True
+        return is_new
+
+    def step_of(self, response_id: str, position: int) -> Step | None:
+        """The step of an answer of the model: found by the answer's id, else by its position among the steps."""
+        steps = [self._steps[number] for number in sorted(self._steps)]
+        found = next((step for step in steps if response_id in step.response_ids), None)
+        if found is not None or any(step.response_ids for step in steps):
+            return found
+        return steps[position] if position < len(steps) else None
+
+    def _take(self, event: Json) -> None:
+        ts = event.get("ts")
+        if isinstance(ts, str | int):
+            self.last_ts = str(ts)
+        kind, number = event.get("type"), event.get("step", event.get("turn"))
+        if kind == "run_end":
+            self.end = event
+        elif kind == "error":
+            self.errors.append(str(event.get("message") or event))
+        elif isinstance(number, int):
+            self._take_step_event(self._steps.setdefault(number, Step()), str(kind), event)
+
+    def _take_step_event(self, step: Step, kind: str, event: Json) -> None:
+        if kind == "model_output":
+            output = event.get("modelOutput")
+            response_id = cast("Json", output).get("id") if isinstance(output, Mapping) else None
+            if isinstance(response_id, str):
+                step.response_ids.append(response_id)
+        elif kind == "action_executed":
+            action = _action(event)
+            if action is not None:
+                step.actions.append(action)
+        elif kind in _STEP_ENDS:
+            step.is_ended = True
+        elif kind in _STEP_STARTS:
+            step.is_ended = False
+
+
+def _action(event: Json) -> ReportedAction | None:
+    given = event.get("action")
+    if not isinstance(given, Mapping):
+        return None
+    action = cast("Json", given)
+    name, args = action.get("name"), action.get("args")
+    if not isinstance(name, str):
+        return None
+    duration = event.get("durationMs")
+    error = action.get("error")
+    return ReportedAction(
+        name=name,
+        args=cast("Json", args) if isinstance(args, Mapping) else {},
+        duration_s=duration / 1000 if isinstance(duration, int | float) else 0.0,
+        error=error if isinstance(error, str) else None,
+    )
+
+
+Pixel = tuple[int, int]
+
+FINISH_NAMES = frozenset({"finished", "finish", "terminate", "answer"})
+"""Actions that end the run."""
+
+_BUTTONS = {button.value: button for button in Button} | {"menu": Button.RECENTS, "app_switch": Button.RECENTS}
+_SCROLL_SHARE = 0.3  # of the screen: reports give a direction, but no distance
+
+
+def parse_mini_agent_action(reported: ReportedAction, screen: EncodedImage) -> Action | None:
+    """The action in pixels of the screen that it was decided on; None if it cannot be parsed."""
+    maker = _MAKERS.get(reported.name.lower().replace("-", "_"))
+    return maker(reported.args, screen) if maker is not None else None
+
+
+def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
+    """A point; some agents report coordinates from 0 to 1, others from 0 to 1000."""
+    given = next((args[name] for name in names if args.get(name) is not None), None)
+    numbers = _numbers(given)
+    if len(numbers) != 2:
+        return None
+    scale = 1.0 if max(numbers) <= 1 else 1000.0
+    x, y = numbers[0] / scale * screen.width_px, numbers[1] / scale * screen.height_px
+    return max(0, min(round(x), screen.width_px - 1)), max(0, min(round(y), screen.height_px - 1))
+
+
+def _numbers(value: object) -> list[float]:
+    if isinstance(value, Mapping):
+        fields = cast("Json", value)
+        value = [fields.get("x"), fields.get("y")]
+    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    return [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
+
+
+def _at(kind: type[Click] | type[DoubleClick] | type[RightClick] | type[MoveMouse]) -> "_Maker":
+    def maker(args: Json, screen: EncodedImage) -> Action | None:
+        pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
+        return None if pixel is None else kind(x=pixel[0], y=pixel[1])
+
+    return maker
+
+
+def _long_press(args: Json, screen: EncodedImage) -> Action | None:
+    pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
+    return None if pixel is None else LongPress(x=pixel[0], y=pixel[1], duration_s=_seconds(args, 1.0))
+
+
+def _drag(args: Json, screen: EncodedImage) -> Action | None:
+    start = _pixel(args, screen, "startPoint", "point", "coordinate")
+    end = _pixel(args, screen, "endPoint", "coordinate2")
+    if start is None or end is None:
+        return _scroll(args, screen)
+    return Drag(x=start[0], y=start[1], to_x=end[0], to_y=end[1], duration_s=_seconds(args, 0.3))
+
+
+def _scroll(args: Json, screen: EncodedImage) -> Action | None:
+    """The direction names the side that comes into view: down shows what is below."""
+    x, y = _pixel(args, screen, "point", "coordinate") or (screen.width_px // 2, screen.height_px // 2)
+    across, along = round(screen.width_px * _SCROLL_SHARE), round(screen.height_px * _SCROLL_SHARE)
+    match args.get("direction"):
+        case "down":
+            return Scroll(x=x, y=y, down_px=along)
+        case "up":
+            return Scroll(x=x, y=y, down_px=-along)
+        case "right":
+            return Scroll(x=x, y=y, right_px=across)
+        case "left":
+            return Scroll(x=x, y=y, right_px=-across)
+        case _:
+            return None
+
+
+def _type(args: Json, screen: EncodedImage) -> Action | None:
+    text = args.get("content", args.get("text"))
+    return TypeText(text=text) if isinstance(text, str) else None
+
+
+def _press(args: Json, screen: EncodedImage) -> Action | None:
+    key = args.get("key", args.get("button"))
+    if not isinstance(key, str) or not key:
+        return None
+    button = _BUTTONS.get(key.lower())
+    return PressButton(button=button) if button else PressKey(keys=tuple(key.lower().replace("+", " ").split()))
+
+
+def _button(button: Button) -> "_Maker":
+    return lambda args, screen: PressButton(button=button)
+
+
+def _open(args: Json, screen: EncodedImage) -> Action | None:
+    app = args.get("content", args.get("target"))
+    return OpenApp(name=app) if isinstance(app, str) else None
+
+
+def _seconds(args: Json, default: float) -> float:
+    given = args.get("durationMs")
+    return given / 1000 if isinstance(given, int | float) and not isinstance(given, bool) else default
+
+
+_Maker = Callable[[Json, EncodedImage], Action | None]
+_MAKERS: Mapping[str, _Maker] = {
+    "click": _at(Click),
+    "tap": _at(Click),
+    "left_click": _at(Click),
+    "double_click": _at(DoubleClick),
+    "double_tap": _at(DoubleClick),
+    "left_double": _at(DoubleClick),
+    "right_click": _at(RightClick),
+    "right_single": _at(RightClick),
+    "move": _at(MoveMouse),
+    "long_press": _long_press,
+    "swipe": _drag,
+    "drag": _drag,
+    "scroll": _scroll,
+    "type": _type,
+    "input": _type,
+    "press": _press,
+    "key": _press,
+    "hotkey": _press,
+    "press_key": _press,
+    "system_button": _press,
+    "press_home": _button(Button.HOME),
+    "press_back": _button(Button.BACK),
+    "open": _open,
+    "open_app": _open,
+    "wait": lambda args, screen: Wait(duration_s=_seconds(args, 1.0)),
+}

@@ -1,0 +1,69 @@
+"""The verdict of a judge, a vision-language model that decides whether a rollout did its task."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeVote:
+    """One answer of a judge; without a verdict if the endpoint failed or the answer was malformed."""
+
+    success: bool | None
+    reason: str = ""
+    score: float | None = None
+    error: str | None = None
+    """Why there is no verdict."""
+    is_malformed: bool = False
+    """The endpoint answered, but not with a verdict."""
+    text: str = ""
+    """The answer as it came."""
+    duration_s: float = 0.0
+    num_prompt_tokens: int = 0
+    num_answer_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A judge's verdict on a rollout, by majority of its votes; there may be none.
+
+    A majority is more than half of all votes that were asked for, so votes without a verdict count against it.
+    """
+
+    model: str
+    prompt: str
+    prompt_sha256: str
+    screenshots: str
+    """Which screenshots it saw: "final" or "all"."""
+    votes: tuple[JudgeVote, ...]
+    decides: bool
+    """True if the verdict is the rollout's validation; False if a validator decides."""
+    duration_s: float
+    cost_usd: float | None = None
+    """None if no prices are set."""
+
+    @property
+    def success(self) -> bool | None:
+        """The verdict of more than half of the votes; None if there is no such majority."""
+        for verdict in (True, False):
+            if 2 * sum(vote.success is verdict for vote in self.votes) > len(self.votes):
+                return verdict
+        return None
+
+    @property
+    def agreement(self) -> float:
+        """Share of the votes that agree with the verdict; 0 without a verdict."""
+        verdict = self.success
+        return sum(vote.success is verdict for vote in self.votes) / len(self.votes) if verdict is not None else 0.0
+
+    @property
+    def score(self) -> float | None:
+        """Mean score of the votes that agree with the verdict, if all of them give one."""
+        scores = [vote.score for vote in self.votes if self.success is not None and vote.success is self.success]
+        given = [score for score in scores if score is not None]
+        return sum(given) / len(given) if given and len(given) == len(scores) else None
+
+    @property
+    def reason(self) -> str:
+        """The first reason for the verdict, or why there is none."""
+        if self.success is None:
+            return next((vote.error for vote in self.votes if vote.error), "the votes are divided")
+        return next(vote.reason for vote in self.votes if vote.success is self.success)

@@ -1,0 +1,79 @@
+"""Images as agents send them: `data:` URLs inside the JSON of a request."""
+
+import binascii
+import re
+from base64 import b64decode
+from collections.abc import Mapping
+from typing import cast
+
+from cua_rl.conversation import EncodedImage, ImageFormat
+from cua_rl.renderers.images import image_size
+from cua_rl.renderers.openai_fields import Place
+
+_HEAD = re.compile(r"data:image/(?:png|jpeg|jpg);base64,")
+_MAGIC: Mapping[ImageFormat, bytes] = {"png": b"\x89PNG\r\n\x1a\n", "jpeg": b"\xff\xd8\xff"}
+
+
+class ImageUrls:
+    """Images and their `data:` URLs, in both directions.
+
+    An agent sends its whole conversation with every request. A rollout therefore keeps one `ImageUrls`: each of its
+    screenshots is encoded, decoded and hashed once, however many requests repeat it. URLs and images are kept as long
+    as this object.
+    """
+
+    def __init__(self) -> None:
+        self._images: dict[str, EncodedImage] = {}
+        self._urls: dict[str, str] = {}
+
+    def url(self, image: EncodedImage) -> str:
+        """The image as a URL, from which `image` gives back this object."""
+        url = self._urls.get(image.sha256)
+        if url is None:
+            url = image.data_url()
+            self._remember(url, image)
+        return url
+
+    def image(self, url: object, at: Place) -> EncodedImage:
+        """The PNG or JPEG image inside a URL; its bytes, not the URL, say which format it has.
+
+        Raises:
+            RequestError: there is no such image; the message names the place `at`.
+        """
+        if not isinstance(url, str) or (head := _HEAD.match(url)) is None:
+            raise at.error(
+                "a data: URL with a base64 PNG or JPEG image", url, "send the image itself, not a link to it"
+            )
+        if (known := self._images.get(url)) is not None:
+            return known
+        try:
+            data = b64decode(url[head.end() :], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise at.error("base64 image data", str(error), "encode the image bytes with base64") from error
+        for image_format, magic in _MAGIC.items():
+            if data.startswith(magic):
+                width_px, height_px = image_size(data)
+                image = EncodedImage(data=data, format=image_format, width_px=width_px, height_px=height_px)
+                return self._remember(url, image)
+        raise at.error("PNG or JPEG bytes", data[:8], "encode the screenshot as PNG")
+
+    def without_images(self, request: Mapping[str, object]) -> dict[str, object]:
+        """A copy of a request that was read with `image`, to be recorded: each image is replaced by `sha256:<hex>`."""
+        return {key: self._without_images(value) for key, value in request.items()}
+
+    def _without_images(self, value: object) -> object:
+        if isinstance(value, str):
+            image = self._images.get(value)
+            return value if image is None else f"sha256:{image.sha256}"
+        if isinstance(value, Mapping):
+            return self.without_images(cast("Mapping[str, object]", value))
+        if isinstance(value, list):
+            return [self._without_images(inner) for inner in cast("list[object]", value)]
+        return value
+
+    def _remember(self, url: str, image: EncodedImage) -> EncodedImage:
+        """Keep both directions; a URL that names another format than the bytes have is not sent on."""
+        known = self._images.setdefault(url, image)
+        if url.startswith(f"data:image/{image.format};"):
+            self._urls.setdefault(image.sha256, url)
+        return known

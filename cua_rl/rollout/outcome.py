@@ -1,0 +1,88 @@
+"""How a rollout ended, and what its validator and judge say of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
+from cua_rl.judge.request import Case
+from cua_rl.judgement import Judgement
+from cua_rl.tasks.task import Task
+from cua_rl.types import StopReason, Turn, Validation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a rollout ended, before it is scored."""
+
+    stop_reason: StopReason
+    device_id: str | None = None
+    instruction: str = ""
+    answer: str | None = None
+    validation: Validation | None = None
+    judgement: Judgement | None = None
+    max_turns: int = 0
+    first_success_turn: int | None = None
+    error: str | None = None
+
+    @classmethod
+    def of_fault(cls, error: CuaError | TimeoutError) -> "Outcome":
+        """The outcome of a rollout that an infrastructure fault ended; raises `error` if it is no such fault."""
+        match error:
+            case TimeoutError():
+                return cls(stop_reason=StopReason.TIME_LIMIT, error=str(error) or "a stage ran out of time")
+            case DeviceError():
+                stop_reason = StopReason.DEVICE_ERROR
+            case SamplingError():
+                stop_reason = StopReason.SAMPLING_ERROR
+            case TaskError():
+                stop_reason = StopReason.TASK_ERROR
+            case _:
+                raise error
+        return cls(stop_reason=stop_reason, error=str(error))
+
+
+class Judge(Protocol):
+    """Decides from the record of an attempt whether the task was done."""
+
+    async def judge(self, case: Case, *, decides: bool) -> Judgement: ...
+
+
+async def ask_judge(
+    judge: Judge | None, task: Task, outcome: Outcome, turns: Sequence[Turn], *, always: bool
+) -> Outcome:
+    """The outcome with the judge's verdict, if a verdict is needed; with `always`, also beside a validator.
+
+    If nothing else validates the task, a missing verdict is a fault of the task. A rollout that ended before its first
+    turn, for instance because its first prompt did not fit, has failed and needs no verdict.
+    """
+    is_validated = outcome.validation is not None
+    if is_validated and not (judge is not None and always and turns):
+        return outcome
+    if judge is None:
+        raise JudgeError(f"expected a judge for task {task.task_id!r}, which has no validator; set judge_model")
+    if not turns:
+        nothing_done = Validation(query="turns", expected="at least 1", actual="0", success=False)
+        return replace(outcome, validation=nothing_done)
+    case = Case(instruction=outcome.instruction, turns=turns, answer=outcome.answer, stop_reason=outcome.stop_reason)
+    judgement = await judge.judge(case, decides=not is_validated)
+    judged = replace(outcome, judgement=judgement)
+    if is_validated:
+        return judged
+    if judgement.success is None:
+        error = f"expected a majority verdict on {task.task_id!r}, got none: {judgement.reason}"
+        return replace(judged, stop_reason=StopReason.TASK_ERROR, error=error)
+    return replace(judged, validation=validation_of(judgement))
+
+
+def validation_of(judgement: Judgement) -> Validation:
+    """A verdict as the validation of a task that has no validator."""
+    num_agreeing = sum(vote.success is judgement.success for vote in judgement.votes)
+    return Validation(
+        query=f"judge {judgement.model}",
+        expected="success",
+        actual=f"{'success' if judgement.success else 'no success'}, {num_agreeing} of {len(judgement.votes)} votes",
+        success=judgement.success is True,
+        duration_s=judgement.duration_s,
+        score=judgement.score,
+    )

@@ -1,0 +1,73 @@
+"""A rollout's screenshots: the same object from the device to every prompt."""
+
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from cua_rl.conversation import Item, Message
+from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.renderers.openai_fields import Place
+from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses, responses_input
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.renderers.request_error import RequestError
+from tests.builders import stored_image
+from tests.renderers.generated import encode_image, make_image
+
+AT = Place("url")
+
+
+def url_of(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{b64encode(data).decode()}"
+
+
+def test_what_was_written_as_a_url_is_read_back_as_the_same_object() -> None:
+    images, shown = ImageUrls(), stored_image(encode_image(make_image(64, 96)))
+    url = images.url(shown)
+    assert url == url_of(shown.data)
+    assert images.image(bytes(url, "ascii").decode(), AT) is shown
+
+
+def test_a_url_that_comes_again_is_decoded_once_and_sent_on_as_it_came() -> None:
+    images, data = ImageUrls(), encode_image(make_image(65, 97))
+    first, again = images.image(url_of(data), AT), images.image(url_of(data), AT)
+    assert first is again
+    assert (first.format, first.width_px, first.height_px) == ("png", 65, 97)
+    assert images.url(stored_image(data)) == images.url(first) == url_of(data)
+
+
+def test_a_url_that_misnames_its_format_is_corrected_before_it_is_sent_on() -> None:
+    images, data = ImageUrls(), encode_image(make_image(8, 8), "jpeg")
+    read = images.image(url_of(data, "png"), AT)
+    assert read.format == "jpeg"
+    assert images.url(read) == url_of(data, "jpeg")
+
+
+def test_prompts_with_the_same_screenshot_share_its_bytes(small_renderer: Qwen3VLRenderer) -> None:
+    images, url = ImageUrls(), url_of(encode_image(make_image(65, 97)))
+    chat: Any = {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+    responses: Any = {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]}
+    first = small_renderer.render(conversation_from_chat(chat, images).items)
+    again = small_renderer.render(conversation_from_responses(responses, images).items)
+    assert first.images[0] is again.images[0]
+
+
+def test_requests_are_recorded_with_hashes_in_place_of_images() -> None:
+    images, shown = ImageUrls(), stored_image(encode_image(make_image(8, 8)))
+    items: list[Item] = [Message(role="user", content=(shown,))]
+    request = {"input": responses_input(items, images), "temperature": 1.0}
+    assert images.without_images(request) == {
+        "input": [
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_image", "image_url": f"sha256:{shown.sha256}", "detail": "auto"}],
+            }
+        ],
+        "temperature": 1.0,
+    }
+
+
+def test_bytes_that_cannot_be_shown_are_refused() -> None:
+    with pytest.raises(RequestError, match="readable PNG or JPEG"):
+        ImageUrls().image(url_of(b"\x89PNG\r\n\x1a\nscreen"), AT)
