@@ -8,8 +8,6 @@ what a server keeps between rollouts is the server's affair.
 """
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 from urllib.parse import urlsplit
 
 from cua_rl.devices.browser.backend import BrowserPages
@@ -62,27 +60,18 @@ def allowed_urls(configs: Sequence[TaskSourceConfig]) -> tuple[str, ...]:
     )
 
 
-class UserPages:
+class UserPages(BrowserPages):
     """The `DeviceBackend` of pages of the user's own: a fresh context for every rollout."""
 
     abilities: DeviceAbilities = PAGE_BROWSER
 
     def __init__(self, configs: Sequence[TaskSourceConfig], *, scale: float | None = None) -> None:
         urls = allowed_urls(configs)
-        self.pages = BrowserPages(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
+        super().__init__(PageSettings(allowed_urls=urls, scale=1.0 if scale is None else scale))
 
     async def make(self, request: DeviceRequest) -> Device:
         """A blank page; `task.prepare` opens the address."""
-        return await self.pages.lend(request.task_id)
-
-    async def __aenter__(self) -> Self:
-        await self.pages.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.pages.__aexit__(kind, error, trace)
+        return await self.lend(request.task_id)
 
 
 def _surroundings(url: str) -> str:

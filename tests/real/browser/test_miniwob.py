@@ -143,7 +143,7 @@ async def test_pages_are_used_again_and_shared_by_tasks(backend: MiniWobPages) -
     again = await backend.make(task.device_request())
     assert again is page
     await again.close()
-    assert backend.pages.num_browsers_started == 1
+    assert backend.num_browsers_started == 1
 
 
 async def test_kept_screens_give_the_conversation_that_the_agent_has(backend: MiniWobPages, tmp_path) -> None:
