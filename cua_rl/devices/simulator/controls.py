@@ -1,5 +1,7 @@
 """Screen layout, and the rows, buttons and fields that screens are made of."""
 
+from dataclasses import replace
+
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, find_app, glyph_of
 from cua_rl.devices.simulator.elements import (
@@ -56,6 +58,10 @@ class Column:
         self._elements.extend(elements)
         self.y = max(self.y, *(element.rect.bottom for element in elements))
 
+    def stack(self, element: Element) -> None:
+        """Append an element at the bottom of the column, wherever it was placed."""
+        self.add(replace(element, rect=replace(element.rect, y=self.y)))
+
     def pin(self, *elements: Element) -> None:
         """Add elements that do not scroll."""
         self._pinned.extend(elements)
@@ -88,7 +94,7 @@ def back_arrow() -> Element:
 def row(
     element_id: str,
     *,
-    y: int,
+    y: int = 0,
     text: str,
     label: str = "",
     detail: str = "",
@@ -211,11 +217,10 @@ def _button(kind: str, text: str, box: Box, effect: Effect | None, label: str) -
     )
 
 
-def switch_row(state: PhoneState, name: str, y: int, *, effect: Effect | None = None, detail: str = "") -> Element:
+def switch_row(state: PhoneState, name: str, *, effect: Effect | None = None, detail: str = "") -> Element:
     """The row of one of the `SWITCHES`; flips it unless another effect is given."""
     return row(
         f"switch:{name}",
-        y=y,
         label=SWITCHES[name],
         text=SWITCHES[name],
         detail=detail,
@@ -233,7 +238,7 @@ def add_keypad(column: Column, keys: str, *, top: int, num_columns: int, key_hei
         column.add(place(f"key:{key}", key, "key", rect, effect=Enter(key=key), text=key))
 
 
-def slider(label: str, y: int, level: float, effect: Slide, glyph: str) -> Element:
+def slider(label: str, level: float, effect: Slide, glyph: str, *, y: int = 0) -> Element:
     """A slider over the full width; `level` is 0-1."""
     rect = Rect(x=0, y=y, width=WIDTH, height=36)
     return Element(
@@ -266,7 +271,7 @@ def navigation_bar() -> tuple[Element, ...]:
 
 
 def app_row(
-    app: str, kind: str, y: int, *, detail: str = "", effect: Effect | None = None, height: int = ROW_HEIGHT
+    app: str, kind: str, *, y: int = 0, detail: str = "", effect: Effect | None = None, height: int = ROW_HEIGHT
 ) -> Element:
     """The row of an app, with its icon and its name."""
     spec = find_app(app)

@@ -46,7 +46,7 @@ def _recents(state: PhoneState) -> Screen:
     column = Column(top=STATUS_HEIGHT + 6)
     column.add(title("Recent apps", y=column.y, height=26))
     for app in state.recent_apps[:5]:
-        column.add(app_row(app, "recent", column.y, effect=Launch(app=app), height=42))
+        column.stack(app_row(app, "recent", effect=Launch(app=app), height=42))
     if state.recent_apps:
         rect = Rect(x=12, y=column.y + 6, width=76, height=22)
         column.add(

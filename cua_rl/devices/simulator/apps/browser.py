@@ -110,10 +110,9 @@ def build_chrome(state: PhoneState, column: Column) -> None:
 
 
 def _add_link(column: Column, page: WebPage, kind: str, *, detail: str = "") -> None:
-    column.add(
+    column.stack(
         row(
             f"{kind}:{page.address}",
-            y=column.y,
             text=page.title,
             detail=detail,
             glyph="chrome",

@@ -22,10 +22,9 @@ def build_clock(state: PhoneState, column: Column) -> None:
     column.add(place("time", "Time", "text", (0, 52, WIDTH, 56), text=state.clock, ink="huge"))
     column.add_heading("Alarms")
     for i, time in enumerate(state.apps.alarms):
-        column.add(
+        column.stack(
             row(
                 f"alarm:{i}",
-                y=column.y,
                 text=time,
                 effect=SwitchAlarm(alarm=i),
                 kind="switch_row",

@@ -78,10 +78,9 @@ def build_contacts(state: PhoneState, column: Column) -> None:
 
 
 def _add_contact(column: Column, contact: Contact) -> None:
-    column.add(
+    column.stack(
         row(
             f"contact:{contact.name}",
-            y=column.y,
             text=contact.name,
             detail=contact.number,
             glyph="person",

@@ -118,10 +118,9 @@ def build_files_page(state: PhoneState, column: Column, subscreen: str) -> str:
 def _add_entries(state: PhoneState, column: Column, folder: str) -> None:
     for path in list_folder(state, folder):
         name, is_folder = name_of(path), path.endswith("/")
-        column.add(
+        column.stack(
             row(
                 f"{'folder' if is_folder else 'file'}:{name}",
-                y=column.y,
                 text=name,
                 detail=f"{len(list_folder(state, path))} files" if is_folder else _size(state, path),
                 glyph="files" if is_folder else "document",

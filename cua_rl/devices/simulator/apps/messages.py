@@ -22,10 +22,9 @@ def build_messages(state: PhoneState, column: Column) -> None:
     for i, thread in enumerate(state.threads):
         last = thread.texts[-1]
         detail = f"You: {last.text}" if last.is_mine else last.text
-        column.add(
+        column.stack(
             row(
                 f"thread:{i}",
-                y=column.y,
                 text=thread.contact,
                 detail=detail,
                 glyph="person",
@@ -58,10 +57,9 @@ def build_messages_page(state: PhoneState, column: Column, subscreen: str) -> st
 
 def _recipients(state: PhoneState, column: Column) -> str:
     for contact in state.apps.contacts:
-        column.add(
+        column.stack(
             row(
                 f"to:{contact.name}",
-                y=column.y,
                 text=contact.name,
                 detail=contact.number,
                 glyph="person",

@@ -12,10 +12,9 @@ from cua_rl.devices.simulator.state import PhoneState
 def build_notes(state: PhoneState, column: Column) -> None:
     """The notes."""
     for i, note in enumerate(state.notes):
-        column.add(
+        column.stack(
             row(
                 f"note:{i}",
-                y=column.y,
                 text=note,
                 glyph="notes",
                 paper="#f7c927",

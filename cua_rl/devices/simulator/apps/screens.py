@@ -38,10 +38,9 @@ def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
 def build_mails(state: PhoneState, column: Column) -> None:
     """The mails, newest first."""
     for i, (sender, about) in enumerate(content.mails(state.seed)):
-        column.add(
+        column.stack(
             row(
                 f"mail:{i}",
-                y=column.y,
                 text=sender,
                 detail=about,
                 glyph="person",
@@ -117,10 +116,9 @@ def build_music(state: PhoneState, column: Column) -> None:
     """The tracks, one of which may play."""
     for i, (name, artist) in enumerate(state.apps.tracks):
         is_on = i == state.track
-        column.add(
+        column.stack(
             row(
                 f"track:{i}",
-                y=column.y,
                 text=name,
                 detail="Playing" if is_on else artist,
                 glyph="pause" if is_on else "play",
@@ -146,7 +144,7 @@ def build_weather(state: PhoneState, column: Column) -> None:
     _, sky, degrees = forecast[0]
     column.add(place("now", "Now", "art", (0, CONTENT_TOP, WIDTH, 84), glyph="sky", text=f"{degrees}°|{sky}"))
     for day, later_sky, later_degrees in forecast[1:]:
-        column.add(row(f"day:{day}", y=column.y, text=day, detail=f"{later_sky}, {later_degrees}°"))
+        column.stack(row(f"day:{day}", text=day, detail=f"{later_sky}, {later_degrees}°"))
 
 
 _ROOTS: dict[str, Callable[[PhoneState, Column], None]] = {

@@ -236,7 +236,7 @@ def build_partners(state: PhoneState, column: Column) -> None:
         *_headed_panel(heading, (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT), (14, STATUS_HEIGHT + 2)),
     )
     for i, other in enumerate(icons):
-        column.pin(app_row(other, "partner", CONTENT_TOP + 36 * i, effect=Push(subscreen=f"folder_of:{app}:{other}")))
+        column.pin(app_row(other, "partner", y=CONTENT_TOP + 36 * i, effect=Push(subscreen=f"folder_of:{app}:{other}")))
 
 
 def _name_form(state: PhoneState, column: Column, heading: str, effect: Do, label: str) -> None:

@@ -12,7 +12,7 @@ _SYSTEM_MB = 4_200
 def app_list(state: PhoneState, column: Column) -> None:
     """All installed apps by name; a tap opens the app's page."""
     for entry in state.system.apps:
-        column.add(app_row(entry.app, "app", column.y, effect=Push(subscreen=f"app:{entry.app}")))
+        column.stack(app_row(entry.app, "app", effect=Push(subscreen=f"app:{entry.app}")))
 
 
 def storage(state: PhoneState, column: Column) -> None:
@@ -31,7 +31,7 @@ def storage(state: PhoneState, column: Column) -> None:
     )
     for entry in sorted(state.system.apps, key=_total_mb, reverse=True):
         effect = Push(subscreen=f"app_storage:{entry.app}")
-        column.add(app_row(entry.app, "app", column.y, detail=f"{_total_mb(entry)} MB", effect=effect))
+        column.stack(app_row(entry.app, "app", detail=f"{_total_mb(entry)} MB", effect=effect))
 
 
 def app_info(state: PhoneState, column: Column, app: str) -> str:
@@ -40,23 +40,21 @@ def app_info(state: PhoneState, column: Column, app: str) -> str:
     if entry is None:
         column.add_text("This app is not installed.")
         return "App info"
-    column.add(app_row(entry.app, "app", column.y, detail="Running" if entry.is_running else "Stopped"))
+    column.stack(app_row(entry.app, "app", detail="Running" if entry.is_running else "Stopped"))
     column.add(*_app_buttons(entry, column.y + 6))
     column.y += 6
-    column.add(
+    column.stack(
         row(
             "notifications",
-            y=column.y,
             text="Notifications",
             effect=Operate(command="switch_notifications", target=app),
             kind="switch_row",
             is_on=entry.may_notify,
         )
     )
-    column.add(
+    column.stack(
         row(
             "page:app_storage",
-            y=column.y,
             label="Storage",
             text="Storage and cache",
             detail=f"{_total_mb(entry)} MB",
@@ -84,9 +82,9 @@ def app_storage(state: PhoneState, column: Column, app: str) -> str:
     if entry is None:
         column.add_text("This app is not installed.")
         return "Storage"
-    column.add(app_row(entry.app, "app", column.y, detail=f"{_total_mb(entry)} MB in all"))
+    column.stack(app_row(entry.app, "app", detail=f"{_total_mb(entry)} MB in all"))
     for name, size_mb in (("App", entry.size_mb), ("Cache", entry.cache_mb)):
-        column.add(row(f"size:{name}", y=column.y, text=name, detail=f"{size_mb} MB"))
+        column.stack(row(f"size:{name}", text=name, detail=f"{size_mb} MB"))
     clear = Operate(command="clear_cache", target=app) if entry.cache_mb else None
     column.add(pill("Clear cache", (12, column.y + 8, 84, 24), clear))
     return "Storage"

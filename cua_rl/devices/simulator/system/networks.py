@@ -11,7 +11,7 @@ from cua_rl.devices.simulator.state import Network, PhoneState
 
 def build_wifi(state: PhoneState, column: Column) -> None:
     """The switch, and the networks within reach while it is on."""
-    column.add(_toggle_row(state, Toggle.WIFI, "Use Wi-Fi", column.y))
+    column.stack(_toggle_row(state, Toggle.WIFI, "Use Wi-Fi"))
     if not state.is_on(Toggle.WIFI):
         column.add_text("Turn on Wi-Fi to see networks.")
         return
@@ -21,10 +21,9 @@ def build_wifi(state: PhoneState, column: Column) -> None:
         if networks:
             column.add_heading(heading)
         for network in networks:
-            column.add(
+            column.stack(
                 row(
                     f"network:{network.name}",
-                    y=column.y,
                     text=network.name,
                     detail=_network_status(state, network),
                     glyph="wifi",
@@ -39,7 +38,7 @@ def build_network(state: PhoneState, column: Column, name: str) -> None:
     network = state.system.find_network(name)
     is_connected = state.system.connected_network == network.name
     status = _network_status(state, network)
-    column.add(row("status", y=column.y, label="Status", text=status, glyph="wifi", paper="#2f6fed"))
+    column.stack(row("status", label="Status", text=status, glyph="wifi", paper="#2f6fed"))
     if network.is_saved:
         command, label = ("disconnect", "Disconnect") if is_connected else ("connect", "Connect")
         ask = Push(subscreen=f"ask:forget:{network.name}")
@@ -67,19 +66,18 @@ def _network_status(state: PhoneState, network: Network) -> str:
 
 def build_bluetooth(state: PhoneState, column: Column) -> None:
     """The switch, and the known devices while it is on."""
-    column.add(_toggle_row(state, Toggle.BLUETOOTH, "Use Bluetooth", column.y))
+    column.stack(_toggle_row(state, Toggle.BLUETOOTH, "Use Bluetooth"))
     if not state.is_on(Toggle.BLUETOOTH):
         column.add_text("Turn on Bluetooth to see devices.")
         return
     column.add_heading("Known devices")
     for name in state.system.bluetooth_devices:
-        column.add(row(f"device:{name}", y=column.y, text=name, glyph="bluetooth", paper="#26348f"))
+        column.stack(row(f"device:{name}", text=name, glyph="bluetooth", paper="#26348f"))
 
 
-def _toggle_row(state: PhoneState, toggle: Toggle, text: str, y: int) -> Element:
+def _toggle_row(state: PhoneState, toggle: Toggle, text: str) -> Element:
     return row(
         f"toggle:{toggle.value}",
-        y=y,
         label="Use",
         text=text,
         effect=Switch(toggle=toggle),

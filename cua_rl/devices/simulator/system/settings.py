@@ -49,15 +49,14 @@ def build_settings(state: PhoneState) -> tuple[str, Column]:
 def build_rows(state: PhoneState, column: Column) -> None:
     """The list of rows."""
     for name in state.setting_rows:
-        column.add(_setting_row(state, name, column.y))
+        column.stack(_setting_row(state, name))
 
 
-def _setting_row(state: PhoneState, name: str, y: int) -> Element:
+def _setting_row(state: PhoneState, name: str) -> Element:
     if name in EXTRA_ROWS:
         extra = EXTRA_ROWS[name]
         return row(
             f"page:{extra.subscreen}",
-            y=y,
             label=extra.label,
             text=extra.title,
             detail=_summary(state, name),
@@ -69,7 +68,6 @@ def _setting_row(state: PhoneState, name: str, y: int) -> Element:
     toggle = spec.toggle
     return row(
         f"{'toggle' if toggle else 'page'}:{spec.row}",
-        y=y,
         label=spec.label,
         text=spec.title,
         glyph=spec.row,
@@ -97,15 +95,12 @@ def _summary(state: PhoneState, name: str) -> str:
 def build_display(state: PhoneState, column: Column) -> None:
     """Brightness and screen timeout."""
     column.add_heading("Brightness")
-    column.add(
-        slider("Brightness", column.y, state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display")
-    )
+    column.stack(slider("Brightness", state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display"))
     column.add_heading("Screen timeout")
     for timeout_ms, text in SCREEN_TIMEOUTS_MS.items():
-        column.add(
+        column.stack(
             row(
                 f"timeout:{timeout_ms}",
-                y=column.y,
                 text=text,
                 effect=Choose(screen_timeout_ms=timeout_ms),
                 kind="choice_row",
@@ -118,18 +113,17 @@ def build_display(state: PhoneState, column: Column) -> None:
 def build_sound(state: PhoneState, column: Column) -> None:
     """Media volume, do not disturb, vibration."""
     column.add_heading("Media volume")
-    column.add(slider("Volume", column.y, state.media_volume / MAX_VOLUME, Slide(level="media_volume"), "sound"))
-    column.add(_setting_row(state, Toggle.DO_NOT_DISTURB.value, column.y))
+    column.stack(slider("Volume", state.media_volume / MAX_VOLUME, Slide(level="media_volume"), "sound"))
+    column.stack(_setting_row(state, Toggle.DO_NOT_DISTURB.value))
     for name in ("call_vibration", "touch_vibration"):
-        column.add(switch_row(state, name, column.y))
+        column.stack(switch_row(state, name))
 
 
 def build_date(state: PhoneState, column: Column) -> None:
     """The time, automatic or not, and its zone."""
-    column.add(
+    column.stack(
         row(
             "toggle:auto_time",
-            y=column.y,
             label="Automatic",
             text="Automatic time",
             glyph="date",
@@ -140,10 +134,9 @@ def build_date(state: PhoneState, column: Column) -> None:
         )
     )
     column.add_text(f"The time is {state.clock}.", indent=14)
-    column.add(
+    column.stack(
         row(
             "page:time_zone",
-            y=column.y,
             label="Zone",
             text="Time zone",
             detail=state.system.time_zone,
@@ -160,15 +153,14 @@ def build_about(state: PhoneState, column: Column) -> None:
         ("Battery", f"{state.battery_pct} %"),
         ("Apps", str(len(APPS))),
     ):
-        column.add(row(f"about:{name}", y=column.y, text=name, detail=value))
+        column.stack(row(f"about:{name}", text=name, detail=value))
 
 
 def build_security(state: PhoneState, column: Column) -> None:
     """The screen lock, and what it shows."""
-    column.add(
+    column.stack(
         row(
             "page:screen_lock",
-            y=column.y,
             label="Lock",
             text="Screen lock",
             detail=state.system.screen_lock,
@@ -177,14 +169,14 @@ def build_security(state: PhoneState, column: Column) -> None:
             effect=Push(subscreen="screen_lock"),
         ),
     )
-    column.add(switch_row(state, "lock_notifications", column.y))
+    column.stack(switch_row(state, "lock_notifications"))
 
 
 def build_screen_lock(state: PhoneState, column: Column) -> None:
     """The kinds of screen lock."""
     for lock in SCREEN_LOCKS:
         effect = Operate(command="choose_screen_lock", target=lock)
-        column.add(_choice(lock, column.y, effect, is_on=lock == state.system.screen_lock))
+        column.stack(_choice(lock, effect, is_on=lock == state.system.screen_lock))
 
 
 def build_wallpapers(state: PhoneState, column: Column) -> None:
@@ -220,16 +212,15 @@ def build_wallpaper_preview(column: Column, index: int) -> None:
     column.add(button("Set wallpaper", (46, column.y + 24, 100, 24), effect, label="Set"))
 
 
-def _choice(text: str, y: int, effect: Operate | Push | None, *, is_on: bool) -> Element:
-    return row(f"choice:{text}", y=y, text=text, effect=effect, kind="choice_row", is_on=is_on, height=30)
+def _choice(text: str, effect: Operate | Push | None, *, is_on: bool) -> Element:
+    return row(f"choice:{text}", text=text, effect=effect, kind="choice_row", is_on=is_on, height=30)
 
 
 def build_language(state: PhoneState, column: Column) -> None:
     """The language, and the spell checker."""
-    column.add(
+    column.stack(
         row(
             "page:languages",
-            y=column.y,
             text="Languages",
             detail=state.system.language,
             glyph="globe",
@@ -237,7 +228,7 @@ def build_language(state: PhoneState, column: Column) -> None:
             effect=Push(subscreen="languages"),
         )
     )
-    column.add(switch_row(state, "spell_checker", column.y))
+    column.stack(switch_row(state, "spell_checker"))
 
 
 def build_languages(state: PhoneState, column: Column) -> None:
@@ -245,27 +236,27 @@ def build_languages(state: PhoneState, column: Column) -> None:
     for language in LANGUAGES:
         is_current = language == state.system.language
         effect = None if is_current else Push(subscreen=f"ask:language:{language}")
-        column.add(_choice(language, column.y, effect, is_on=is_current))
+        column.stack(_choice(language, effect, is_on=is_current))
 
 
 def build_developer(state: PhoneState, column: Column) -> None:
     """The developer options, empty while they are off."""
-    column.add(switch_row(state, "developer_options", column.y))
+    column.stack(switch_row(state, "developer_options"))
     if "developer_options" not in state.system.switched_on:
         return
     usb = "usb_debugging"
     is_on = usb in state.system.switched_on
     effect = Operate(command="switch", target=usb) if is_on else Push(subscreen="ask:usb_debugging:")
-    column.add(switch_row(state, usb, column.y, effect=effect, detail="When USB is connected"))
+    column.stack(switch_row(state, usb, effect=effect, detail="When USB is connected"))
     for name in ("stay_awake", "show_taps"):
-        column.add(switch_row(state, name, column.y))
+        column.stack(switch_row(state, name))
 
 
 def build_time_zones(state: PhoneState, column: Column) -> None:
     """The time zones to choose from."""
     for zone in TIME_ZONES:
         effect = Operate(command="choose_time_zone", target=zone)
-        column.add(_choice(zone, column.y, effect, is_on=zone == state.system.time_zone))
+        column.stack(_choice(zone, effect, is_on=zone == state.system.time_zone))
 
 
 _PAGES: dict[str, tuple[str, Callable[[PhoneState, Column], None]]] = {

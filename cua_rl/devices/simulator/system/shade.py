@@ -63,7 +63,7 @@ def _quick_settings(state: PhoneState) -> tuple[Element, ...]:
         for i, toggle in enumerate(QUICK_TILES)
     ]
     brightness = slider(
-        "Brightness", 202, state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display"
+        "Brightness", state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display", y=202
     )
     return (*tiles, brightness, pill("All settings", (54, 250, 84, 24), Launch(app="settings")))
 
