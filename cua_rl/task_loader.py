@@ -58,7 +58,7 @@ class TaskSet:
     @property
     def fixed_names(self) -> frozenset[str]:
         """What tells tasks apart where the seeds do not."""
-        return frozenset().union(*(template.fixed_names(is_seeded=self.is_seeded) for template in self.templates))
+        return frozenset[str]().union(*(template.fixed_names(is_seeded=self.is_seeded) for template in self.templates))
 
     def batch(self, number: int, num_tasks: int) -> list[Task]:
         """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""

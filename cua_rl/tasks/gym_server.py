@@ -122,7 +122,7 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
     name = first_text(fields, *names) or identifier
     steps = fields.get("max_steps", fields.get("maxSteps"))
     tags = ("gym", *_tags(fields.get("tags")))
-    difficulties = [_DIFFICULTIES[tag] for tag in tags if tag in _DIFFICULTIES]
+    difficulties: list[Difficulty] = [_DIFFICULTIES[tag] for tag in tags if tag in _DIFFICULTIES]
     return GymTask(
         task_id=f"gym/{gym_id}/{identifier}",
         category="app",
