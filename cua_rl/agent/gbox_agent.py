@@ -21,10 +21,9 @@ from cua_rl.agent.element_tools import (
     parse_element_action,
     resolve,
 )
-from cua_rl.agent.history import FullHistory, History
+from cua_rl.agent.history import FullHistory, History, system_item, tool_result_item, user_item
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
-from cua_rl.agent.responses import function_tool, system_item, tool_result_item, user_item
-from cua_rl.agent.tools import Finish, load_system_prompt, parse_action, tool_for
+from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_action, tool_for
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device
 from cua_rl.errors import ConfigError, SamplingError, boundary

@@ -1,4 +1,4 @@
-"""Which part of a rollout's history the model sees.
+"""The conversation as Responses items (JSON), and which part of this history the model sees.
 
 Training is cheapest if each prompt extends the previous one: turns then merge into one sequence, and the server's
 prefix cache hits. So history is edited only when necessary, and then many screenshots are dropped at once.
@@ -68,6 +68,27 @@ class DropOldScreenshots:
         return True
 
 
+def system_item(prompt: str) -> Json:
+    """The system prompt."""
+    return {"type": "message", "role": "system", "content": _content(prompt, None)}
+
+
+def user_item(text: str, image_url: str | None = None) -> Json:
+    """A message to the model, with a screenshot below the text if there is one."""
+    return {"type": "message", "role": "user", "content": _content(text, image_url)}
+
+
+def tool_result_item(call_id: str, text: str, image_url: str | None = None) -> Json:
+    """The result of a tool call: an error message, a screenshot, or both."""
+    return {"type": "function_call_output", "call_id": call_id, "output": _content(text, image_url)}
+
+
+def _content(text: str, image_url: str | None) -> list[Json]:
+    texts: list[Json] = [{"type": "input_text", "text": text}] if text else []
+    images: list[Json] = [{"type": "input_image", "image_url": image_url, "detail": "auto"}] if image_url else []
+    return texts + images
+
+
 def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> History:
     """The history of that name; `max_images` is read by block_drop and last_n, `block` by block_drop.
 
@@ -95,24 +116,17 @@ def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> Histo
 
 
 def _without_images(items: Sequence[Json], num_dropped: int) -> list[Json]:
+    """The items with a note in place of the first `num_dropped` screenshots."""
     kept: list[Json] = []
     for item in items:
         parts = _parts(item)
-        num_here = min(num_dropped, sum(part.get("type") == "input_image" for part in parts))
-        num_dropped -= num_here
-        kept.append(_replace_images(item, parts, num_here) if num_here else item)
+        shown: list[Json] = []
+        for part in parts:
+            is_dropped = num_dropped > 0 and part.get("type") == "input_image"
+            num_dropped -= is_dropped
+            shown.append({"type": "input_text", "text": DROPPED_IMAGE} if is_dropped else part)
+        kept.append(item if shown == parts else {**item, _content_key(item): shown})
     return kept
-
-
-def _replace_images(item: Json, parts: list[Json], num_here: int) -> Json:
-    replaced: list[Json] = []
-    for part in parts:
-        if part.get("type") == "input_image" and num_here:
-            num_here -= 1
-            replaced.append({"type": "input_text", "text": DROPPED_IMAGE})
-        else:
-            replaced.append(part)
-    return {**item, _content_key(item): replaced}
 
 
 def _parts(item: Json) -> list[Json]:

@@ -70,7 +70,7 @@ class Journal:
             key = json.dumps(event, sort_keys=True, default=str)
             if key not in self._seen and isinstance(event, Mapping):
                 self._seen.add(key)
-                self._take(cast("Json", event))
+                self._add(cast("Json", event))
                 is_new = True
         return is_new
 
@@ -82,7 +82,7 @@ class Journal:
             return found
         return steps[position] if position < len(steps) else None
 
-    def _take(self, event: Json) -> None:
+    def _add(self, event: Json) -> None:
         ts = event.get("ts")
         if isinstance(ts, str | int):
             self.last_ts = str(ts)
@@ -92,9 +92,9 @@ class Journal:
         elif kind == "error":
             self.errors.append(str(event.get("message") or event))
         elif isinstance(number, int):
-            self._take_step_event(self._steps.setdefault(number, Step()), str(kind), event)
+            self._add_to_step(self._steps.setdefault(number, Step()), str(kind), event)
 
-    def _take_step_event(self, step: Step, kind: str, event: Json) -> None:
+    def _add_to_step(self, step: Step, kind: str, event: Json) -> None:
         if kind == "model_output":
             output = event.get("modelOutput")
             response_id = cast("Json", output).get("id") if isinstance(output, Mapping) else None

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from cua_rl.actions import Action
 from cua_rl.agent.device_step import DeviceStep, cursor_after, perform
-from cua_rl.agent.responses import function_tool
 from cua_rl.agent.rollout_watch import RolloutOver, RolloutWatch
 from cua_rl.agent.tools import (
     ACTION_NAMES,
@@ -20,6 +19,7 @@ from cua_rl.agent.tools import (
     MAX_COORDINATE,
     MOBILE_USE,
     Finish,
+    function_tool,
     load_system_prompt,
     parse_action,
     tool_for,

@@ -29,6 +29,7 @@ from cua_rl.actions import (
 )
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import DeviceKind
+from cua_rl.types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
@@ -124,6 +125,17 @@ def load_system_prompt(kind: DeviceKind, *, of_elements: bool = False) -> str:
     return files("cua_rl.agent").joinpath("prompts", name).read_text(encoding="utf-8").strip()
 
 
+def function_tool(tool: Tool) -> Json:
+    """The tool as a function in the `tools` of a Responses request."""
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+        "strict": False,
+    }
+
+
 def tool_for(kind: DeviceKind) -> Tool:
     """The tool that operates this kind of device."""
     return MOBILE_USE if kind == "android" else COMPUTER_USE
@@ -141,7 +153,11 @@ def parse_action(
         return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(_MAKERS)}.")
     try:
         arguments = _Arguments(values=_object(call.arguments), width_px=width_px, height_px=height_px, cursor=cursor)
-        return _maker(makers, arguments)(arguments)
+        action = arguments.values.get("action")
+        maker = makers.get(action) if isinstance(action, str) else None
+        if maker is None:
+            raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
+        return maker(arguments)
     except _BadArguments as error:
         return ParseFailure(kind="tool_arguments", message=str(error))
 
@@ -159,32 +175,18 @@ def _object(text: str) -> Mapping[str, object]:
 _EXAMPLE = '{"action": "wait", "time": 1}'
 
 
-def _maker(makers: Mapping[str, "_Maker"], arguments: _Arguments) -> "_Maker":
-    action = arguments.values.get("action")
-    maker = makers.get(action) if isinstance(action, str) else None
-    if maker is None:
-        raise _BadArguments(f"action is {action!r}. Expected one of {', '.join(makers)}.")
-    return maker
-
-
 def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
     """Relative coordinates to a pixel: 0 is the first one, 1000 lies beyond the last one and is clamped to it."""
     value = arguments.values.get(name)
-    expected = f"Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}."
-    numbers = cast("list[object]", value) if isinstance(value, list) else []
-    if len(numbers) != 2:
-        raise _BadArguments(f"{name} is {value!r}. {expected}")
-    x, y = (_relative(number, f"{name} is {value!r}. {expected}") for number in numbers)
+    given = cast("list[object]", value) if isinstance(value, list) else []
+    numbers = [number for number in given if isinstance(number, int | float) and not isinstance(number, bool)]
+    if len(given) != 2 or len(numbers) != 2 or not all(0 <= number <= MAX_COORDINATE for number in numbers):
+        raise _BadArguments(f"{name} is {value!r}. Expected {name}: [x, y], two numbers from 0 to {MAX_COORDINATE}.")
+    x, y = numbers
     return (
         min(round(x * arguments.width_px / MAX_COORDINATE), arguments.width_px - 1),
         min(round(y * arguments.height_px / MAX_COORDINATE), arguments.height_px - 1),
     )
-
-
-def _relative(number: object, complaint: str) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= MAX_COORDINATE:
-        raise _BadArguments(complaint)
-    return number
 
 
 def _text(arguments: _Arguments) -> str:

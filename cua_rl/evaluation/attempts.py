@@ -117,7 +117,7 @@ def parse_attempts(records: Iterable[Mapping[str, object]]) -> list[Attempt]:
 
 def attempt_record(attempt: Attempt) -> dict[str, object]:
     """An attempt as a line of attempts.jsonl."""
-    return asdict(attempt)
+    return {**asdict(attempt)}
 
 
 def outcomes_by_position(attempts: Iterable[Attempt], model: str) -> dict[int, TaskOutcomes]:

@@ -107,6 +107,7 @@ def _are_chunks(chunks: object, tokens: object) -> bool:
     covered = 0
     for chunk in cast("list[object]", chunks):
         match chunk:
+            # pyrefly: ignore[not-callable]
             case {"image": str(), "tokens": int(length)} | {"text": int(length)} if length >= 0:
                 covered += length
             case _:

@@ -23,7 +23,7 @@ def with_presets(find_presets: Callable[[Given], Given]) -> Callable[[type[Confi
         def construct_with_presets(self: Config, **given: Any) -> None:
             construct(self, **({**find_presets(given), **given}))
 
-        config_class.__init__ = construct_with_presets
+        config_class.__init__ = construct_with_presets  # pyrefly: ignore[method-assign]
         return config_class
 
     return decorate

@@ -36,9 +36,8 @@ class RunSummary:
 
 def write_summary(path: Path, summary: RunSummary) -> None:
     """Write summary.json in one step."""
-    figures = asdict(summary)
-    extras = figures.pop("extras")
-    write_text(path, json.dumps(figures | extras, indent=2) + "\n")
+    figures = {name: value for name, value in asdict(summary).items() if name != "extras"}
+    write_text(path, json.dumps({**figures, **summary.extras}, indent=2) + "\n")
 
 
 def print_summary(summary: RunSummary, console: Console | None = None) -> None:

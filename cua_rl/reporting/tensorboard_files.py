@@ -12,8 +12,8 @@ class TensorBoardFiles:
     """Writes scalars; a thread of the writer's own does the disk work. Its libraries load here: they take 0.2 s."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore[missing-module-attribute] - made at import
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyrefly: ignore[missing-module-attribute]
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event: Any = Event

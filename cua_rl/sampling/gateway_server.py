@@ -20,15 +20,17 @@ class _QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_app(app: Starlette, host: str, port: int) -> AsyncGenerator[str]:
+async def serve_app(app: Starlette, host: str, port: int, *, grace_s: int = 5) -> AsyncGenerator[str]:
     """Serve until left; gives the root address. Port 0 takes a free one.
+
+    Requests that are not answered within `grace_s` seconds of leaving are cancelled.
 
     Raises:
         ConfigError: the port is taken.
     """
     listener = _listen(host, port)
     address = f"http://{host}:{listener.getsockname()[1]}"
-    server = _QuietServer(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+    server = _QuietServer(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_s))
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="serve-gateway")
     try:
         yield address

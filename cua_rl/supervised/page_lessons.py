@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from random import Random
 
 from cua_rl.actions import Click
-from cua_rl.agent.responses import function_tool, system_item, user_item
-from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, load_system_prompt
+from cua_rl.agent.history import system_item, user_item
+from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, function_tool, load_system_prompt
 from cua_rl.conversation import Message, SampledAnswer, TextPart
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls

@@ -42,7 +42,9 @@ class _FrozenHead(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(  # pyrefly: ignore[bad-override] - torch's own takes anything
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
         needs_gradient: bool = ctx.needs_input_grad[0]
         logprobs, entropies, directions = [], [], []
         matrix = _matrix(weight)

@@ -28,7 +28,7 @@ class _LoraLinear(torch.autograd.Function):
     """Rows x [n, in], frozen weight [out, in] and bias [out], a [rank, in], b [out, rank]."""
 
     @staticmethod
-    def forward(
+    def forward(  # pyrefly: ignore[bad-override] - torch's own takes anything
         ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])

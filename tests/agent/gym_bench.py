@@ -73,7 +73,7 @@ class GymBench:
 async def open_gym(tasks: Sequence[Task] | None = None) -> AsyncGenerator[tuple[GymDouble, str]]:
     """A gym double on a socket."""
     gym = GymDouble(tasks or demo_tasks())
-    async with serve_app(gym.app(), "127.0.0.1", 0) as url:
+    async with serve_app(gym.app(), "127.0.0.1", 0, grace_s=0) as url:
         try:
             yield gym, url
         finally:
@@ -86,9 +86,9 @@ async def open_bench(
 ) -> AsyncGenerator[GymBench]:
     """Everything on sockets, with gbox-mini-agent's double at work."""
     fake, mini = FakeVllm(renderer), MiniAgentDouble()
-    async with open_gym() as (gym, gym_url), serve_app(mini.app(), "127.0.0.1", 0) as mini_url:
+    async with open_gym() as (gym, gym_url), serve_app(mini.app(), "127.0.0.1", 0, grace_s=0) as mini_url:
         async with (
-            serve_app(fake.app(), "127.0.0.1", 0) as model_url,
+            serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as model_url,
             ExternalServer(model_url) as server,
             SamplingClient(server, namespace="run", max_attempts=1) as sampling,
         ):

@@ -68,7 +68,9 @@ class Bench:
             async with desk.http:
                 return JSONResponse(await work(desk))
 
-        async with serve_app(Starlette(routes=[Route("/", endpoint, methods=["POST"])]), "127.0.0.1", 0) as url:
+        async with serve_app(
+            Starlette(routes=[Route("/", endpoint, methods=["POST"])]), "127.0.0.1", 0, grace_s=0
+        ) as url:
             return await self._run(AgentService(url=url), max_turns, time_limits)
 
     async def run_command(self, *argv: str, max_turns: int = 3) -> Rollout:
@@ -100,7 +102,7 @@ class Bench:
 @pytest_asyncio.fixture
 async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerator[Bench]:
     fake = FakeVllm(small_renderer)
-    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
         async with ExternalServer(url) as server, SamplingClient(server, namespace="run", max_attempts=1) as sampling:
             gateway = Gateway(sampling, small_renderer, PARAMS)
             async with gateway.serve():

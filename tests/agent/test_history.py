@@ -1,7 +1,14 @@
 import pytest
 
-from cua_rl.agent.history import DROPPED_IMAGE, DropOldScreenshots, FullHistory, make_history
-from cua_rl.agent.responses import system_item, tool_result_item, user_item
+from cua_rl.agent.history import (
+    DROPPED_IMAGE,
+    DropOldScreenshots,
+    FullHistory,
+    make_history,
+    system_item,
+    tool_result_item,
+    user_item,
+)
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import ConfigError
 

@@ -67,7 +67,7 @@ async def open_gateway(renderer: Qwen3VLRenderer, answers: Iterable[str]) -> Asy
     """A gateway to a model server that gives these answers."""
     fake = FakeVllm(renderer)
     fake.answers.extend(answers)
-    async with serve_app(fake.app(), "127.0.0.1", 0) as url, ExternalServer(url) as server:
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url, ExternalServer(url) as server:
         async with SamplingClient(server) as client:
             yield Gateway(client, renderer, SamplingParams(max_tokens=256, temperature=1.0))
 

@@ -89,7 +89,7 @@ async def test_a_hung_run_is_a_fault_that_frees_its_device(bench: GymBench) -> N
     rollout = await bench.run()
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.TIME_LIMIT, None)
-    assert "gave no sign" in (rollout.error or "")
+    assert "showed no progress" in (rollout.error or "")
     assert bench.gym.num_open == 0
 
 

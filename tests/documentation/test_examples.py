@@ -98,25 +98,21 @@ def make_page_model(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Reader]:
-    """A folder with a model, an adb and whatever else pages take for granted; services are doubles on this machine."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "adb").write_text(ADB)
-    (tmp_path / "bin" / "adb").chmod(0o755)
-    (tmp_path / "shots").mkdir()
-    Image.new("RGB", (192, 320)).save(tmp_path / "shots" / "1.png")
-    model = build_small_folder(tmp_path / "model")
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders of models that pages name."""
+    folder = tmp_path_factory.mktemp("models")
+    model = build_small_folder(folder / "model")
     write_settings(model, REAL_RANGE)
     (model / "config.json").write_text(json.dumps(MODEL_SIZES))
     (model / "model.safetensors").touch()
-    make_page_model(tmp_path / "tiny_page_model")
-    for name in ("DATABASE_URL", "POSTGRES_HOST", "MONITOR_BASE_URL", "MONITOR_PROJECT_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-    monkeypatch.setenv("OTHER_API_KEY", "a-key")
-    monkeypatch.chdir(tmp_path)
+    make_page_model(folder / "tiny_page_model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stands_for(models: Path) -> Generator[dict[str, str]]:
+    """What takes the place of each model and service that pages name; services are doubles on this machine."""
     tasks = load_tasks({"source_type": "demo_training"}, seed=0, split="train").batch(0, 40)
     with ExitStack() as services:
         gym = services.enter_context(serve_in_thread(GymDouble(tasks, gym_id="umetrip"))).removesuffix("/v1")
@@ -124,23 +120,39 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Reader]:
         monitor = services.enter_context(serve_in_thread(MonitorDouble())).removesuffix("/v1")  # type: ignore[arg-type]
         vllm = services.enter_context(serve_in_thread(ServerDouble())).removesuffix("/v1")  # type: ignore[arg-type]
         judge = services.enter_context(serve_in_thread(JudgeEndpoint(lambda asked: verdict(True))))
-        yield Reader(
-            stands_for={
-                "https://judge.example/v1": judge,
-                "JUDGE_API_KEY=...": f"JUDGE_API_KEY={JUDGE_KEY}",
-                "Qwen/Qwen3-VL-4B-Instruct": str(model),
-                "model_name=...": f"model_name={model}",
-                "http://gym:5010": gym,
-                "http://host:5010": gym,
-                "http://localhost:28080": gbox,
-                "GBOX_API_KEY=...": f"GBOX_API_KEY={KEY}",
-                "https://monitor.example": monitor,
-                "https://host/v1": f"{vllm}/v1",
-                "base_url=http://127.0.0.1:8000": f"base_url={vllm}",
-                "base_url=http://host:8000": f"base_url={vllm}",
-            },
-            set_variable=monkeypatch.setenv,
-        )
+        yield {
+            "https://judge.example/v1": judge,
+            "JUDGE_API_KEY=...": f"JUDGE_API_KEY={JUDGE_KEY}",
+            "Qwen/Qwen3-VL-4B-Instruct": str(models / "model"),
+            "model_name=...": f"model_name={models / 'model'}",
+            "http://gym:5010": gym,
+            "http://host:5010": gym,
+            "http://localhost:28080": gbox,
+            "GBOX_API_KEY=...": f"GBOX_API_KEY={KEY}",
+            "https://monitor.example": monitor,
+            "https://host/v1": f"{vllm}/v1",
+            "base_url=http://127.0.0.1:8000": f"base_url={vllm}",
+            "base_url=http://host:8000": f"base_url={vllm}",
+        }
+
+
+@pytest.fixture
+def place(tmp_path: Path, models: Path, stands_for: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Reader:
+    """A folder with models, an adb and whatever else pages take for granted."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "adb").write_text(ADB)
+    (tmp_path / "bin" / "adb").chmod(0o755)
+    (tmp_path / "shots").mkdir()
+    Image.new("RGB", (192, 320)).save(tmp_path / "shots" / "1.png")
+    for model in models.iterdir():
+        (tmp_path / model.name).symlink_to(model)
+    for name in ("DATABASE_URL", "POSTGRES_HOST", "MONITOR_BASE_URL", "MONITOR_PROJECT_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("OTHER_API_KEY", "a-key")
+    monkeypatch.chdir(tmp_path)
+    return Reader(stands_for=stands_for, set_variable=monkeypatch.setenv)
 
 
 @pytest.mark.parametrize("page", [*PAGES, *MODULES], ids=lambda path: str(path.relative_to(ROOT)))

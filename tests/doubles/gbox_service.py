@@ -35,5 +35,5 @@ class GboxService:
 async def serve_gbox(double: GboxDouble | None = None) -> AsyncGenerator[GboxService]:
     """Serve the double on a free port."""
     double = double or GboxDouble()
-    async with serve_app(double.app(), "127.0.0.1", 0) as url:
+    async with serve_app(double.app(), "127.0.0.1", 0, grace_s=0) as url:
         yield GboxService(double, f"{url}/api/v1/")

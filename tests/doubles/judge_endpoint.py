@@ -87,7 +87,7 @@ def verdict(success: bool, reason: str = "the screen shows it", **more: Any) -> 
 @asynccontextmanager
 async def serve_judge(endpoint: JudgeEndpoint) -> AsyncGenerator[str]:
     """Serve the endpoint on a free port; yields its base URL."""
-    async with serve_app(endpoint.app(), "127.0.0.1", 0) as url:
+    async with serve_app(endpoint.app(), "127.0.0.1", 0, grace_s=0) as url:
         yield f"{url}/v1"
 
 

@@ -29,7 +29,7 @@ def fake() -> FakeEndpoint:
 
 @pytest_asyncio.fixture
 async def url(fake: FakeEndpoint) -> AsyncGenerator[str]:
-    async with serve_app(fake.app(), "127.0.0.1", 0) as address:
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as address:
         yield f"{address}/v1"
 
 

@@ -112,7 +112,7 @@ async def test_the_script_finds_tasks_and_model_by_two_addresses(tmp_path: Path)
         return JSONResponse({"data": [card]})
 
     server = Starlette(routes=[Route("/v1/models", models)])
-    async with open_gym() as (_, gym_url), serve_app(server, "127.0.0.1", 0) as model_url:
+    async with open_gym() as (_, gym_url), serve_app(server, "127.0.0.1", 0, grace_s=0) as model_url:
         process = await asyncio.create_subprocess_exec(
             *(ROOT / "train.sh", "--gym", gym_url, "--gym-id", "phones", "--model-base-url", f"{model_url}/v1"),
             *(

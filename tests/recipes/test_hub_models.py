@@ -79,7 +79,7 @@ async def run(hub_url: str, home: Path, *arguments: str) -> tuple[int | None, st
 async def test_a_dry_run_downloads_settings_and_a_run_the_weights_once(tmp_path: Path) -> None:
     hub = Hub()
     small = ["max_model_len=2048", "max_tokens=48", "dry_run=true", f"log_path={tmp_path / 'run'}"]
-    async with serve_app(hub.app(), "127.0.0.1", 0) as url:
+    async with serve_app(hub.app(), "127.0.0.1", 0, grace_s=0) as url:
         command = ["-m", "cua_rl.recipes.train", "model_name=someone/tiny", *small]
         status, output, errors = await run(url, tmp_path / "home", *command)
         assert status == 0, errors

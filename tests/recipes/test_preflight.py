@@ -55,7 +55,7 @@ def test_room_is_counted_to_the_token() -> None:
 
 async def test_a_server_that_holds_all_this_is_taken() -> None:
     fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), max_model_len=2048, max_images=4)
-    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
         for address in (url, f"{url}/v1"):
             await require_model_server(address, max_model_len=2048, num_images=4)
 
@@ -65,7 +65,9 @@ async def test_a_monitor_that_asks_for_more_than_an_empty_batch_is_one(status: i
     async def take(_: Request) -> Response:
         return Response("", status)
 
-    async with serve_app(Starlette(routes=[Route("/api/ingest/batch", take, methods=["POST"])]), "127.0.0.1", 0) as url:
+    async with serve_app(
+        Starlette(routes=[Route("/api/ingest/batch", take, methods=["POST"])]), "127.0.0.1", 0, grace_s=0
+    ) as url:
         with nullcontext() if refused is None else pytest.raises(ConfigError, match=refused):
             await require_monitor(MonitorAddress(base_url=url, token="token"))
 

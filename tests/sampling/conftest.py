@@ -36,7 +36,7 @@ def fake(renderer: Qwen3VLRenderer) -> FakeVllm:
 
 @pytest_asyncio.fixture
 async def client(fake: FakeVllm) -> AsyncGenerator[SamplingClient]:
-    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
         async with ExternalServer(url) as server, SamplingClient(server, namespace="run", max_attempts=3) as sampling:
             yield sampling
 

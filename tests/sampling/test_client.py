@@ -111,7 +111,7 @@ async def test_an_adapter_that_the_server_cannot_load_is_an_adapter_error(client
 
 async def test_a_server_without_runtime_updates_is_a_config_error(fake: FakeVllm) -> None:
     fake.can_update_adapters = False
-    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
         async with ExternalServer(f"{url}/v1/") as server, SamplingClient(server) as client:
             with pytest.raises(ConfigError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
                 await client.publish(adapter(1))
@@ -135,7 +135,7 @@ async def test_an_external_server_that_lost_its_adapters_gets_them_again(
 
 async def test_runs_that_share_a_server_keep_their_adapters_apart(client: SamplingClient, fake: FakeVllm) -> None:
     await client.publish(adapter(1))
-    async with serve_app(fake.app(), "127.0.0.1", 0) as url:
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
         async with ExternalServer(url) as server, SamplingClient(server) as other_run:
             await other_run.publish(adapter(1, "another_adapter"))
     assert sorted(fake.adapters.values()) == ["adapter", "another_adapter"]
@@ -158,7 +158,10 @@ async def test_a_refusal_is_not_retried(client: SamplingClient, fake: FakeVllm) 
 
 async def test_replicas_share_the_work_and_every_publication(renderer: Qwen3VLRenderer) -> None:
     fakes = [FakeVllm(renderer), FakeVllm(renderer)]
-    async with serve_app(fakes[0].app(), "127.0.0.1", 0) as one, serve_app(fakes[1].app(), "127.0.0.1", 0) as two:
+    async with (
+        serve_app(fakes[0].app(), "127.0.0.1", 0, grace_s=0) as one,
+        serve_app(fakes[1].app(), "127.0.0.1", 0, grace_s=0) as two,
+    ):
         async with ExternalServer(one) as first, ExternalServer(two) as second:
             async with SamplingClient(first, second, namespace="run") as client:
                 await client.publish(adapter(1))

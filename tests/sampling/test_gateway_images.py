@@ -35,7 +35,7 @@ async def test_linked_screenshots_are_fetched_once_from_allowed_hosts_and_stored
     gateway = Gateway(
         client, renderer, SamplingParams(max_tokens=8, temperature=1.0), images=ImageFetcher(["127.0.0.1"])
     )
-    async with serve_app(Starlette(routes=[Route("/{name}", store)]), "127.0.0.1", 0) as url:
+    async with serve_app(Starlette(routes=[Route("/{name}", store)]), "127.0.0.1", 0, grace_s=0) as url:
         gateway.open_rollout("r")
         agent = gateway.openai_client("r")
 

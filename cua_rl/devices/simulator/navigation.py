@@ -60,7 +60,7 @@ def focus_field(state: PhoneState, field: Field) -> PhoneState:
     """Put the cursor into a field; what stands in the screen's other fields is kept."""
     layer = "symbols" if field in ("number", "hour", "minute", "minutes") else "lower"
     state = replace(state, focus=field, keyboard=layer)
-    if state.draft_field in (None, field):
+    if state.draft_field is None or state.draft_field == field:
         return replace(state, draft_field=field)
     values = dict(state.form) | {state.draft_field: state.draft}
     draft = values.pop(field, "")

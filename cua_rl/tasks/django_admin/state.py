@@ -51,7 +51,10 @@ class SiteState:
 
     def with_person(self, name: str, /, **changes: str | bool) -> "SiteState":
         """The state after one person has changed."""
-        people = tuple(replace(person, **changes) if person.username == name else person for person in self.people)
+        people = tuple(
+            replace(person, **changes) if person.username == name else person  # pyrefly: ignore[bad-argument-type]
+            for person in self.people
+        )
         return replace(self, people=people)
 
 

@@ -77,7 +77,10 @@ async def test_an_example_agent_trains_one_step_unchanged(name: str, engine: Eng
 
 async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_output_only(engine: Engine) -> None:
     gym, mini = GymDouble(phone_tasks(2)), MiniAgentDouble(reports_one_output=True)
-    async with serve_app(gym.app(), "127.0.0.1", 0) as gym_url, serve_app(mini.app(), "127.0.0.1", 0) as mini_url:
+    async with (
+        serve_app(gym.app(), "127.0.0.1", 0, grace_s=0) as gym_url,
+        serve_app(mini.app(), "127.0.0.1", 0, grace_s=0) as mini_url,
+    ):
         source = {"source_type": "gym", "gym_base_url": gym_url, "gym_id": "phones"}
         import asyncio
 

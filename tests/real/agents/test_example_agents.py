@@ -35,7 +35,7 @@ async def run_example(program: str, file: str, renderer: Qwen3VLRenderer, folder
     task = replace(demo_tasks()[0], max_turns=5)
     source = Source(phase="step", step=1)
     async with (
-        serve_app(fake.app(), "127.0.0.1", 0) as url,
+        serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url,
         ExternalServer(url) as server,
         SamplingClient(server, namespace="run", max_attempts=1) as sampling,
     ):

@@ -81,7 +81,7 @@ async def run_step(
     custom = PHONE_TASK if box_type == "android" else DESKTOP_TASK
     model = GboxCoordinateModel(gbox.connect().client)
     async with (
-        serve_app(fake.app(), "127.0.0.1", 0) as url,
+        serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url,
         ExternalServer(url) as server,
         SamplingClient(server, namespace="run") as sampling,
         open_pool(backend, max_devices=1) as pool,
