@@ -45,7 +45,7 @@ async def measure(num_contexts: int, seconds: float, steps_per_reset: int, *, re
     """Let that many pages step side by side for a while."""
     how = "reload" if reload else "in_place"
     async with MiniWobPages(scale=SCALE) as backend:
-        pages = [await backend.pages.lend() for _ in range(num_contexts)]
+        pages = [await backend.lend() for _ in range(num_contexts)]
         for index, page in enumerate(pages):
             await begin(page, NAMES[index % len(NAMES)], index)
         resets: list[float] = []

@@ -1,4 +1,4 @@
-"""From what the user asked for to tasks: which templates, and which instance of which template at which step."""
+"""Loading tasks: which templates a source selects, and which instance runs at which step."""
 
 import json
 import logging
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol, cast
+from typing import cast
 
 from cua_rl.devices.device import DeviceAbilities
 from cua_rl.errors import ConfigError
-from cua_rl.tasks.custom import CustomTask, JudgedTask, parse_custom_task
+from cua_rl.tasks.custom import DescribedTask, parse_custom_task
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
@@ -23,7 +23,7 @@ from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
 from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of, training_ids
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Task, Template
 
 __all__ = [
     "SEED_RANGES", "SIMULATOR", "Split", "TaskSet", "TaskSourceConfig", "TaskSources", "Template", "load_tasks",
@@ -34,20 +34,6 @@ logger = logging.getLogger(__name__)
 
 SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_000_000, 2_000_000)}
 """Instance seeds of each split. They are disjoint, so no phone that was trained on is ever evaluated on."""
-
-
-class Template(Protocol):
-    """A task for every seed: `TaskTemplate`, `LastingDeviceTask`, `CustomTask`, `JudgedTask` or `FolderTask`."""
-
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def category(self) -> Category: ...
-    @property
-    def difficulty(self) -> Difficulty: ...
-    @property
-    def tags(self) -> tuple[str, ...]: ...
-    def make_task(self, seed: int) -> Task: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +53,12 @@ class TaskSet:
     @property
     def is_judged(self) -> bool:
         """True if one of the tasks has no validator, so that only a judge can decide it."""
-        return any(isinstance(template, JudgedTask) for template in self.templates)
+        return any(isinstance(template, DescribedTask) and template.goal is None for template in self.templates)
+
+    @property
+    def fixed_names(self) -> frozenset[str]:
+        """What tells tasks apart where the seeds do not."""
+        return frozenset[str]().union(*(template.fixed_names(is_seeded=self.is_seeded) for template in self.templates))
 
     def batch(self, number: int, num_tasks: int) -> list[Task]:
         """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
@@ -91,8 +82,8 @@ class TaskSet:
 def load_tasks(
     sources: TaskSources, *, seed: int, split: Split, device: DeviceAbilities = SIMULATOR, has_judge: bool = False
 ) -> TaskSet:
-    """The templates of all sources, each once, in order; raises `ConfigError` for whatever cannot be meant, or cannot
-    run on such a device. Descriptions without a check are tasks only where there is a judge.
+    """The templates of all sources, each once, in order; raises `ConfigError` for an invalid source, or tasks that
+    cannot run on such a device. Descriptions without a check are tasks only where there is a judge.
     """
     templates: dict[str, Template] = {}
     for config in parse_sources(sources):
@@ -110,7 +101,7 @@ def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
     Where the seed makes the device, the splits' seeds keep them apart; folder tasks, and all tasks on devices that are
     the same for every seed, must not occur on both sides, nor two tasks of the same instruction.
     """
-    shared = _fixed(train) & _fixed(held_out)
+    shared = train.fixed_names & held_out.fixed_names
     if shared:
         raise ConfigError(
             f"expected different tasks for training and evaluation, got {len(shared)} in both, such as "
@@ -124,27 +115,13 @@ def require_disjoint(train: TaskSet, held_out: TaskSet) -> None:
         )
 
 
-def _fixed(tasks: TaskSet) -> set[str]:
-    """What the seeds do not tell apart: where a folder lies, or a task's id and instructions in lower case."""
-    fixed: set[str] = set()
-    for template in tasks.templates:
-        match template:
-            case FolderTask():
-                fixed.add(str(template.folder))
-            case LastingDeviceTask() if not tasks.is_seeded:
-                fixed |= {template.task_id, *map(str.lower, template.instructions())}
-            case CustomTask() if not tasks.is_seeded:
-                fixed |= {template.task_id, template.instruction.lower()}
-            case _ if not tasks.is_seeded:
-                fixed.add(template.task_id)
-            case _:
-                pass
-    return fixed
-
-
 def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities, has_judge: bool) -> Sequence[Template]:
     seed = run_seed if config.seed is None else config.seed
-    _require_site(config, device)
+    if site_of(config) != device.site:
+        raise ConfigError(
+            f"expected tasks that run on {device.name}, got source_type {config.source_type!r}; give training and "
+            "evaluation tasks for one kind of device"
+        )
     candidates = _fit(_candidates(config, seed, device, has_judge), config, device)
     _require_known_names(config, candidates)
     found = [template for template in candidates if _passes(template, config)]
@@ -209,7 +186,7 @@ def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: Devic
     """The tasks as they run on such a device; whole demo sets lose what it cannot answer, single tasks are refused."""
     if device.is_seeded:
         return list(candidates)
-    fitting = [LastingDeviceTask(template=task) if isinstance(task, TaskTemplate) else task for task in candidates]
+    fitting = [LastingDeviceTask.of(task) if isinstance(task, TaskTemplate) else task for task in candidates]
     unreadable = [task for task in fitting if isinstance(task, LastingDeviceTask) and not task.is_readable(device)]
     if unreadable:
         names = ", ".join(task.task_id for task in unreadable)
@@ -217,14 +194,6 @@ def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: Devic
             raise ConfigError(f"expected tasks whose goals {device.name} can read, got {names}; choose others")
         logger.warning("left out %d tasks whose goals %s cannot read: %s", len(unreadable), device.name, names)
     return [task for task in fitting if task not in unreadable]
-
-
-def _require_site(config: TaskSourceConfig, device: DeviceAbilities) -> None:
-    if site_of(config) != device.site:
-        raise ConfigError(
-            f"expected tasks that run on {device.name}, got source_type {config.source_type!r}; give training and "
-            "evaluation tasks for one kind of device"
-        )
 
 
 def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) -> list[FolderTask]:
@@ -286,7 +255,7 @@ def _parse_json(text: str, where: str) -> object:
         raise ConfigError(f"expected JSON in {where}, got {text[:80]!r} ({error}); repair it") from None
 
 
-def _describe(task: object, where: str, device: DeviceAbilities, has_judge: bool) -> CustomTask | JudgedTask:
+def _describe(task: object, where: str, device: DeviceAbilities, has_judge: bool) -> DescribedTask:
     custom = parse_custom_task(task, where, device, has_judge=has_judge)
     if custom.task_id in TEMPLATES:
         raise ConfigError(f"expected a task_id of its own in {where}, got {custom.task_id!r}, a demo task; rename it")
@@ -299,44 +268,15 @@ def _find(task_id: str, where: str) -> TaskTemplate:
 
 
 def _passes(template: Template, config: TaskSourceConfig) -> bool:
-    categories = {template.category, template.set_name} if isinstance(template, FolderTask) else {template.category}
     return (
-        (config.category is None or config.category in categories)
+        (config.category is None or config.category in template.categories)
         and config.difficulty in (None, template.difficulty)
-        and _has_tags(template, config.tags)
-        and (not config.task_names or any(_is_called(template, name) for name in config.task_names))
+        and template.has_tags(config.tags)
+        and (not config.task_names or any(template.is_called(name) for name in config.task_names))
     )
-
-
-def _has_tags(template: Template, tags: Sequence[str]) -> bool:
-    if isinstance(template, GymTask):
-        return not tags or any(tag.lower() in template.tags for tag in tags)
-    return set(tags) <= set(template.tags)
 
 
 def _require_known_names(config: TaskSourceConfig, candidates: Sequence[Template]) -> None:
     for name in config.task_names:
-        if not any(_is_called(template, name) for template in candidates):
-            require_known("task name in task_names", name, [_short_name(template.task_id) for template in candidates])
-
-
-def _is_called(template: Template, name: str) -> bool:
-    """Whether a name fits: "2", "enable_wifi" and "02_enable_wifi" all fit "train_02_enable_wifi"."""
-    if isinstance(template, GymTask):
-        return template.is_called(name)
-    task_id = template.task_id
-    _, number, rest = _name_parts(task_id)
-    return name in (task_id, _short_name(task_id), rest) or (
-        name.isdigit() and number.isdigit() and int(name) == int(number)
-    )
-
-
-def _short_name(task_id: str) -> str:
-    _, number, rest = _name_parts(task_id)
-    return f"{number}_{rest}" if number else rest
-
-
-def _name_parts(task_id: str) -> tuple[str, str, str]:
-    """(set, number, rest) of "train_02_enable_wifi" or "demo/02_enable_wifi"; set and number may be empty."""
-    found = re.fullmatch(r"(?:(train|eval)_|(?:.*/))?(?:(\d+)_)?(.+)", task_id)
-    return (found[1] or "", found[2] or "", found[3]) if found else ("", "", task_id)
+        if not any(template.is_called(name) for template in candidates):
+            require_known("task name in task_names", name, [template.short_name for template in candidates])

@@ -1,4 +1,4 @@
-"""The seam between agents and the devices that they operate."""
+"""The interface between agents and devices."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable

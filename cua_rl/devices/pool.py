@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from cua_rl.devices.device import Device, DeviceAbilities
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.pool_meter import PoolMeter
 from cua_rl.devices.simulator.start import Start
 from cua_rl.errors import DeviceError, DeviceQuotaError, DeviceTimeoutError, SamplingError, boundary

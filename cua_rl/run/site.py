@@ -257,8 +257,8 @@ def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.e
         )
 
     def open_attach() -> AbstractAsyncContextManager[AttachDevice]:
+        from cua_rl.devices.gbox.boxes import open_held_boxes
         from cua_rl.devices.gbox.service import make_gbox
-        from cua_rl.devices.gym.held_boxes import open_held_boxes
 
         return open_held_boxes(make_gbox(config.gbox_api_key), config.box_type)
 

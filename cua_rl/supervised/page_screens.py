@@ -14,7 +14,7 @@ from cua_rl.errors import TaskError
 from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import find_target, label_of, read_scanned
 from cua_rl.tasks.miniwob.pages import as_page, read_result
-from cua_rl.tasks.miniwob.templates import MiniWobTemplate
+from cua_rl.tasks.miniwob.templates import miniwob_template
 from cua_rl.tasks.readiness import prepare
 
 POINT_STEP = 25
@@ -91,7 +91,7 @@ async def collect_screens(
             for place in places:
                 on_screen(place)
                 name, instance = plans[place]
-                task = MiniWobTemplate(name=name).make_task(instance)
+                task = miniwob_template(name).make_task(instance)
                 device = await pages.make(task.device_request())
                 try:
                     await prepare(task, device)

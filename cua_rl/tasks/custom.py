@@ -11,134 +11,117 @@ at load: a check that no phone can answer, or that one passes before the agent h
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from random import Random
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
-from cua_rl.devices.device import DeviceAbilities
+from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.start import Start, make_phone_state
 from cua_rl.errors import ConfigError, TaskError, boundary
-from cua_rl.tasks.demo.template import Goal, Instance, TaskTemplate
 from cua_rl.tasks.fields import Fields, read_mapping, require_known
+from cua_rl.tasks.goal import Goal, How, check_goal
 from cua_rl.tasks.lasting_devices import make_undone
 from cua_rl.tasks.start_fields import parse_start
-from cua_rl.tasks.task import Category, Difficulty, Task
-
-How = Literal["equals", "includes", "told"]
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 DEFAULT_MAX_TURNS = 10
 _EXAMPLE = '{"instruction": "Turn on Wi-Fi.", "max_turns": 6, "check": {"query": "wifi_enabled", "expected": "true"}}'
-_KEYS = ("task_id", "instruction", "max_turns", "check", "start", "category", "difficulty", "tags")
+HEADER_KEYS = ("task_id", "instruction", "max_turns", "check", "category", "difficulty", "tags")
+"""What every description may have."""
 _NUM_PHONES_TRIED = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CustomTask:
+class DescribedTask(Template):
     """A described task: the same instruction and check on every device."""
 
-    task_id: str
     instruction: str
-    goal: Goal
-    start: Start | None
+    goal: Goal | None
+    """None lets a judge decide from screenshots."""
+    start: Start | None = None
     """None on devices that cannot be told how to begin."""
-    category: Category
-    difficulty: Difficulty
-    max_turns: int
-    tags: tuple[str, ...]
+    url: str | None = None
+    """Where a page of a browser begins."""
 
     def make_task(self, seed: int) -> Task:
-        """The task on the phone of this seed."""
-        instance = Instance(instruction=self.instruction, start=self.start or Start(), goal=self.goal, route=())
-        template = TaskTemplate(
-            task_id=self.task_id,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=self.max_turns,
-            draw=lambda random: instance,
-            tags=self.tags,
-        )
-        prepare = partial(make_undone, self.goal) if self.start is None else None
-        return replace(template.make_task(seed), start=self.start, prepare=prepare)
+        """The task on the device of this seed."""
+        goal, prepare = self.goal, None
+        if self.url is not None:
+            prepare = partial(_open_page, self.url)
+        elif goal is not None and self.start is None:
+            prepare = partial(make_undone, goal)
+        validate = None if goal is None else partial(check_goal, goal)
+        return self.build_task(seed, self.instruction, validate=validate, prepare=prepare, start=self.start)
+
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """Its id and, where nothing else tells tasks apart, its instruction."""
+        names = Template.fixed_names(self, is_seeded=is_seeded)
+        has_more = is_seeded or self.goal is None or self.url is not None
+        return names if has_more else names | {self.instruction.lower()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedTask:
-    """A described task without a check: a judge decides it from screenshots."""
-
-    task_id: str
-    instruction: str
-    start: Start | None
-    """None on devices that cannot be told how to begin."""
-    category: Category
-    difficulty: Difficulty
-    max_turns: int
-    tags: tuple[str, ...]
-
-    def make_task(self, seed: int) -> Task:
-        """The task on the phone of this seed."""
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=self.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=self.max_turns,
-            validate=None,
-            tags=self.tags,
-            start=self.start,
-        )
-
-
-def parse_custom_task(
-    value: object, what: str, device: DeviceAbilities, *, has_judge: bool = False
-) -> CustomTask | JudgedTask:
+def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_judge: bool = False) -> DescribedTask:
     """Read one description; `what` names it in messages, such as "custom task 2"."""
     given = read_mapping({"instruction": value.strip()} if isinstance(value, str) else value, what, _EXAMPLE)
-    given.require_keys(_KEYS)
+    given.require_keys((*HEADER_KEYS, "start"))
     instruction = given.text("instruction")
     if not instruction:
         raise ConfigError(f"expected an instruction in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
+    task_id = f"custom_{_slug(instruction)}"
     if given.raw.get("check") is None:
         if not has_judge:
             raise ConfigError(_without_check(what, instruction))
-        return _parse_judged_task(given, instruction, device)
+        return describe(given, task_id, instruction, goal=None, start=_parse_judged_start(given, device))
     goal = parse_goal(given.raw["check"], f"the check of {what}", device)
-    return CustomTask(
-        task_id=given.text("task_id") or f"custom_{_slug(instruction)}",
+    start = _find_start(given, goal) if device.is_seeded else _refuse_start(given, device)
+    return describe(given, task_id, instruction, goal=goal, start=start)
+
+
+def describe(
+    given: Fields,
+    task_id: str,
+    instruction: str,
+    *,
+    goal: Goal | None,
+    start: Start | None = None,
+    url: str | None = None,
+) -> DescribedTask:
+    """The task with the rest of `HEADER_KEYS` as given; `task_id` is its id unless it is given another one."""
+    return DescribedTask(
+        task_id=given.text("task_id") or task_id,
         instruction=instruction,
         goal=goal,
-        start=_find_start(given, goal) if device.is_seeded else _refuse_start(given, device),
-        category=cast(Category, given.choice("category", get_args(Category)) or "app"),
-        difficulty=cast(Difficulty, given.choice("difficulty", get_args(Difficulty)) or "medium"),
-        max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
-        tags=given.texts("tags"),
-    )
-
-
-def _parse_judged_task(given: Fields, instruction: str, device: DeviceAbilities) -> JudgedTask:
-    start: Start | None = None
-    if not device.is_seeded:
-        _refuse_start(given, device)
-    elif (wanted := given.raw.get("start")) is not None:
-        start = parse_start(wanted, f"the start of {given.what}")
-        with boundary(ConfigError, f"expected a start that a phone can have in {given.what}, change it"):
-            for seed in _seeds():
-                make_phone_state(seed, start)
-    else:
-        start = Start()
-    return JudgedTask(
-        task_id=given.text("task_id") or f"custom_{_slug(instruction)}",
-        instruction=instruction,
         start=start,
+        url=url,
         category=cast(Category, given.choice("category", get_args(Category)) or "app"),
         difficulty=cast(Difficulty, given.choice("difficulty", get_args(Difficulty)) or "medium"),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,
         tags=given.texts("tags"),
     )
+
+
+async def _open_page(url: str, device: Device) -> None:
+    if not isinstance(device, BrowserPage):
+        raise TaskError(f"expected a page of a browser, got {device.device_id!r}; leave choosing devices to tasks")
+    await device.open_page(url)
+
+
+def _parse_judged_start(given: Fields, device: DeviceAbilities) -> Start | None:
+    if not device.is_seeded:
+        return _refuse_start(given, device)
+    wanted = given.raw.get("start")
+    if wanted is None:
+        return Start()
+    start = parse_start(wanted, f"the start of {given.what}")
+    with boundary(ConfigError, f"expected a start that a phone can have in {given.what}, change it"):
+        for seed in _seeds():
+            make_phone_state(seed, start)
+    return start
 
 
 def _without_check(what: str, instruction: str) -> str:
@@ -151,7 +134,7 @@ def _without_check(what: str, instruction: str) -> str:
 
 
 def _slug(instruction: str) -> str:
-    """The instruction as part of a task id; with a hash where letters of other scripts or what is too long are lost."""
+    """The instruction as part of a task id, with a hash if it was shortened or is not ASCII."""
     slug = re.sub(r"[^a-z0-9]+", "_", instruction.lower()).strip("_")
     if len(slug) <= 60 and instruction.isascii():
         return slug
@@ -191,7 +174,7 @@ def _refuse_start(given: Fields, device: DeviceAbilities) -> None:
 
 
 def _find_start(given: Fields, goal: Goal) -> Start:
-    """The start that was asked for, else the least that leaves the task to be done; refuses what cannot be a task."""
+    """The requested start, or else the simplest one on which the goal does not hold yet."""
     wanted = given.raw.get("start")
     _require_readable(goal, given.what)
     if wanted is not None:
@@ -215,7 +198,7 @@ def _done_already(what: str, goal: Goal, num_done: int, do: str) -> str:
 
 
 def _possible_starts(goal: Goal) -> Iterator[Start]:
-    """Ways for a phone to begin, the plainest first."""
+    """Initial states to try, the simplest first."""
     yield Start()
     for toggle in Toggle:
         yield Start(off=(toggle,))
@@ -232,7 +215,7 @@ def _seeds() -> list[int]:
 
 
 def _require_readable(goal: Goal, what: str) -> None:
-    """Refuse a query that phones do not know, and an expectation of a kind that the query never answers."""
+    """Reject unknown queries, and expectations of a kind that the query never returns."""
     try:
         answers = [read_query(make_phone_state(seed), goal.query) for seed in _seeds()]
     except TaskError as error:

@@ -1,4 +1,4 @@
-"""Scripted experts: they read a device's state, say what they scan, and act in the agent's place."""
+"""Scripted experts: they read a device's state, name what they scan, and act in place of the agent."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Reading dictionaries that people wrote: every mistake is a `ConfigError` that says where it is and what to write."""
+"""Reading user-written dictionaries: every mistake is a `ConfigError` that says where it is and how to fix it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Fields:
     what: str
 
     def require_keys(self, known: Iterable[str]) -> None:
-        """Raise for a key that means nothing here."""
+        """Raise for an unknown key."""
         known = list(known)
         for key in self.raw:
             require_known(f"key of {self.what}", key, known)

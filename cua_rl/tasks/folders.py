@@ -8,38 +8,141 @@
 Every folder is imported by itself, as a package: `from .validator import X` and `from ..config import Y` work.
 """
 
+import asyncio
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from shlex import quote
 from types import ModuleType
 from typing import Any, cast, get_args
 
-from cua_rl.errors import ConfigError, boundary
+from cua_rl.devices.device import AppDevice, Device, ShellDevice
+from cua_rl.errors import ConfigError, TaskError, boundary
+from cua_rl.tasks.adb_client import AdbClient
 from cua_rl.tasks.fields import require_known
-from cua_rl.tasks.folder_runs import ApkConfig, FolderParts, Hook, prepare_folder_task, validate_folder_task
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
+from cua_rl.types import Validation
+
+Hook = Callable[..., Any]
+"""A function of a folder, plain or async: (adb) or (adb, answer)."""
+
+_GO_HOME = "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; input keyevent KEYCODE_HOME"
+
 
 DEFAULT_MAX_TURNS = 20
 _NUMBERED = re.compile(r"\d+_\w")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderTask:
-    """One folder's task; it is the same on every device, so it belongs to one side of the split only."""
+class ApkConfig:
+    """The app that a task needs on the device."""
+
+    app_name: str = ""
+    cua_guide: str = ""
+    """Told to the agent after the task's description."""
+    requires_apk: bool = False
+    apk_url: str = ""
+    package_name: str = ""
+    launch_after_install: bool = False
+    main_activity: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderParts:
+    """What a folder contributes beside its description."""
 
     task_id: str
-    """<set>/<nn_name>."""
+    validate: Hook
+    pre_hook: Hook | None = None
+    apk: ApkConfig | None = None
+
+
+async def prepare_folder_task(parts: FolderParts, device: Device) -> None:
+    """Go to the home screen, check the app, run the pre-hook, see that the task is not done yet; raises `TaskError`."""
+    shell = _require_shell(parts, device)
+    if device.kind == "android":
+        await shell.shell(_GO_HOME)
+    if parts.apk is not None:
+        await _prepare_app(parts.task_id, parts.apk, shell)
+    if parts.pre_hook is not None:
+        await _call(parts.pre_hook, shell)
+    if await _is_valid(parts, shell, answer=None):
+        raise TaskError(
+            f"expected task {parts.task_id!r} to be undone when it begins, got a validator that says True already; "
+            "add a pre-hook that undoes it"
+        )
+
+
+async def validate_folder_task(parts: FolderParts, device: Device, answer: str | None) -> Validation:
+    """Ask the folder's validator."""
+    started = time.monotonic()
+    success = await _is_valid(parts, _require_shell(parts, device), answer)
+    return Validation(
+        query=f"{parts.task_id}/validator.py",
+        expected="true",
+        actual="true" if success else "false",
+        success=success,
+        duration_s=time.monotonic() - started,
+    )
+
+
+def _require_shell(parts: FolderParts, device: Device) -> ShellDevice:
+    if not isinstance(device, ShellDevice):
+        raise TaskError(
+            f"expected a device with a shell for task {parts.task_id!r}, got {device.device_id!r}; use an "
+            "Android device"
+        )
+    return device
+
+
+async def _prepare_app(task_id: str, apk: ApkConfig, device: ShellDevice) -> None:
+    package = apk.package_name
+    if apk.requires_apk and not await _is_installed(package, device):
+        if apk.apk_url and isinstance(device, AppDevice):
+            await device.install_app(apk.apk_url)
+        if not await _is_installed(package, device):
+            origin = f" from {apk.apk_url}" if apk.apk_url else ""
+            raise TaskError(
+                f"expected {package!r} on the device for task {task_id!r}, got none; install it first{origin}"
+            )
+    if apk.launch_after_install and apk.main_activity:
+        await device.shell(f"am start -n {quote(f'{package}/{apk.main_activity}')}")
+    elif apk.launch_after_install:
+        await device.shell(f"monkey -p {quote(package)} -c android.intent.category.LAUNCHER 1")
+
+
+async def _is_installed(package: str, device: ShellDevice) -> bool:
+    return f"package:{package}" in (await device.shell(f"pm list packages {quote(package)}")).split()
+
+
+async def _is_valid(parts: FolderParts, device: ShellDevice, answer: str | None) -> bool:
+    takes_answer = len(inspect.signature(parts.validate).parameters) > 1
+    outcome = await _call(parts.validate, device, *([answer or ""] if takes_answer else []))
+    if not isinstance(outcome, bool):
+        raise TaskError(f"expected True or False from the validator of {parts.task_id!r}, got {outcome!r}; return one")
+    return outcome
+
+
+async def _call(hook: Hook, device: ShellDevice, *arguments: str) -> object:
+    """Async functions run here and get the device; plain ones may block, so they run in a thread."""
+    if inspect.iscoroutinefunction(hook):
+        return await hook(device, *arguments)
+    return await asyncio.to_thread(hook, AdbClient(device, asyncio.get_running_loop()), *arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderTask(Template):
+    """One folder's task, <set>/<nn_name>; it is the same on every device, so it belongs to one side of a split only."""
+
     folder: Path
     instruction: str
-    category: Category
-    difficulty: Difficulty
-    max_turns: int
-    tags: tuple[str, ...]
     parts: FolderParts = field(compare=False)
     """Made anew at each load."""
 
@@ -47,17 +150,21 @@ class FolderTask:
     def set_name(self) -> str:
         return self.folder.parent.name
 
+    @property
+    def categories(self) -> frozenset[str]:
+        """Its category, and the name of its set."""
+        return frozenset({self.category, self.set_name})
+
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """Where it is."""
+        return frozenset({str(self.folder)})
+
     def make_task(self, seed: int) -> Task:
         """The task; the seed tells instances apart, but the device is the same."""
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=self.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=self.max_turns,
+        return self.build_task(
+            seed,
+            self.instruction,
             validate=partial(validate_folder_task, self.parts),
-            tags=self.tags,
             prepare=partial(prepare_folder_task, self.parts),
         )
 
@@ -130,7 +237,15 @@ def _load(folder: Path, package: ModuleType) -> FolderTask:
 def _read_definition(folder: Path, definition: Any) -> FolderTask:
     task_id = f"{folder.parent.name}/{folder.name}"
     apk = _apk(_optional(definition, "get_apk_config", _nothing)())
-    description = _text(definition, "description")
+    validator = definition.get_validator()
+    if not callable(_optional(validator, "validate", None)):
+        raise ConfigError(f"expected get_validator() to return something with validate(adb), got {validator!r}")
+    description = _optional(definition, "description", None)
+    if not isinstance(description, str) or not description.strip():
+        raise ConfigError(f"expected the task to have a description (text), got {description!r}")
+    max_turns = _optional(definition, "max_turns", DEFAULT_MAX_TURNS)
+    if not isinstance(max_turns, int) or max_turns < 1:
+        raise ConfigError(f"expected max_turns as a whole number of at least 1, got {max_turns!r}")
     guide = f"\n\n{apk.cua_guide}" if apk and apk.cua_guide else ""
     return FolderTask(
         task_id=task_id,
@@ -138,21 +253,15 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
         instruction=f"{description}{guide}",
         category=cast(Category, _choice(definition, "category", "app", get_args(Category))),
         difficulty=cast(Difficulty, _choice(definition, "difficulty", "medium", get_args(Difficulty))),
-        max_turns=_max_turns(definition),
+        max_turns=max_turns,
         tags=tuple(_optional(definition, "tags", ())),
         parts=FolderParts(
             task_id=task_id,
-            validate=_validate(definition.get_validator()),
+            validate=cast(Hook, validator.validate),
             pre_hook=_pre_hook(folder, definition),
             apk=apk,
         ),
     )
-
-
-def _validate(validator: Any) -> Hook:
-    if not callable(_optional(validator, "validate", None)):
-        raise ConfigError(f"expected get_validator() to return something with validate(adb), got {validator!r}")
-    return cast(Hook, validator.validate)
 
 
 def _pre_hook(folder: Path, definition: Any) -> Hook | None:
@@ -179,20 +288,6 @@ def _apk(config: Any) -> ApkConfig | None:
         launch_after_install=bool(_optional(config, "launch_after_install", False)),
         main_activity=str(_optional(config, "main_activity", None) or ""),
     )
-
-
-def _max_turns(definition: Any) -> int:
-    value = _optional(definition, "max_turns", DEFAULT_MAX_TURNS)
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"expected max_turns as a whole number of at least 1, got {value!r}")
-    return value
-
-
-def _text(definition: Any, name: str) -> str:
-    value = _optional(definition, name, None)
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"expected the task to have a {name} (text), got {value!r}")
-    return value
 
 
 def _choice(definition: Any, name: str, default: str, choices: Sequence[str]) -> str:

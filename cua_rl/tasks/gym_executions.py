@@ -10,8 +10,7 @@ from typing import Self
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.gym.client import GymClient, GymLimits
 from cua_rl.devices.gym.device import AttachDevice, GymDevice
-from cua_rl.devices.gym.fields import Execution
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import Execution, GymTaskRef
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError, TaskError
 
@@ -23,7 +22,7 @@ GYM = DeviceAbilities(name="a gym server", has_shell=False, is_seeded=False, sit
 class GymExecutions:
     """A `DeviceBackend`: every lease is an execution of the task on its server, ended whatever happens.
 
-    With `open_attach` their devices are operated from here; without, whoever drives the execution does it.
+    With `open_attach` the controller operates the devices; without it, the external agent does.
     """
 
     abilities = GYM

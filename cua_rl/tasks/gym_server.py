@@ -14,11 +14,10 @@ import httpx
 
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
-from cua_rl.devices.gym.fields import first_text, mapping, sequence, text_at
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import GymTaskRef, first_text, mapping, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.tasks.source_config import training_ids
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Difficulty, Task, Template
 from cua_rl.types import Json, Validation
 
 DEFAULT_BASE_URL = "http://localhost:5010"
@@ -33,7 +32,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}", re.IGNORECASE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GymTask:
+class GymTask(Template):
     """A task on a gym server, the same for every seed."""
 
     ref: GymTaskRef
@@ -41,23 +40,8 @@ class GymTask:
     number: int | None
     instruction: str
     description: str
-    tags: tuple[str, ...]
     aliases: frozenset[str]
     """Everything the server calls it."""
-    max_turns: int = DEFAULT_MAX_TURNS
-    category: Category = "app"
-
-    @property
-    def task_id(self) -> str:
-        return f"gym/{self.ref.gym_id}/{self.ref.identifier}"
-
-    @property
-    def difficulty(self) -> Difficulty:
-        """What a tag says, else medium."""
-        for tag in self.tags:
-            if tag in _DIFFICULTIES:
-                return _DIFFICULTIES[tag]
-        return "medium"
 
     def is_called(self, name: str) -> bool:
         """Whether a name that a user wrote means this task: a name, the beginning of one, or its number."""
@@ -65,19 +49,13 @@ class GymTask:
             return self.number == int(name) or name in self.aliases
         return any(alias.startswith(name) for alias in self.aliases)
 
+    def has_tags(self, tags: Sequence[str]) -> bool:
+        """Whether it has one of the tags, in whatever case."""
+        return not tags or any(tag.lower() in self.tags for tag in tags)
+
     def make_task(self, seed: int) -> Task:
         """The task; the seed changes nothing on the server."""
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=self.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=self.max_turns,
-            validate=_evaluate,
-            tags=self.tags,
-            gym=self.ref,
-        )
+        return self.build_task(seed, self.instruction, validate=_evaluate, gym=self.ref)
 
 
 async def _evaluate(device: Device, answer: str | None) -> Validation:
@@ -116,7 +94,10 @@ def fetch_gym_tasks(
         def complete(row: object) -> GymTask:
             fields = mapping(row)
             identifier = _identifier(fields)
-            if identifier is not None and not _is_complete(fields):
+            is_complete = bool(text_at(fields, "instruction")) and any(
+                fields.get(name) is not None for name in ("description", "env_config", "env", "evaluation")
+            )
+            if identifier is not None and not is_complete:
                 answer = mapping(_get(client, f"{path}/{quote(identifier, safe='')}", retry_s))
                 fields = {**fields, **(mapping(answer.get("task")) or answer)}
             return parse_gym_task(fields, base_url=base_url, gym_id=gym_id)
@@ -140,13 +121,18 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
     more = (("seed_id",), ("task_id",), ("id",), ("task_number",), ("meta", "id"), ("meta", "number"))
     name = first_text(fields, *names) or identifier
     steps = fields.get("max_steps", fields.get("maxSteps"))
+    tags = ("gym", *_tags(fields.get("tags")))
+    difficulties: list[Difficulty] = [_DIFFICULTIES[tag] for tag in tags if tag in _DIFFICULTIES]
     return GymTask(
+        task_id=f"gym/{gym_id}/{identifier}",
+        category="app",
+        difficulty=difficulties[0] if difficulties else "medium",
         ref=GymTaskRef(base_url=base_url.rstrip("/"), gym_id=gym_id, identifier=identifier),
         name=name,
         number=_number(fields, identifier, name),
         instruction=instruction,
         description=description,
-        tags=("gym", *_tags(fields.get("tags"))),
+        tags=tags,
         aliases=frozenset({identifier, name, *filter(None, (text_at(fields, *path) for path in (*names, *more)))}),
         max_turns=steps if isinstance(steps, int) and steps > 0 else DEFAULT_MAX_TURNS,
     )
@@ -188,12 +174,6 @@ def _get(client: httpx.Client, path: str, retry_s: float) -> object:
 
 def _identifier(fields: Json) -> str | None:
     return first_text(fields, ("task_id",), ("id",), ("meta", "id"))
-
-
-def _is_complete(fields: Json) -> bool:
-    return bool(text_at(fields, "instruction")) and any(
-        fields.get(name) is not None for name in ("description", "env_config", "env", "evaluation")
-    )
 
 
 def _number(fields: Json, identifier: str, name: str) -> int | None:

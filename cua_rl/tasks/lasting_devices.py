@@ -1,54 +1,53 @@
-"""Demo and custom tasks on devices that no seed makes: real ones, which keep what the last rollout did.
+"""Demo and custom tasks on real devices, which are not made from a seed and keep what the last rollout did.
 
-Before a rollout the goal is undone where it holds; where that cannot be done, the rollout ends as a fault of the task.
+A goal that already holds is undone before the rollout; if it cannot be undone, the rollout ends with a task error.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Self
 
 from cua_rl.devices.android.preparation import make_goal_false
 from cua_rl.devices.android.shell import DeviceShell
 from cua_rl.devices.device import Device, DeviceAbilities, ShellDevice
 from cua_rl.errors import TaskError
-from cua_rl.tasks.demo.template import Goal, TaskTemplate
+from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.goal import Goal
+from cua_rl.tasks.task import Task, Template
 
 _NUM_INSTANCES = 64
 """Instances looked at to meet every parameter that a template draws from its pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastingDeviceTask:
+class LastingDeviceTask(Template):
     """A demo template whose tasks undo their goal first."""
 
     template: TaskTemplate
 
-    @property
-    def task_id(self) -> str:
-        return self.template.task_id
-
-    @property
-    def category(self) -> Category:
-        return self.template.category
-
-    @property
-    def difficulty(self) -> Difficulty:
-        return self.template.difficulty
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return self.template.tags
+    @classmethod
+    def of(cls, template: TaskTemplate) -> Self:
+        """The template for such a device."""
+        return cls(
+            task_id=template.task_id,
+            category=template.category,
+            difficulty=template.difficulty,
+            max_turns=template.max_turns,
+            tags=template.tags,
+            template=template,
+        )
 
     def make_task(self, seed: int) -> Task:
         """The task; the seed decides what is asked for, where that differs."""
         goal = self.template.instance(seed).goal
         return replace(self.template.make_task(seed), prepare=partial(make_undone, goal))
 
-    def instructions(self) -> set[str]:
-        """What agents may be told."""
-        return {self.template.instance(seed).instruction for seed in range(_NUM_INSTANCES)}
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """Its id and every instruction."""
+        instructions = {self.template.instance(seed).instruction.lower() for seed in range(_NUM_INSTANCES)}
+        return frozenset() if is_seeded else frozenset({self.task_id, *instructions})
 
     def is_readable(self, device: DeviceAbilities) -> bool:
         """Whether such a device can answer what the goal asks."""
@@ -58,8 +57,9 @@ class LastingDeviceTask:
 
 @cache
 def held_out_templates() -> tuple[TaskTemplate, ...]:
-    """The evaluation templates whose words and checks no training template has: without a seed that makes another
-    device, nothing else tells a held-out task from one that was trained.
+    """The evaluation templates that share no instruction and no goal with a training template.
+
+    Without a seed that makes another device, nothing else separates held-out tasks from trained ones.
     """
     trained = _asked(DEMO_TRAINING)
     return tuple(template for template in DEMO_EVAL if trained.isdisjoint(_asked((template,))))
@@ -71,7 +71,7 @@ def _asked(templates: Iterable[TaskTemplate]) -> set[str | Goal]:
 
 
 async def make_undone(goal: Goal, device: Device) -> None:
-    """Leave something to do; raises `TaskError` if the goal holds and cannot be undone."""
+    """Undo the goal if it holds; raises `TaskError` if it cannot be undone."""
     if device.kind == "android" and isinstance(device, ShellDevice):
         await make_goal_false(DeviceShell(device), goal.query, goal.expected, goal.how)
     elif goal.how != "told" and goal.is_met(await device.query(goal.query), None):

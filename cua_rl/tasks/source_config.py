@@ -1,4 +1,4 @@
-"""What a user writes about where tasks come from: `TaskSourceConfig`, and reading it from dictionaries and JSON."""
+"""Task sources: `TaskSourceConfig`, and parsing it from dictionaries and JSON."""
 
 import json
 import re
@@ -89,25 +89,22 @@ _REQUIRED = {
 
 
 def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> frozenset[str]:
-    """Which tasks are for training, by id and seed: adding a task never moves another one.
+    """Ids of the training split, by a hash of id and seed: adding a task never moves another one.
 
     Neither side is empty if there are two tasks, unless a ratio of 0 or 1 says so: the task that is nearest to the
     empty side stands in there, and it alone may move when others come.
     """
-    places = {task_id: _place(task_id, seed) for task_id in task_ids}
+    digests = {task_id: sha256(f"{seed}/{task_id}".encode()).digest() for task_id in task_ids}
+    # between 0 and 1, as if drawn at random
+    places = {task_id: int.from_bytes(digest[:8], "big") / 2**64 for task_id, digest in digests.items()}
     chosen = frozenset(task_id for task_id, place in places.items() if place < train_ratio)
     if len(places) < 2 or not 0 < train_ratio < 1 or 0 < len(chosen) < len(places):
         return chosen
     return chosen - {max(places, key=places.__getitem__)} or frozenset({min(places, key=places.__getitem__)})
 
 
-def _place(task_id: str, seed: int) -> float:
-    """Between 0 and 1, as if drawn at random."""
-    return int.from_bytes(sha256(f"{seed}/{task_id}".encode()).digest()[:8], "big") / 2**64
-
-
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
-    """Check the shape of what the user wrote: keys, types, names."""
+    """Parse and check task sources: keys, types, names."""
     raw = _parse_json(sources) if isinstance(sources, str) else sources
     items: list[object] = [raw] if isinstance(raw, Mapping) else list(cast(Sequence[object], raw))
     if not items:
@@ -163,7 +160,10 @@ def _parse_source(item: object) -> TaskSourceConfig:
         tasks_dir=given.text("tasks_dir"),
         train_ratio=TRAIN_RATIO if share is None else share,
         split_type=cast(Split | None, given.choice("split_type", get_args(Split))),
-        category=_category(given, source_type),
+        # which sets of folders there are is known only when they are read
+        category=given.text("category")
+        if source_type == "task_adapter"
+        else given.choice("category", get_args(Category)),
         difficulty=cast(Difficulty | None, given.choice("difficulty", get_args(Difficulty))),
         tags=given.texts("tags"),
         task_names=tuple(map(str, given.items("task_names"))),
@@ -173,11 +173,6 @@ def _parse_source(item: object) -> TaskSourceConfig:
         gym_id=given.text("gym_id"),
         eval_number_range=_matching(given, "eval_number_range", r"\d+-\d+", "two numbers such as '001-032'"),
     )
-
-
-def _category(given: Fields, source_type: SourceType) -> str | None:
-    """Which sets of folders there are is known only when they are read."""
-    return given.text("category") if source_type == "task_adapter" else given.choice("category", get_args(Category))
 
 
 def _matching(given: Fields, key: str, pattern: str, expected: str) -> str | None:

@@ -1,17 +1,23 @@
-"""A task: what the agent is told, how the device is prepared, and how success is read from its state."""
+"""Tasks, and the templates that make them: one task for every seed."""
 
-from collections.abc import Awaitable, Callable
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from cua_rl.devices.device import Device
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.simulator.start import Start
 from cua_rl.types import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]
+
+Prepare = Callable[[Device], Awaitable[None]]
+Validate = Callable[[Device, str | None], Awaitable[Validation]]
+Read = Callable[[Device], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +35,11 @@ class Task:
     category: Category
     difficulty: Difficulty
     max_turns: int
-    validate: Callable[[Device, str | None], Awaitable[Validation]] | None
+    validate: Validate | None
     tags: tuple[str, ...] = ()
-    prepare: Callable[[Device], Awaitable[None]] | None = None
+    prepare: Prepare | None = None
     """Runs on the leased device before the agent sees it."""
-    read_instruction: Callable[[Device], Awaitable[str]] | None = None
+    read_instruction: Read | None = None
     """Reads off the prepared device what the agent is told, where nothing else knows; None tells `instruction`."""
     start: Start | None = None
     """How the simulated phone begins; None leaves it to the task's template."""
@@ -45,3 +51,75 @@ class Task:
         return DeviceRequest(
             task_id=self.task_id, seed=self.seed, start=self.start, gym=self.gym, rollout_id=rollout_id
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template(ABC):
+    """A task for every seed; where a seed changes nothing, the tasks differ in their seed alone."""
+
+    task_id: str
+    category: Category
+    difficulty: Difficulty
+    max_turns: int
+    tags: tuple[str, ...] = ()
+
+    @abstractmethod
+    def make_task(self, seed: int) -> Task:
+        """The task of this seed."""
+
+    @property
+    def categories(self) -> frozenset[str]:
+        """Everything that a source's `category` may name."""
+        return frozenset({self.category})
+
+    @property
+    def short_name(self) -> str:
+        """The id without its set: "02_enable_wifi" of "train_02_enable_wifi" or "demo/02_enable_wifi"."""
+        _, number, rest = self._name_parts()
+        return f"{number}_{rest}" if number else rest
+
+    def is_called(self, name: str) -> bool:
+        """Whether a name fits: "2", "enable_wifi" and "02_enable_wifi" all fit "train_02_enable_wifi"."""
+        _, number, rest = self._name_parts()
+        is_number = name.isdigit() and number.isdigit() and int(name) == int(number)
+        return is_number or name in (self.task_id, self.short_name, rest)
+
+    def has_tags(self, tags: Sequence[str]) -> bool:
+        """Whether the tags of a source select it: it must have them all."""
+        return set(tags) <= set(self.tags)
+
+    def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
+        """What tells it from other tasks where the seed does not, in lower case; none where devices are seeded."""
+        return frozenset() if is_seeded else frozenset({self.task_id})
+
+    def build_task(
+        self,
+        seed: int,
+        instruction: str,
+        *,
+        validate: Validate | None,
+        prepare: Prepare | None = None,
+        read_instruction: Read | None = None,
+        start: Start | None = None,
+        gym: GymTaskRef | None = None,
+    ) -> Task:
+        """The task with what is the same for every seed filled in."""
+        return Task(
+            task_id=self.task_id,
+            seed=seed,
+            instruction=instruction,
+            category=self.category,
+            difficulty=self.difficulty,
+            max_turns=self.max_turns,
+            validate=validate,
+            tags=self.tags,
+            prepare=prepare,
+            read_instruction=read_instruction,
+            start=start,
+            gym=gym,
+        )
+
+    def _name_parts(self) -> tuple[str, str, str]:
+        """(set, number, rest) of the id; set and number may be empty."""
+        found = re.fullmatch(r"(?:(train|eval)_|(?:.*/))?(?:(\d+)_)?(.+)", self.task_id)
+        return (found[1] or "", found[2] or "", found[3]) if found else ("", "", self.task_id)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cua_rl.actions import Click
+from cua_rl.devices.gbox.boxes import open_held_boxes
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.gym.fields import parse_evaluation, parse_execution
-from cua_rl.devices.gym.held_boxes import open_held_boxes
 from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.gym_executions import GYM, GymExecutions

@@ -8,18 +8,15 @@ import pytest
 from cua_rl.actions import Button, LongPress, OpenApp, PressKey
 from cua_rl.devices.device import ActionRejected
 from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.app_data import Contact
-from cua_rl.devices.simulator.app_start import AppStart
-from cua_rl.devices.simulator.browser_pages import WEB_PAGES, find_pages, read_address
+from cua_rl.devices.simulator.apps.browser import WEB_PAGES, find_pages, read_address
 from cua_rl.devices.simulator.catalog import APPS, Toggle
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.elements import Element
 from cua_rl.devices.simulator.painter import draw_phone
 from cua_rl.devices.simulator.queries import LOOKUPS, QUERIES, read_query
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.start import Start, make_phone_state
-from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_start import SystemStart
+from cua_rl.devices.simulator.start import AppStart, Start, SystemStart, make_phone_state
+from cua_rl.devices.simulator.state import Contact, PhoneState
 
 EMMA = Contact(name="Emma", number="555 1234")
 START = Start(

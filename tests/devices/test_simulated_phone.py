@@ -23,7 +23,7 @@ from cua_rl.actions import (
 )
 from cua_rl.devices.device import ActionRejected
 from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.arithmetic import evaluate
+from cua_rl.devices.simulator.apps.calculator import evaluate
 from cua_rl.devices.simulator.catalog import APPS, NUM_ROWS_VISIBLE, SETTINGS, Toggle
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.elements import Element

@@ -7,17 +7,14 @@ import pytest
 
 from cua_rl.actions import Button, Drag
 from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH, Toggle
+from cua_rl.devices.simulator.catalog import ALL_EXTRA_ROWS, HEIGHT, WIDTH, Toggle
 from cua_rl.devices.simulator.device import perform
 from cua_rl.devices.simulator.elements import Element
 from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.start import Start, make_phone_state
-from cua_rl.devices.simulator.state import IconPlace, PhoneState
-from cua_rl.devices.simulator.system_catalog import ALL_EXTRA_ROWS
-from cua_rl.devices.simulator.system_start import SystemStart
-from cua_rl.devices.simulator.system_state import Network
+from cua_rl.devices.simulator.start import Start, SystemStart, make_phone_state
+from cua_rl.devices.simulator.state import IconPlace, Network, PhoneState
 from cua_rl.errors import TaskError
 
 LOCKED = Network(name="Orchard", password="sesame42")

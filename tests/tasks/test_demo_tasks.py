@@ -22,8 +22,9 @@ from cua_rl.errors import ConfigError, TaskError
 from cua_rl.task_loader import SEED_RANGES, Split, TaskSet, TaskSources, load_tasks, require_disjoint
 from cua_rl.tasks.demo.expert import Finish, ImperfectExpert, decide, scannable_elements
 from cua_rl.tasks.demo.phone import SIMULATOR, make_simulated_phone
-from cua_rl.tasks.demo.template import Goal, TaskTemplate
+from cua_rl.tasks.demo.template import TaskTemplate
 from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, EMBEDDED_EVAL, EMBEDDED_TRAINING, TEMPLATES
+from cua_rl.tasks.goal import Goal
 from cua_rl.tasks.task import Category, Difficulty
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,8 @@ from cua_rl.task_loader import load_tasks, require_disjoint
 from cua_rl.tasks.demo.phone import SIMULATOR
 from cua_rl.tasks.django_admin.state import draw_names
 from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER, ADMIN_TEMPLATES
-from cua_rl.tasks.miniwob.catalog import DEVELOPMENT, UNSUITED
-from cua_rl.tasks.miniwob.elements import PageElement
-from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, Write
-from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, all_templates
+from cua_rl.tasks.miniwob.routes import ROUTES, ClickOn, PageElement, Write
+from cua_rl.tasks.miniwob.templates import DEVELOPMENT, MINIWOB_BROWSER, UNSUITED, all_templates
 from cua_rl.tasks.miniwob.tiny_tasks import LABELS, TINY_TASKS
 from cua_rl.tasks.page_tasks import PAGE_BROWSER, allowed_urls
 from cua_rl.tasks.source_config import find_site, parse_sources

@@ -49,7 +49,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_WARNING_BYTES = 4096
 _LAUNCHABLE = "cmd package query-activities --brief -a android.intent.action.MAIN -c android.intent.category.LAUNCHER"
 _SCROLL_S = 0.6
-"""Slow enough that the list does not fly on when the finger is lifted."""
+"""Slow enough that the list does not keep scrolling after the finger is lifted."""
 
 
 class AndroidDevice:
@@ -111,7 +111,7 @@ class AndroidDevice:
         return await self._connection.run(command)
 
     async def close(self) -> None:
-        """Use the phone no more; safe to call twice. The phone stays as it is."""
+        """Release the phone without changing it; safe to call twice."""
         if not self._is_closed:
             self._is_closed = True
             self._give_back()
@@ -135,15 +135,13 @@ class AndroidDevice:
     async def _build_command(self, action: Action) -> str:
         match action:
             case OpenApp(name=name):
-                return f"{build_open_command(find_package(name, await self._list_apps()))} >/dev/null 2>&1"
+                apps = re.findall(r"^\s*([\w.]+)/", await self._connection.run(_LAUNCHABLE), re.MULTILINE)
+                return f"{build_open_command(find_package(name, apps))} >/dev/null 2>&1"
             case TypeText(text=text) if needs_unicode_keyboard(text) and await self._has_unicode_keyboard():
                 keyboard = (await self._connection.run("settings get secure default_input_method")).strip()
                 return build_unicode_command(text, keyboard)
             case _:
                 return build_input_command(action, await self._screen_size_px())
-
-    async def _list_apps(self) -> list[str]:
-        return re.findall(r"^\s*([\w.]+)/", await self._connection.run(_LAUNCHABLE), re.MULTILINE)
 
     async def _has_unicode_keyboard(self) -> bool:
         return UNICODE_KEYBOARD in (await self._connection.run("ime list -a -s")).split()
@@ -244,7 +242,7 @@ def _scroll(action: Scroll, size_px: tuple[int, int]) -> str:
 
 
 def _span(at: int, distance: int, size: int) -> tuple[int, int]:
-    """From where to where a finger moves on one axis, as far from the edges (where gestures begin) as a tenth."""
+    """Start and end of a swipe on one axis, clear of the screen's edges, where system gestures begin."""
     low, high = size // 10, size - 1 - size // 10
     reach = min(abs(distance), high - low)
     first = min(max(at - reach // 2, low), high - reach) if reach else at

@@ -82,12 +82,8 @@ def _type_commands(text: str) -> Iterator[str]:
         if part in _CONTROL_KEYS:
             yield f"input keyevent {_CONTROL_KEYS[part]}"
         elif part:
-            yield from (f"input text {quote(piece.replace(' ', '%s'))}" for piece in _pieces(part))
-
-
-def _pieces(text: str) -> list[str]:
-    """Split where the text itself has "%s", which `input text` would type as a space."""
-    return re.split(r"(?<=%)(?=s)", text)
+            # text that itself has "%s" is split there, or `input text` would type a space
+            yield from (f"input text {quote(piece.replace(' ', '%s'))}" for piece in re.split(r"(?<=%)(?=s)", part))
 
 
 def build_key_command(keys: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Attached Android phones and emulators as a pool: each serial is lent to one rollout at a time, and used again."""
+"""Attached Android phones and emulators; each serial runs one rollout at a time and is reused."""
 
 import logging
 from collections import deque
@@ -18,7 +18,7 @@ _GO_HOME = (
     "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; cmd statusbar collapse; "
     "am kill-all; input keyevent KEYCODE_HOME"
 )
-"""Awake, unlocked, nothing pulled down, no app in the background, at home. Settings stay: tasks prepare their own."""
+"""Wakes and unlocks the phone, ends background apps and goes home; settings are left to the tasks."""
 
 
 class AdbPhones:

@@ -1,14 +1,13 @@
-"""Bringing a real phone into a state where a goal does not hold, so that reaching it is the agent's work."""
+"""Preparing a real phone so that a goal does not hold yet."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from cua_rl.devices.android import data_steps, setting_steps
-from cua_rl.devices.android.queries import read_android_query, read_home_activity, split_query
-from cua_rl.devices.android.setting_steps import switch, switch_setting
+from cua_rl.devices.android import steps
+from cua_rl.devices.android.queries import read_home_activity, split_query
 from cua_rl.devices.android.shell import AndroidShell
-from cua_rl.devices.android.wish import Preparation, Wish, nothing
+from cua_rl.devices.android.steps import Preparation, Wish, nothing, switch, switch_setting
 from cua_rl.errors import TaskError
 
 _WAKE = "input keyevent KEYCODE_WAKEUP; wm dismiss-keyguard; cmd statusbar collapse"
@@ -38,24 +37,17 @@ async def make_goal_false(
         said += await _leave(wish)
     else:
         await shell.run(_GO_HOME)
-        await _wait_until(lambda: _is_home(shell), "the home screen (is the phone locked?)", timeout_s, poll_s)
+        home = Wish(shell=shell, query="is_home_screen", argument="", expected="true", how="equals")
+        await _wait_until(home.holds, "the home screen (is the phone locked?)", timeout_s, poll_s)
     wanted = f"{query!r} to be anything but {expected!r} (the phone said {said.strip()!r})"
-    await _wait_until(lambda: _is_undone(wish), wanted, timeout_s, poll_s)
-
-
-async def _is_home(shell: AndroidShell) -> bool:
-    return await read_android_query(shell, "is_home_screen") == "true"
-
-
-async def _is_undone(wish: Wish) -> bool:
-    return not await wish.holds()
+    await _wait_until(wish.is_undone, wanted, timeout_s, poll_s)
 
 
 async def _wait_until(condition: Callable[[], Awaitable[bool]], wanted: str, timeout_s: float, poll_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not await condition():
         if time.monotonic() >= deadline:
-            raise TaskError(f"expected {wanted} within {timeout_s:g} s of preparing the phone, it did not come")
+            raise TaskError(f"expected {wanted} within {timeout_s:g} s of preparing the phone, it did not happen")
         await asyncio.sleep(poll_s)
 
 
@@ -72,10 +64,10 @@ def _switch(undo: str, on: str, off: str) -> Preparation:
     return Preparation(undo=switch(undo, on, off))
 
 
-_APP_IN_FRONT = Preparation(undo=nothing, require=data_steps.require_app, is_place=True)
-_CONTACT = Preparation(undo=data_steps.swap_contact)
-_PERMISSION = Preparation(undo=setting_steps.switch_permission, require=setting_steps.require_permission)
-_PICTURES = Preparation(require=data_steps.require_next_picture)
+_APP_IN_FRONT = Preparation(undo=nothing, require=steps.require_app, is_place=True)
+_CONTACT = Preparation(undo=steps.swap_contact)
+_PERMISSION = Preparation(undo=steps.switch_permission, require=steps.require_permission)
+_PICTURES = Preparation(require=steps.require_next_picture)
 PREPARATIONS: Mapping[str, Preparation] = {
     "current_app": _APP_IN_FRONT,
     "current_activity": _APP_IN_FRONT,
@@ -90,32 +82,30 @@ PREPARATIONS: Mapping[str, Preparation] = {
     "auto_rotate_enabled": Preparation(undo=switch_setting("system", "accelerometer_rotation")),
     "auto_time_enabled": Preparation(undo=switch_setting("global", "auto_time")),
     "developer_options": Preparation(
-        undo=switch_setting("global", "development_settings_enabled"), require=setting_steps.require_adb
+        undo=switch_setting("global", "development_settings_enabled"), require=steps.require_adb
     ),
-    "usb_debugging": Preparation(require=setting_steps.require_adb),
-    "call_vibration": Preparation(undo=setting_steps.switch_ring_vibration),
-    "brightness_level": Preparation(
-        undo=setting_steps.move_brightness, require=setting_steps.require_reachable_brightness
-    ),
-    "brightness_is_about": Preparation(undo=setting_steps.move_brightness_away),
-    "screen_timeout": Preparation(undo=setting_steps.move_screen_timeout),
-    "media_volume": Preparation(undo=setting_steps.move_volume, require=setting_steps.require_simulated_volumes),
-    "media_volume_is_about": Preparation(undo=setting_steps.move_volume_away),
-    "time_zone": Preparation(undo=setting_steps.move_time_zone),
-    "notification_count": Preparation(undo=data_steps.post_notification),
-    "app_installed": Preparation(undo=data_steps.refuse_app),
-    "app_running": Preparation(undo=data_steps.switch_app),
+    "usb_debugging": Preparation(require=steps.require_adb),
+    "call_vibration": Preparation(undo=steps.switch_ring_vibration),
+    "brightness_level": Preparation(undo=steps.move_brightness, require=steps.require_reachable_brightness),
+    "brightness_is_about": Preparation(undo=steps.move_brightness_away),
+    "screen_timeout": Preparation(undo=steps.move_screen_timeout),
+    "media_volume": Preparation(undo=steps.move_volume, require=steps.require_simulated_volumes),
+    "media_volume_is_about": Preparation(undo=steps.move_volume_away),
+    "time_zone": Preparation(undo=steps.move_time_zone),
+    "notification_count": Preparation(undo=steps.post_notification),
+    "app_installed": Preparation(undo=steps.refuse_app),
+    "app_running": Preparation(undo=steps.switch_app),
     "app_permission": _PERMISSION,
     "app_notifications": _PERMISSION,
-    "file_exists": Preparation(undo=data_steps.swap_file),
+    "file_exists": Preparation(undo=steps.swap_file),
     "contact_number": _CONTACT,
     "contact_digits": _CONTACT,
-    "called_numbers": Preparation(undo=data_steps.forget_calls),
-    "is_alarm_on": Preparation(undo=data_steps.swap_alarm, require=data_steps.require_lone_alarm),
+    "called_numbers": Preparation(undo=steps.forget_calls),
+    "is_alarm_on": Preparation(undo=steps.swap_alarm, require=steps.require_lone_alarm),
     "num_photos": _PICTURES,
     "num_screenshots": _PICTURES,
-    "wifi_saved": Preparation(undo=data_steps.swap_network),
+    "wifi_saved": Preparation(undo=steps.swap_network),
     # without Wi-Fi there is no connection, and no password is lost
     "connected_wifi": Preparation(undo=lambda wish: wish.shell.run("svc wifi disable")),
 }
-"""Queries without an entry are left alone: their goals are refused if they hold already."""
+"""Goals on any other query are rejected if they already hold."""

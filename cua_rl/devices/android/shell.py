@@ -61,11 +61,11 @@ class _Result:
 
 _INSTALL_TIMEOUT_S = 300.0
 _END = "cua_rl_exit_status="
-"""Printed after every command: without it the connection broke, and what came may be cut off."""
+"""Printed after every command: if it is missing, the connection broke and the output may be truncated."""
 
 
 class AdbShell:
-    """One attached phone. The command line reaches the phone's shell as one argument: quote what comes from outside."""
+    """One attached phone. The command line is passed to the phone's shell unquoted: quote untrusted input."""
 
     def __init__(self, serial: str, *, adb: str = "adb", timeout_s: float = 30.0) -> None:
         self.serial = serial

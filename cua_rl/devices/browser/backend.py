@@ -1,4 +1,4 @@
-"""Where pages come from: browsers with many contexts each, replaced when they die."""
+"""The pool of browser pages: browsers with many contexts each, replaced when they crash."""
 
 import asyncio
 import logging
@@ -10,9 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from cua_rl.devices.browser.browser import OwnedBrowser
-from cua_rl.devices.browser.chromium import find_chromium
-from cua_rl.devices.browser.janitor import remove_leftovers
+from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, remove_leftovers
 from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
 from cua_rl.devices.browser.settings import Clip, PageSettings
@@ -24,9 +22,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAGES_PER_BROWSER = 16
-"""More pages share one browser's memory, fewer share its main thread."""
+"""More pages per browser save memory; fewer share its main thread."""
 MAX_USES = 500
-"""A page is replaced after so many rollouts, for what its renderer may have hoarded."""
+"""A page is replaced after this many rollouts to bound its renderer's memory."""
 
 _serial_numbers = count(1)
 

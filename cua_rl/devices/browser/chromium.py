@@ -1,16 +1,25 @@
-"""Which Chromium to run, and with which flags.
+"""Finding, starting and cleaning up Chromium.
 
 The search, first hit wins: the environment variable CUA_RL_CHROMIUM; programs on PATH, the headless shell first (it
 starts faster, takes less memory and draws more screenshots per second); browsers that Playwright downloaded.
 """
 
+import asyncio
 import os
 import shutil
+import signal
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-from cua_rl.errors import ConfigError
+from cua_rl.errors import ConfigError, DeviceError, boundary
+from cua_rl.processes import OwnedProcess
+from cua_rl.system import is_running, processes_with_argument
 
 VARIABLE = "CUA_RL_CHROMIUM"
 PROGRAMS = (
@@ -60,6 +69,11 @@ _FLAGS = (
 )
 
 
+_PREFIX = "cua_rl_browser_"
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+
+
 def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
     """The program to run; raises `ConfigError` that says what to install."""
     named = environ.get(VARIABLE)
@@ -99,6 +113,124 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _resolver_rules(allowed_urls: Sequence[str]) -> str:
-    """No other host has an address: what is no page request, such as a prefetch or a socket, ends there too."""
+    """Resolve no other host, so that prefetches and sockets, which are not page requests, fail too."""
     hosts = dict.fromkeys(host for url in allowed_urls if (host := urlsplit(url).hostname) is not None)
     return f"--host-resolver-rules=MAP * ~NOTFOUND, {', '.join(f'EXCLUDE {host}' for host in ('127.0.0.1', *hosts))}"
+
+
+def make_profile(folder: Path | None = None) -> Path:
+    """A new folder for a browser of this process."""
+    parent = folder or Path(tempfile.gettempdir())
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}_", dir=parent))
+
+
+def remove_profile(profile: Path) -> None:
+    """Delete the folder; a browser that is still ending may write into it meanwhile."""
+    for _ in range(3):
+        shutil.rmtree(profile, ignore_errors=True)
+        if not profile.exists():
+            return
+
+
+def remove_leftovers(folder: Path | None = None) -> int:
+    """Kill browsers whose owner is gone and delete their profiles; returns the number of profiles."""
+    parent = folder or Path(tempfile.gettempdir())
+    abandoned = [profile for profile in parent.glob(f"{_PREFIX}*") if not _has_owner(profile)]
+    for profile in abandoned:
+        # by their argument: the pid in a file could long be someone else's
+        for pid in processes_with_argument(f"--user-data-dir={profile}"):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        remove_profile(profile)
+    return len(abandoned)
+
+
+def _has_owner(profile: Path) -> bool:
+    pid = profile.name.removeprefix(_PREFIX).partition("_")[0]
+    if not pid.isdigit() or is_running(int(pid)):
+        return True
+    try:
+        return profile.stat().st_uid != os.getuid()
+    except FileNotFoundError:
+        return True
+
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Playwright
+
+
+class OwnedBrowser:
+    """A Chromium process in a profile of its own, and Playwright's connection to it; an async context manager."""
+
+    def __init__(self, playwright: "Playwright", program: Path, allowed_urls: Sequence[str], scale: float) -> None:
+        self._playwright = playwright
+        self._program = program
+        self._allowed_urls = tuple(allowed_urls)
+        self._scale = scale
+        self._profile: Path | None = None
+        self._process: OwnedProcess | None = None
+        self._browser: Browser | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return (
+            self._process is not None
+            and self._process.is_running
+            and self._browser is not None
+            and self._browser.is_connected()
+        )
+
+    @property
+    def connection(self) -> "Browser":
+        """Playwright's browser; raises `DeviceError` if it is gone."""
+        if self._browser is None or not self.is_running:
+            raise DeviceError("expected a running browser, got one that has ended; the next device starts a new one")
+        return self._browser
+
+    async def __aenter__(self) -> Self:
+        self._profile = await asyncio.to_thread(make_profile)
+        command = chromium_command(self._program, self._profile, self._allowed_urls, self._scale)
+        self._process = OwnedProcess(
+            command, name="chromium", log_path=self._profile / "chromium.log", stop_timeout_s=3.0
+        )
+        try:
+            await self._process.start()
+            address = await self._wait_for_address(self._process, self._profile / "DevToolsActivePort")
+            with boundary(DeviceError, "connect to the browser"):
+                self._browser = await self._playwright.chromium.connect_over_cdp(address)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the browser, its children and its profile; safe to call twice."""
+        if self._process is not None:
+            await self._process.stop()
+        if self._profile is not None:
+            await asyncio.to_thread(remove_profile, self._profile)
+
+    async def _wait_for_address(self, process: OwnedProcess, port_file: Path) -> str:
+        """Chromium writes port and path of its debugging socket into its profile once it listens."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline and process.is_running:
+            lines = await asyncio.to_thread(_read_lines, port_file)
+            if len(lines) == 2:
+                return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+            await asyncio.sleep(_POLL_S)
+        raise DeviceError(
+            f"expected {self._program} to start within {_START_TIMEOUT_S:g} s, it did not; the end of its log:\n"
+            f"{process.log_tail(10)}"
+        )
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return []

@@ -26,7 +26,7 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class PageSite(Protocol):
-    """A server that belongs to a page for as long as somebody uses the page."""
+    """A server that belongs to one page while the page is in use."""
 
     @property
     def url(self) -> str:
@@ -48,7 +48,7 @@ Send = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 _AWAITED = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
 _PNG = {"format": "png", "optimizeForSpeed": True}
 _GONE = ("navigat", "context", "collected")
-"""What the browser says of a script whose document went away meanwhile."""
+"""Browser errors that mean that a script's document was replaced while it ran."""
 
 
 class BrowserPage:
@@ -192,7 +192,7 @@ class BrowserPage:
         return value
 
     async def _settle(self) -> None:
-        """Wait for a page that is on its way, then until nothing changes any more; not for ever."""
+        """Wait for a navigation in progress, then until the document stops changing or the time limit is reached."""
         deadline = time.monotonic() + self.settings.settle_timeout_s
         while self.settings.quiet_ms:
             limit_s = max(0.0, deadline - time.monotonic())
@@ -232,7 +232,7 @@ class BrowserPage:
         return cast(object, answer["result"].get("value"))
 
     def _note_request(self, request: "Request") -> None:
-        """A redirect is another request on the same way."""
+        """Note that a navigation began; a redirect belongs to the same navigation."""
         is_leaving = request.is_navigation_request() and request.frame == self._page.main_frame
         if is_leaving and self._arrival is None:
             self._arrival = asyncio.Event()
@@ -248,7 +248,7 @@ class BrowserPage:
 
     @asynccontextmanager
     async def _operation(self, doing: str) -> AsyncGenerator[None]:
-        """Whatever goes wrong with page or browser, time included, is the device's fault."""
+        """Raise any failure of the page or browser, including a timeout, as a `DeviceError`."""
         limit_s = self.settings.operation_timeout_s
         if not self._is_open:
             raise DeviceError(f"expected an open page to {doing}, got {self._device_id!r}, which was given back")

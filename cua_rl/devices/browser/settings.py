@@ -1,4 +1,4 @@
-"""How pages are shown to an agent, and where they may go."""
+"""Viewport, scale, timing and allowed addresses of browser pages."""
 
 import re
 import struct
@@ -25,13 +25,13 @@ class PageSettings:
     viewport_height: int = 768
     clip: Clip | None = None
     scale: float = 1.0
-    """Text is drawn at this size, not blown up."""
+    """Pages are rendered at this scale, not resized."""
     quiet_ms: int = 50
     """The screen has settled once the page has not changed for so long; 0 for pages that change at once or never."""
     settle_timeout_s: float = 5.0
-    """Pages that never come to rest are looked at after so long."""
+    """Longest wait for a page to settle."""
     operation_timeout_s: float = 60.0
-    """A page that takes longer to act, show or answer is broken."""
+    """Operations that take longer mark the page as broken."""
 
     def __post_init__(self) -> None:
         if not self.allowed_urls:

@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 _SETTLE_GAP_S = 0.015
 _SETTLE_LIMIT_S = 0.3
 _REACTION_S = 0.06
-"""How long a program gets to begin to draw; most actions show at once, few show nothing at all."""
+"""How long to wait for the first drawing; most actions draw at once, a few draw nothing."""
 _DRAWN_GAP_S = 0.25
 _DRAWN_LIMIT_S = 5.0
 """A program draws its window a while after it has opened it, and only then takes keys."""
@@ -169,7 +169,7 @@ class LinuxDesktop:
         return self._screen
 
     async def _in_thread(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """X calls raise errors of many kinds when the server has gone; all of them mean that the desktop is lost."""
+        """Run a call on the X thread; any error of a lost X server becomes a `DeviceError`."""
         loop = asyncio.get_running_loop()
         with boundary(DeviceError, f"the desktop {self._device_id!r} was lost"):
             try:
@@ -180,7 +180,7 @@ class LinuxDesktop:
 
 
 def _observe(screen: XScreen, packer: BandedPng, last: EncodedImage | None) -> EncodedImage:
-    """The last picture again if nothing has been drawn since."""
+    """A screenshot, or the previous one if nothing has been drawn since."""
     screen.has_changed()
     if last is not None and not screen.is_stale:
         return last

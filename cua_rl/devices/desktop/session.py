@@ -12,7 +12,7 @@ from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.processes import OwnedProcess
 
 PROGRAMS = ("Xvfb", "openbox", "setpriv")
-"""What a desktop cannot do without (Debian: xvfb, openbox, util-linux)."""
+"""Programs that desktops need (Debian: xvfb, openbox, util-linux)."""
 _NOBODY = 65534
 _START_TIMEOUT_S = 20.0
 _POLL_S = 0.02
@@ -124,7 +124,7 @@ class DesktopSession:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Nothing of the controller's environment gets in: it holds keys."""
+        """A minimal environment; the controller's holds API keys."""
         return {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
             "HOME": str(self.home),

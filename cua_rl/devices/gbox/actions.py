@@ -1,4 +1,4 @@
-"""Our actions in the words of the GBox API. Coordinates are pixels of the last screenshot, as the API has them too."""
+"""Actions translated to GBox API calls; both use pixels of the last screenshot."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -116,7 +116,7 @@ async def _perform_special(
     action: RightClick | MoveMouse | PressButton | OpenApp | Wait,
     with_shot: Mapping[str, Any],
 ) -> ActionResult:
-    """What only one kind of box can do."""
+    """Actions that only one kind of box supports."""
     match action:
         case RightClick(x=x, y=y) if kind == "linux":
             return await actions.click(box_id, x=x, y=y, button="right", **with_shot)

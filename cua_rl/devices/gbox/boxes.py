@@ -1,9 +1,10 @@
-"""The boxes of a run: made with the run's label, terminated when given back, looked for again at start and end."""
+"""GBox boxes of a run: labelled with the run, terminated on release, and cleaned up when the run starts and ends."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -15,11 +16,11 @@ import gbox_sdk
 from gbox_sdk import AsyncGboxClient
 
 from cua_rl.devices.android.queries import ANDROID_QUERIES
-from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.device import Device, DeviceAbilities, DeviceKind
 from cua_rl.devices.gbox.actions import duration
-from cua_rl.devices.gbox.device import Capture, GboxDevice
-from cua_rl.devices.gbox.linux_queries import LINUX_QUERIES
+from cua_rl.devices.gbox.device import LINUX_QUERIES, Capture, GboxDevice
 from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
+from cua_rl.devices.gym.device import AttachDevice
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError, DeviceError, DeviceLostError, DeviceTimeoutError
 
@@ -50,7 +51,7 @@ class BoxPlan:
     run_key: str
     """Names this run among all that use the account; a run that goes on has the same one."""
     expires_s: float = 3600.0
-    """Boxes end by themselves after this long, whatever happens to us."""
+    """Boxes expire after this long even if the controller is gone."""
     start_timeout_s: float = 120.0
     """The longest that GBox may take to start one; it deletes those that take longer."""
     capture: Capture = field(default_factory=Capture)
@@ -59,7 +60,7 @@ class BoxPlan:
 
 
 def run_key(log_path: Path) -> str:
-    """The same for every attempt at a run in one folder of one machine, and for no other run."""
+    """An id that is stable when a run is resumed in its folder and unique to that run."""
     return sha256(f"{gethostname()}:{log_path.absolute()}".encode()).hexdigest()[:16]
 
 
@@ -141,7 +142,7 @@ class GboxBoxes:
         return len(left)
 
     async def _check_key(self, client: AsyncGboxClient) -> None:
-        """A wrong key is found out here, not box by box; raises `ConfigError`."""
+        """Check the API key once, before any box is made; raises `ConfigError`."""
         try:
             await client.v1.boxes.list(page=1, page_size=1)
         except (gbox_sdk.AuthenticationError, gbox_sdk.PermissionDeniedError) as error:
@@ -221,3 +222,22 @@ class GboxBoxes:
     async def _disconnect(self) -> None:
         gbox, self._gbox = self._open(), None
         await gbox.client.close()
+
+
+@asynccontextmanager
+async def open_held_boxes(gbox: Gbox, kind: DeviceKind) -> AsyncGenerator[AttachDevice]:
+    """Attach to boxes by id; the connections are dropped at the end."""
+
+    async def attach(box_id: str) -> Device:
+        device = GboxDevice(gbox, box_id, kind=kind, end=_leave)
+        await device.check()
+        return device
+
+    try:
+        yield attach
+    finally:
+        await gbox.client.close()
+
+
+async def _leave(box_id: str) -> None:
+    """The server ends the box with its execution."""

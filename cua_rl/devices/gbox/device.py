@@ -1,9 +1,10 @@
 """A GBox box as a device: an Android phone or a Linux desktop, screenshots and actions over HTTP."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import gbox_sdk
 from gbox_sdk import omit
@@ -15,15 +16,17 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.devices.android.queries import read_android_query
 from cua_rl.devices.android.shell import DeviceShell
 from cua_rl.devices.app_names import find_package
-from cua_rl.devices.device import ActionRejected, DeviceKind
+from cua_rl.devices.device import ActionRejected, DeviceKind, ShellDevice
 from cua_rl.devices.gbox.actions import duration, perform
-from cua_rl.devices.gbox.linux_queries import read_linux_query
 from cua_rl.devices.gbox.screenshots import fetch_observation, fetch_stored
 from cua_rl.devices.gbox.service import Gbox, ask, gbox_errors
-from cua_rl.errors import DeviceError, DeviceTimeoutError
+from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError
 
 _TIMED_OUT = 124  # exit status of a command that ran past the API's own limit
 _COMMAND_S = 60.0
+
+
+_YES, _NO = "cua_rl:true", "cua_rl:false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,3 +203,37 @@ class GboxDevice:
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+async def read_linux_query(device: ShellDevice, name: str) -> str:
+    """Read "file_exists:/a", "file_text:/a" ("" without such a file) or "app_running:firefox"; raises `TaskError`."""
+    base, _, argument = name.partition(":")
+    read = LINUX_QUERIES.get(base)
+    if read is None or not argument:
+        known = ", ".join(f"{query}:..." for query in sorted(LINUX_QUERIES))
+        raise TaskError(f"expected a query that a Linux box answers, got {name!r}; choose one of {known}")
+    return await read(device, argument)
+
+
+async def _test(device: ShellDevice, condition: str) -> str:
+    said = (await device.shell(f"if {condition}; then echo {_YES}; else echo {_NO}; fi")).strip()
+    if said not in (_YES, _NO):
+        raise DeviceError(f"expected {_YES} or {_NO} from {device.device_id!r}, got {said[:200]!r}")
+    return said.removeprefix("cua_rl:")
+
+
+async def _file_exists(device: ShellDevice, path: str) -> str:
+    return await _test(device, f"test -e {quote(path)}")
+
+
+async def _file_text(device: ShellDevice, path: str) -> str:
+    if await _file_exists(device, path) == "false":
+        return ""
+    return (await device.shell(f"cat {quote(path)}")).removesuffix("\n")
+
+
+LINUX_QUERIES: Mapping[str, Callable[[ShellDevice, str], Awaitable[str]]] = {
+    "file_exists": _file_exists,
+    "file_text": _file_text,
+    "app_running": lambda device, program: _test(device, f"pgrep -x {quote(program)} >/dev/null"),
+}

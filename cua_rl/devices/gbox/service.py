@@ -1,4 +1,4 @@
-"""One account at GBox: the client, its errors in our words, and which calls may be made again."""
+"""The GBox client: connections, error classification and retries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator

@@ -11,8 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from cua_rl.devices.device import AgentReport
-from cua_rl.devices.gym.fields import Evaluation, Execution, mapping, parse_evaluation, parse_execution
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef, mapping, parse_evaluation, parse_execution
 from cua_rl.errors import DeviceError, TaskError
 from cua_rl.types import Json
 
@@ -23,7 +22,7 @@ _RETRIED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymLimits:
-    """How patient the client is, and how many executions it asks for at a time.
+    """Timeouts, retries and concurrency of requests to a gym server.
 
     Some servers answer only one of several creations that run side by side: hence one at a time, a time limit for each,
     and another try.
@@ -43,7 +42,7 @@ class GymLimits:
 
 
 class _Failed(Exception):
-    """One try that may go better next time."""
+    """A failed attempt that may be retried."""
 
 
 class GymClient:
@@ -77,7 +76,7 @@ class GymClient:
         raise DeviceError(f"expected an execution of gym task {task.identifier!r}, got none: {failure}")
 
     async def evaluate(self, task: GymTaskRef, execution: Execution, report: AgentReport) -> tuple[Evaluation, Json]:
-        """What the server says of an execution, read and raw; raises `TaskError` if it says nothing."""
+        """The server's evaluation, parsed and raw; raises `TaskError` if there is none."""
         answer = await self._ask_for_evaluation(task, execution, report)
         evaluation = parse_evaluation(answer)
         if evaluation is None:
@@ -99,7 +98,7 @@ class GymClient:
         raise TaskError(f"expected an evaluation of execution {execution.execution_id!r}, got none: {failure}")
 
     async def terminate(self, task: GymTaskRef, execution: Execution) -> None:
-        """End an execution, which frees its device; a failure is logged, for nothing more can be done."""
+        """End an execution, which frees its device; a failure is only logged."""
         failure = ""
         for attempt in range(self._limits.max_terminate_attempts):
             await asyncio.sleep(self._limits.terminate_retry_s * attempt)

@@ -6,8 +6,7 @@ from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import AgentReport, Device, DeviceKind
 from cua_rl.devices.gym.client import GymClient
-from cua_rl.devices.gym.fields import Evaluation, Execution
-from cua_rl.devices.gym.reference import GymTaskRef
+from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef
 from cua_rl.errors import DeviceError, TaskError
 from cua_rl.types import Json
 
@@ -16,7 +15,7 @@ AttachDevice = Callable[[str], Awaitable[Device]]
 
 
 class GymDevice:
-    """An execution, and the device that it holds: seen and operated if it can be attached to, else only evaluated."""
+    """A gym execution and its device, which is operated if it can be attached to and otherwise only evaluated."""
 
     def __init__(self, client: GymClient, task: GymTaskRef, execution: Execution, device: Device | None) -> None:
         self._client = client
@@ -47,11 +46,11 @@ class GymDevice:
         raise TaskError(f"expected the gym server to evaluate its task, got the query {name!r}")
 
     def report(self, report: AgentReport) -> None:
-        """How the agent's work ended, for the evaluation."""
+        """Store the agent's result for the evaluation."""
         self._report = report
 
     async def evaluate(self, answer: str | None) -> tuple[Evaluation, Json]:
-        """What the server says of the execution now; raises `TaskError` if it says nothing."""
+        """The server's evaluation; raises `TaskError` if there is none."""
         report = self._report if self._report.answer == answer else AgentReport(answer=answer)
         return await self._client.evaluate(self.task, self.execution, report)
 

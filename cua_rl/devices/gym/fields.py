@@ -1,10 +1,24 @@
-"""Reading the answers of gym servers, which differ in their field names: the first alternative that is there counts."""
+"""Gym-server data: task references, executions and evaluations.
+
+Servers differ in their field names: the first alternative that is present counts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from cua_rl.types import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymTaskRef:
+    """A task on a gym server."""
+
+    base_url: str
+    gym_id: str
+    identifier: str
+    """What the server calls the task."""
+
 
 _DEVICE_IDS = (
     ("box_id",),
@@ -87,7 +101,7 @@ def parse_evaluation(answer: Json) -> Evaluation | None:
     """Score and success; None if the answer says nothing about either.
 
     The score is `result.score`, else the weighted mean over `result.validators`, else `reward` or `score` at the top,
-    else 1 for success. Nought counts as nothing said as long as something else is.
+    else 1 for success. A zero is ignored if another field has a score.
     """
     result = mapping(answer.get("result"))
     verdict = next((value for value in (result.get("success"), answer.get("success")) if isinstance(value, bool)), None)
@@ -101,12 +115,12 @@ def parse_evaluation(answer: Json) -> Evaluation | None:
 
 
 def _complaint(answer: Json) -> str | None:
-    """What a server says that could not evaluate at all."""
+    """The server's error message, if it could not evaluate."""
     return first_text(answer, ("error",), ("detail",))
 
 
 def _weighted(validators: Sequence[Json]) -> float | None:
-    """Sum of score times weight over the sum of weights; what is missing counts 0."""
+    """Weighted mean of the scores; missing values count as 0."""
     weights = [number_at(item, "weight") or 0.0 for item in validators]
     if sum(weights) <= 0:
         return None

@@ -14,27 +14,27 @@ def draw_art(canvas: Canvas, element: Element, palette: Palette) -> None:
     """Draw the picture that `element.glyph` names."""
     match element.glyph:
         case "viewfinder":
-            _draw_viewfinder(canvas, element.rect)
+            draw_viewfinder(canvas, element.rect)
         case "map":
-            _draw_map(canvas, element.rect, int(element.text))
+            draw_map(canvas, element.rect, int(element.text))
         case "month":
-            _draw_month(canvas, element.rect, int(element.text), palette)
+            draw_month(canvas, element.rect, int(element.text), palette)
         case "portrait":
             canvas.icon("person", element.rect, ink="#ffffff", paper=element.paper, radius=element.rect.width / 2)
         case "document":
-            _draw_document(canvas, element)
+            draw_document(canvas, element)
         case "banner":
-            _draw_banner(canvas, element)
+            draw_banner(canvas, element)
         case "wallpaper":
             canvas.gradient(element.rect, *WALLPAPERS[int(element.text)])
         case _:
-            _draw_sky(canvas, element)
+            draw_sky(canvas, element)
 
 
-def draw_photo(canvas: Canvas, element: Element) -> None:
+def draw_photo(canvas: Canvas, element: Element, palette: Palette) -> None:
     """A small landscape, different for every photo."""
     if element.text.startswith("screen:"):
-        _draw_screenshot(canvas, element)
+        draw_screenshot(canvas, element)
         return
     random = Random(element.text)
     rect = element.rect
@@ -45,22 +45,23 @@ def draw_photo(canvas: Canvas, element: Element) -> None:
     canvas.fill(Rect(x=rect.x, y=horizon, width=rect.width, height=rect.bottom - horizon), random.choice(_HILLS))
 
 
-def _draw_screenshot(canvas: Canvas, element: Element) -> None:
+def draw_screenshot(canvas: Canvas, element: Element) -> None:
+    """A small screenshot: the icon of the app that it shows."""
     rect = element.rect
     app = element.text.removeprefix("screen:").partition("/")[0]
     canvas.rounded(rect, "#8b93a3", radius=4)
-    inner = Rect(x=rect.x + 1, y=rect.y + 1, width=rect.width - 2, height=rect.height - 2)
-    canvas.rounded(inner, "#f3f4f7" if app in APPS else "#2a2d38", radius=4)
+    canvas.rounded(rect.inset(1), "#f3f4f7" if app in APPS else "#2a2d38", radius=4)
     size = rect.width // 2
     icon = Rect(x=rect.centre[0] - size // 2, y=rect.centre[1] - size // 2, width=size, height=size)
     spec = APPS.get(app, APPS["settings"])
     canvas.icon(app if app in APPS else "home", icon, ink=spec.ink, paper=spec.paper, radius=size / 4)
 
 
-def _draw_document(canvas: Canvas, element: Element) -> None:
+def draw_document(canvas: Canvas, element: Element) -> None:
+    """A sheet with the kind of the file on it."""
     rect = element.rect
     canvas.rounded(rect, "#c9ced8", radius=5)
-    canvas.rounded(Rect(x=rect.x + 1, y=rect.y + 1, width=rect.width - 2, height=rect.height - 2), "#ffffff", radius=4)
+    canvas.rounded(rect.inset(1), "#ffffff", radius=4)
     for i in range(4):
         line = Rect(x=rect.x + 10, y=rect.y + 12 + 9 * i, width=rect.width - (20 if i < 3 else 34), height=3)
         canvas.rounded(line, "#d5dae3", radius=1)
@@ -68,7 +69,8 @@ def _draw_document(canvas: Canvas, element: Element) -> None:
     canvas.text(rect.centre[0], rect.bottom - 16, element.text, "#ffffff", size=10, anchor="mm")
 
 
-def _draw_banner(canvas: Canvas, element: Element) -> None:
+def draw_banner(canvas: Canvas, element: Element) -> None:
+    """The picture at the top of a page, different for every title."""
     random = Random(f"banner-{element.text}")
     rect = element.rect
     canvas.gradient(rect, *random.choice(_SKIES))
@@ -79,7 +81,8 @@ def _draw_banner(canvas: Canvas, element: Element) -> None:
     canvas.text(rect.x + 10, rect.centre[1], element.text, "#10223a", size=15, max_width=90)
 
 
-def _draw_viewfinder(canvas: Canvas, rect: Rect) -> None:
+def draw_viewfinder(canvas: Canvas, rect: Rect) -> None:
+    """What the camera sees."""
     canvas.gradient(rect, "#7fb2d9", "#d9e8f2")
     ground = Rect(x=rect.x, y=rect.y + 130, width=rect.width, height=rect.height - 130)
     canvas.fill(ground, "#5d8a66")
@@ -91,7 +94,8 @@ def _draw_viewfinder(canvas: Canvas, rect: Rect) -> None:
         canvas.line(((0, y), (rect.width, y)), "#ffffff", width=0.5)
 
 
-def _draw_map(canvas: Canvas, rect: Rect, seed: int) -> None:
+def draw_map(canvas: Canvas, rect: Rect, seed: int) -> None:
+    """A map, different for every seed."""
     random = Random(f"map-{seed}")
     canvas.fill(rect, "#e8efe0")
     canvas.rounded(
@@ -110,7 +114,8 @@ def _draw_map(canvas: Canvas, rect: Rect, seed: int) -> None:
     canvas.glyph("location", pin, ink="#d32f2f", paper="#ffffff")
 
 
-def _draw_month(canvas: Canvas, rect: Rect, seed: int, palette: Palette) -> None:
+def draw_month(canvas: Canvas, rect: Rect, seed: int, palette: Palette) -> None:
+    """The days of a month, with today marked."""
     random = Random(f"month-{seed}")
     first_weekday, today = random.randrange(7), random.randrange(1, 31)
     width, height = rect.width // 7, 25
@@ -124,7 +129,8 @@ def _draw_month(canvas: Canvas, rect: Rect, seed: int, palette: Palette) -> None
         canvas.text(x, y, str(day), palette.on_accent if day == today else palette.text, size=10, anchor="mm")
 
 
-def _draw_sky(canvas: Canvas, element: Element) -> None:
+def draw_sky(canvas: Canvas, element: Element) -> None:
+    """Today's weather in large letters."""
     degrees, sky = element.text.split("|")
     rect = element.rect
     canvas.gradient(rect, "#4a90d9", "#9ad4f7")

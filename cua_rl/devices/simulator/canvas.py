@@ -6,12 +6,10 @@ from PIL import Image, ImageChops, ImageDraw, ImageFont
 
 from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH, Colour
 from cua_rl.devices.simulator.elements import Rect
-from cua_rl.devices.simulator.glyphs import GLYPHS, Pen
-from cua_rl.devices.simulator.system_glyphs import SYSTEM_GLYPHS
+from cua_rl.devices.simulator.glyphs import Grid, draw_glyph
 
 _OVERSAMPLING = 4
 _CLEAR = (0, 0, 0, 0)
-_PICTURES = {**GLYPHS, **SYSTEM_GLYPHS}
 
 
 class Canvas:
@@ -126,7 +124,7 @@ def _rounded_mask(width_px: int, height_px: int, radius_px: int) -> Image.Image:
 def _glyph(name: str, size_px: int, ink: Colour, paper: Colour) -> Image.Image:
     size = size_px * _OVERSAMPLING
     large = Image.new("RGBA", (size, size), _CLEAR)
-    _PICTURES[name](Pen(ImageDraw.Draw(large), left_px=0, top_px=0, size_px=size), ink, paper)
+    draw_glyph(name, Grid(draw=ImageDraw.Draw(large), left_px=0, top_px=0, size_px=size), ink=ink, paper=paper)
     return large.resize((size_px, size_px), Image.Resampling.BOX)
 
 
@@ -135,8 +133,8 @@ def _icon(name: str, size_px: int, ink: Colour, paper: Colour, relative_radius: 
     size = size_px * _OVERSAMPLING
     large = Image.new("RGBA", (size, size), paper)
     margin = size * 0.16
-    pen = Pen(ImageDraw.Draw(large), left_px=margin, top_px=margin, size_px=size - 2 * margin)
-    _PICTURES[name](pen, ink, paper)
+    grid = Grid(draw=ImageDraw.Draw(large), left_px=margin, top_px=margin, size_px=size - 2 * margin)
+    draw_glyph(name, grid, ink=ink, paper=paper)
     mask = Image.new("L", (size, size), 0)
     ImageDraw.Draw(mask).rounded_rectangle((0, 0, size - 1, size - 1), radius=relative_radius * size, fill=255)
     large.putalpha(ImageChops.multiply(mask, large.getchannel("A")))

@@ -1,4 +1,4 @@
-"""What the owner of the phone has in it: people, notes, mails, tracks; all drawn from the phone's seed."""
+"""Content of the simulated phone, drawn from its seed: people, notes, mails, tracks."""
 
 from random import Random
 

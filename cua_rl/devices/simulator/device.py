@@ -25,19 +25,18 @@ from cua_rl.actions import (
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.device import ActionRejected
 from cua_rl.devices.simulator import reducer
-from cua_rl.devices.simulator.app_reducer import take_screenshot as take_screenshot_file
-from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH
+from cua_rl.devices.simulator.apps.commands import take_screenshot as take_screenshot_file
+from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH, find_app
 from cua_rl.devices.simulator.painter import draw_png
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_catalog import find_app
 from cua_rl.errors import DeviceError
 
 Operation = Literal["observe", "execute", "query"]
 
 
 class SimulatedPhone:
-    """A phone in memory. It never changes by itself: the same state and actions always give the same pixels.
+    """A simulated phone. It is deterministic: the same state and actions always give the same pixels.
 
     `latency_s` is waited before every operation; `on_operation` is called with its name and may raise `DeviceError`, so
     that tests can let a phone be slow or fail.
@@ -85,7 +84,7 @@ class SimulatedPhone:
         return read_query(self.state, name)
 
     async def close(self) -> None:
-        """Switch the phone off for good; safe to call twice."""
+        """Close the phone; safe to call twice."""
         self._is_closed = True
 
     async def _begin(self, operation: Operation) -> None:

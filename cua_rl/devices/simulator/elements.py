@@ -1,13 +1,42 @@
-"""What a screen consists of. Drawing and hit testing read the same elements, so that what is seen is what is tapped."""
+"""Screen elements. Drawing and hit testing use the same elements, so what is visible is what gets tapped."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.app_commands import AppCommand
 from cua_rl.devices.simulator.catalog import Colour, Toggle
-from cua_rl.devices.simulator.state import Field
-from cua_rl.devices.simulator.system_state import SystemCommand
+from cua_rl.devices.simulator.state import Field, SystemCommand
+
+Command = Literal[
+    "call",
+    "end_call",
+    "new_contact",
+    "save_contact",
+    "delete_contact",
+    "call_contact",
+    "message_contact",
+    "send_text",
+    "delete_note",
+    "save_alarm",
+    "start_timer",
+    "stop_timer",
+    "create_folder",
+    "delete_file",
+    "download",
+    "take_screenshot",
+    "pin_icon",
+    "unpin_icon",
+    "move_icon",
+    "uninstall",
+    "make_home_folder",
+    "rename_home_folder",
+    "set_wallpaper",
+    "save_note",
+    "take_photo",
+    "clear_recents",
+]
+"""Commands of buttons in apps and on the launcher; the current screen determines their target."""
+
 
 Kind = Literal[
     "app_icon",
@@ -117,9 +146,9 @@ class SwitchAlarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Do:
-    """A command of the current screen that needs no argument."""
+    """A command that acts on the current screen."""
 
-    command: Literal["save_note", "clear_recents", "take_photo"] | AppCommand
+    command: Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +160,7 @@ class SwitchTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operate:
-    """A command of a system page; `target` names the network, app, language or switch it is for."""
+    """A command of a system page; `target` is the network, app, language or switch."""
 
     command: SystemCommand
     target: str = ""
@@ -180,14 +209,14 @@ class Rect:
         """Whether the point lies inside."""
         return self.x <= x < self.right and self.y <= y < self.bottom
 
-    def moved(self, dy: int) -> "Rect":
-        """The same rectangle `dy` further down."""
-        return Rect(x=self.x, y=self.y + dy, width=self.width, height=self.height)
+    def inset(self, by: int) -> "Rect":
+        """The rectangle shrunk by `by` on every side."""
+        return Rect(x=self.x + by, y=self.y + by, width=self.width - 2 * by, height=self.height - 2 * by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
-    """One thing on a screen."""
+    """A visible part of a screen."""
 
     element_id: str
     """Unique on its screen, such as "app:mail"."""
@@ -212,7 +241,7 @@ class Element:
 
     def scrolled(self, distance: int) -> "Element":
         """The same element after its list was scrolled down by `distance`."""
-        return replace(self, rect=self.rect.moved(-distance)) if distance else self
+        return replace(self, rect=replace(self.rect, y=self.rect.y - distance)) if distance else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

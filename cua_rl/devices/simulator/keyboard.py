@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.controls import NAV_TOP
 from cua_rl.devices.simulator.elements import Element, Rect, TypeKey
-from cua_rl.devices.simulator.layout import NAV_TOP
 from cua_rl.devices.simulator.state import KeyboardLayer
 
 KEYBOARD_HEIGHT = 106
@@ -21,7 +21,11 @@ _ROWS: dict[KeyboardLayer, tuple[str, str, str]] = {
 def keyboard_elements(layer: KeyboardLayer) -> tuple[Element, ...]:
     """All keys of a layer, in reading order."""
     top = NAV_TOP - KEYBOARD_HEIGHT + 2
-    keys = [_key(key, x, top + i * _ROW_HEIGHT) for i, keys in enumerate(_ROWS[layer]) for key, x in _spread(keys)]
+    keys = [
+        _key(key, (WIDTH - len(row) * _KEY_WIDTH) // 2 + i * _KEY_WIDTH, top + line * _ROW_HEIGHT)
+        for line, row in enumerate(_ROWS[layer])
+        for i, key in enumerate(row)
+    ]
     third = top + 2 * _ROW_HEIGHT
     if layer != "symbols":
         other_case, text = ("upper", "Aa") if layer == "lower" else ("lower", "aA")
@@ -35,11 +39,6 @@ def keyboard_elements(layer: KeyboardLayer) -> tuple[Element, ...]:
     keys.append(_key(".", 132, bottom))
     keys.append(_key("enter", 152, bottom, width=39, text="Enter"))
     return tuple(keys)
-
-
-def _spread(keys: str) -> list[tuple[str, int]]:
-    left = (WIDTH - len(keys) * _KEY_WIDTH) // 2
-    return [(key, left + i * _KEY_WIDTH) for i, key in enumerate(keys)]
 
 
 def _key(key: str, x: int, y: int, *, width: int = _KEY_WIDTH, text: str | None = None) -> Element:

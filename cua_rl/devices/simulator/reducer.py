@@ -1,11 +1,12 @@
-"""What the phone does: pure functions from state and gesture to the next state."""
+"""The phone's behaviour: pure functions from a state and a gesture to the next state."""
 
 from dataclasses import replace
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.app_reducer import do_in_app, submit
-from cua_rl.devices.simulator.arithmetic import evaluate
+from cua_rl.devices.simulator.apps.calculator import evaluate
+from cua_rl.devices.simulator.apps.commands import do_in_app, submit
 from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS, Toggle
+from cua_rl.devices.simulator.controls import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.elements import (
     Choose,
     Do,
@@ -23,12 +24,13 @@ from cua_rl.devices.simulator.elements import (
     SwitchTile,
     TypeKey,
 )
-from cua_rl.devices.simulator.forms import focus_field, open_subscreen
-from cua_rl.devices.simulator.launcher_screens import menu_of_held
-from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
+from cua_rl.devices.simulator.launcher.screens import menu_of_held
+from cua_rl.devices.simulator.navigation import focus_field, go_up, leave, open_subscreen, show
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState
-from cua_rl.devices.simulator.system_reducer import drag_shade, join_network, operate, record_tile
+from cua_rl.devices.simulator.system.commands import operate
+from cua_rl.devices.simulator.system.networks import join_network
+from cua_rl.devices.simulator.system.shade import drag_shade, record_tile
 
 MIN_SWIPE = 24
 """Logical units; a shorter drag is a tap."""
@@ -54,7 +56,7 @@ def drag(state: PhoneState, x: float, y: float, to_x: float, to_y: float) -> Pho
     if max(abs(dx), abs(dy)) < MIN_SWIPE:
         return tap(state, x, y)
     if state.screen == "home" and -dy > abs(dx):
-        return _push(state, "drawer")
+        return open_subscreen(state, "drawer")
     if abs(dx) > abs(dy):
         return turn_page(state, -1 if dx > 0 else 1)
     return scroll_by(state, round(-dy))
@@ -67,11 +69,11 @@ def scroll_by(state: PhoneState, down: int) -> PhoneState:
 
 
 def hold(state: PhoneState, x: float, y: float) -> PhoneState:
-    """Touch a point for long: opens a menu on the launcher, and taps elsewhere."""
+    """Long-press a point: opens a menu on the launcher, acts as a tap elsewhere."""
     element = build_screen(state).element_at(x, y)
     menu = menu_of_held(state, element)
     if menu is not None:
-        return _push(state, menu)
+        return open_subscreen(state, menu)
     return tap(state, x, y)
 
 
@@ -99,20 +101,16 @@ def press(state: PhoneState, button: Button) -> PhoneState:
         case _ if not state.is_screen_on:
             return state
         case Button.HOME:
-            return _leave(
-                replace(state, app=None, subscreens=(), home_page=0 if state.app is None else state.home_page)
-            )
+            return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
         case Button.RECENTS:
-            return replace(_leave(state), is_recents_open=not state.is_recents_open)
+            return replace(leave(state), is_recents_open=not state.is_recents_open)
         case Button.BACK:
             return _go_back(state)
 
 
 def launch(state: PhoneState, app: str) -> PhoneState:
     """Bring an app to the foreground, on its first screen."""
-    recent = (app, *(other for other in state.recent_apps if other != app))
-    system = state.system.with_running(app)
-    return replace(_leave(state), app=app, subscreens=(), recent_apps=recent, system=system)
+    return show(replace(state, system=state.system.with_running(app)), app)
 
 
 def enter_key(state: PhoneState) -> PhoneState:
@@ -133,34 +131,16 @@ def erase_key(state: PhoneState) -> PhoneState:
     return state if state.focus is None else replace(state, draft=state.draft[:-1])
 
 
-def _leave(state: PhoneState) -> PhoneState:
-    return replace(
-        state,
-        shade=None,
-        is_recents_open=False,
-        scroll=0,
-        focus=None,
-        draft="",
-        draft_field=None,
-        form=(),
-        keyboard="lower",
-    )
-
-
 def _go_back(state: PhoneState) -> PhoneState:
     if state.shade is not None:
         return replace(state, shade=None)
     if state.focus is not None:
         return replace(state, focus=None)
     if state.is_recents_open:
-        return _leave(state)
+        return leave(state)
     if state.subscreens:
-        return replace(_leave(state), subscreens=state.subscreens[:-1])
-    return replace(_leave(state), app=None, home_page=state.home_page if state.app is not None else 0)
-
-
-def _push(state: PhoneState, subscreen: str) -> PhoneState:
-    return open_subscreen(_leave(state), subscreen)
+        return go_up(state)
+    return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
 
 
 def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
@@ -168,7 +148,7 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
         case Launch(app=app):
             return launch(state, app)
         case Push(subscreen=subscreen):
-            return _push(state, subscreen)
+            return open_subscreen(state, subscreen)
         case Switch(toggle=toggle):
             return _switch(state, toggle)
         case Slide(level=level):
@@ -196,7 +176,7 @@ def _apply_in_app(
         case SwitchAlarm(alarm=alarm):
             return replace(state, alarms_on=tuple(sorted({*state.alarms_on} ^ {alarm})))
         case Do(command=command):
-            return _do(state, command)
+            return do_in_app(state, command)
         case SwitchTile(toggle=toggle):
             return record_tile(_switch(state, toggle), toggle)
         case Operate():
@@ -242,15 +222,3 @@ def _enter(state: PhoneState, key: str) -> PhoneState:
             return replace(state, calculation=evaluate(state.calculation))
         case _:
             return replace(state, calculation=(state.calculation + key)[:14])
-
-
-def _do(state: PhoneState, command: str) -> PhoneState:
-    match command:
-        case "save_note" if state.draft.strip():
-            return _go_back(replace(state, notes=(*state.notes, state.draft.strip()), focus=None))
-        case "clear_recents":
-            return replace(_leave(state), app=None, subscreens=(), recent_apps=())
-        case "take_photo":
-            return replace(state, num_photos=state.num_photos + 1)
-        case _:
-            return do_in_app(state, command)

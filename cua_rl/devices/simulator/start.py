@@ -1,36 +1,244 @@
-"""Making a phone from a seed: which apps lie where, what is on, what was written; and what a task demands of it."""
+"""Making a phone from a seed and from what a task demands of it."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from cua_rl.devices.simulator import content
-from cua_rl.devices.simulator.app_start import AppStart, fill_apps
+from cua_rl.devices.simulator.apps.files import add_file
 from cua_rl.devices.simulator.catalog import (
     APPS,
+    BLUETOOTH_DEVICES,
+    EXTRA_ROWS,
+    NETWORKS,
     NUM_ICONS_PER_PAGE,
     NUM_ROWS_VISIBLE,
+    SCREEN_LOCKS,
     SCREEN_TIMEOUTS_MS,
     SETTINGS,
+    STORE_APPS,
+    SWITCHES,
+    TIME_ZONES,
     WALLPAPERS,
     Toggle,
+    find_app,
 )
-from cua_rl.devices.simulator.state import IconPlace, PhoneState, Thread
-from cua_rl.devices.simulator.system_start import SystemStart, with_system
+from cua_rl.devices.simulator.launcher.icons import add_icon, in_cell, make_folder, remove_icon
+from cua_rl.devices.simulator.state import (
+    AppData,
+    Contact,
+    IconPlace,
+    InstalledApp,
+    Network,
+    Notification,
+    PhoneState,
+    SystemState,
+    Thread,
+)
 
-_CELL_X, _CELL_Y, _CELL_WIDTH, _CELL_HEIGHT = 0, 46, 96, 60
+_NUM_NETWORKS = 6
+_NUM_SAVED_NETWORKS = 3
+_NUM_STORE_APPS = 4
+_NOTIFICATIONS = (
+    ("mail", "New mail", "Your invoice is ready"),
+    ("mail", "Grace", "Agenda for Thursday"),
+    ("messages", "Emma", "Are you on your way?"),
+    ("messages", "Noah", "Thanks for yesterday!"),
+    ("calendar", "Team meeting", "Starts in 15 minutes"),
+    ("calendar", "Dentist", "Tomorrow at 08:30"),
+    ("chrome", "Download complete", "timetable.pdf"),
+    ("weather", "Rain expected", "From 16:00 this afternoon"),
+    ("clock", "Missed alarm", "06:45"),
+    ("maps", "Traffic on your route", "12 minutes slower than usual"),
+    ("files", "Storage is filling up", "Free some space"),
+    ("phone", "Missed call", "555 2040"),
+)
 _JITTER_X, _JITTER_Y = 13, 4
-ICON_SIZE = 34
-
 _CHANCE_ON = {Toggle.AIRPLANE_MODE: 0.1, Toggle.DARK_THEME: 0.25}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AppStart:
+    """Constraints on the initial content of apps; the seed decides everything else."""
+
+    contacts: tuple[Contact, ...] = ()
+    """Contacts that must be in the address book."""
+    without_contacts: tuple[str, ...] = ()
+    """Names that must not be in the address book."""
+    note: str | None = None
+    """A note that must have been written."""
+    alarm: str | None = None
+    """An alarm that must be set."""
+    is_alarm_on: bool = False
+    folders: tuple[str, ...] = ()
+    """Paths that must exist, such as "Downloads/"."""
+    track: str | None = None
+    """The title of a track that must be there."""
+    off_home: tuple[str, ...] = ()
+    """Apps that are installed, but have no icon on a home page."""
+    on_home: tuple[str, ...] = ()
+    """Apps from the store that have an icon where `off_home` left room."""
+    home_folder: tuple[str, str, str] | None = None
+    """Name of a folder on a home page, and the two apps in it, which must have icons on that page."""
+    num_photos: int | None = None
+    screenshots: tuple[str, ...] = ()
+    """Screens of which a screenshot was taken."""
+
+
+def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
+    """Add the seed's app content, changed only where `start` requires it."""
+    data = AppData(
+        contacts=_contacts(state.seed, start),
+        alarms=content.alarms(state.seed),
+        tracks=_tracks(state.seed, start.track),
+        screenshots=start.screenshots,
+    )
+    state = replace(state, apps=data)
+    for path in start.folders:
+        state = add_file(state, path)
+    for app in start.off_home:
+        state = replace(state, home_pages=remove_icon(state.home_pages, app))
+    for app in start.on_home:
+        state = replace(state, home_pages=add_icon(state.home_pages, app))
+    if start.home_folder is not None:
+        state = make_folder(state, *start.home_folder)
+    if start.num_photos is not None:
+        state = replace(state, num_photos=start.num_photos)
+    if start.note is not None:
+        state = replace(state, notes=(*(note for note in state.notes if note != start.note), start.note))
+    return state if start.alarm is None else _with_alarm(state, start.alarm, is_on=start.is_alarm_on)
+
+
+def _contacts(seed: int, start: AppStart) -> tuple[Contact, ...]:
+    settled = {contact.name for contact in start.contacts} | set(start.without_contacts)
+    others = [Contact(name=name, number=number) for name, number in content.contacts(seed) if name not in settled]
+    return tuple(sorted((*others, *start.contacts), key=lambda contact: contact.name))
+
+
+def _tracks(seed: int, wanted: str | None) -> tuple[tuple[str, str], ...]:
+    tracks = content.tracks(seed)
+    if wanted is None or wanted in [title for title, _ in tracks]:
+        return tracks
+    return (*tracks[:-1], (wanted, tracks[-1][1]))
+
+
+def _with_alarm(state: PhoneState, time: str, *, is_on: bool) -> PhoneState:
+    alarms = state.apps.alarms if time in state.apps.alarms else (*state.apps.alarms, time)
+    index = alarms.index(time)
+    others = {alarm for alarm in state.alarms_on if alarm != index}
+    alarms_on = tuple(sorted(others | {index} if is_on else others))
+    return replace(state, alarms_on=alarms_on, apps=replace(state.apps, alarms=alarms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemStart:
+    """Constraints on the initial state of the system pages; the seed decides everything else."""
+
+    extra_rows: tuple[str, ...] = ()
+    """Names of `EXTRA_ROWS` to add to Settings, at positions drawn from the seed."""
+    saved_network: str = ""
+    """A network that must be saved but not connected."""
+    connected_network: str = ""
+    """A network that must be saved and connected."""
+    locked_network: Network | None = None
+    """A network that must be in range but not saved."""
+    store_app: str = ""
+    """An app that must be installed and can be uninstalled."""
+    running_app: str = ""
+    """An app that must be running and have a non-empty cache."""
+    notifying_app: str = ""
+    silent_app: str = ""
+    on: tuple[str, ...] = ()
+    """Names of `SWITCHES`."""
+    off: tuple[str, ...] = ()
+    not_wallpaper: int | None = None
+
+
+def with_system(state: PhoneState, start: SystemStart | None) -> PhoneState:
+    """Add the seed's networks, apps and notifications, changed only where `start` requires it."""
+    demand = start or SystemStart()
+    random = Random(f"system-{state.seed}")
+    networks, connected = _networks(random, demand)
+    notifications = [
+        Notification(app=app, title=title, text=text)
+        for app, title, text in random.sample(_NOTIFICATIONS, random.randrange(2, 5))
+    ]
+    system = SystemState(
+        networks=networks,
+        connected_network=connected,
+        bluetooth_devices=tuple(random.sample(BLUETOOTH_DEVICES, 3)),
+        notifications=tuple(notifications),
+        apps=_apps(random, demand, notifying={notification.app for notification in notifications}),
+        screen_lock=random.choice(SCREEN_LOCKS),
+        time_zone=random.choice(list(TIME_ZONES)),
+        switched_on=tuple(
+            sorted(
+                ({name for name in SWITCHES if random.random() < 0.5} | {"developer_options", *demand.on})
+                - {*demand.off}
+            )
+        ),
+    )
+    rows = _rows(Random(f"extra-rows-{state.seed}"), state.setting_rows, demand.extra_rows)
+    wallpaper = state.wallpaper
+    if wallpaper == demand.not_wallpaper:
+        wallpaper = (wallpaper + random.randrange(1, len(WALLPAPERS))) % len(WALLPAPERS)
+    return replace(state, system=system, setting_rows=rows, wallpaper=wallpaper)
+
+
+def _networks(random: Random, demand: SystemStart) -> tuple[tuple[Network, ...], str]:
+    locked = demand.locked_network
+    wanted = [name for name in (demand.connected_network, demand.saved_network) if name]
+    taken = {*wanted, locked.name if locked else ""}
+    drawn = [name for name in random.sample(NETWORKS, len(NETWORKS)) if name not in taken]
+    saved = [*wanted, *drawn][:_NUM_SAVED_NETWORKS]
+    others = [name for name in drawn if name not in saved][: _NUM_NETWORKS - len(saved) - (locked is not None)]
+    networks = [Network(name=name, is_saved=True, password=_password(random)) for name in saved]
+    networks += [Network(name=name, password=random.choice(("", _password(random)))) for name in others]
+    networks += [] if locked is None else [locked]
+    random.shuffle(networks)
+    usable = [name for name in saved if name != demand.saved_network]
+    return tuple(networks), demand.connected_network or random.choice(["", *usable])
+
+
+def _password(random: Random) -> str:
+    return "".join(random.choices("abcdefghkmnpqrstuvwxyz", k=8))
+
+
+def _apps(random: Random, demand: SystemStart, *, notifying: Container[str]) -> tuple[InstalledApp, ...]:
+    store = [demand.store_app] if demand.store_app else []
+    store += [app for app in random.sample(list(STORE_APPS), len(STORE_APPS)) if app not in store]
+    names = sorted((*APPS, *store[:_NUM_STORE_APPS]), key=lambda app: find_app(app).label)
+    return tuple(_installed(random, app, demand, has_notified=app in notifying) for app in names)
+
+
+def _installed(random: Random, app: str, demand: SystemStart, *, has_notified: bool) -> InstalledApp:
+    is_running, may_notify = random.random() < 0.5, random.random() < 0.7 or has_notified
+    return InstalledApp(
+        app=app,
+        size_mb=random.randrange(12, 400),
+        cache_mb=random.randrange(2, 90),
+        is_running=is_running or app == demand.running_app,
+        may_notify=(may_notify or app == demand.notifying_app) and app != demand.silent_app,
+    )
+
+
+def _rows(random: Random, plain: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
+    rows = list(plain)
+    for name in extra:
+        replaced = EXTRA_ROWS[name].replaces
+        if replaced:
+            rows[rows.index(replaced)] = name
+        else:
+            rows.insert(random.randrange(len(rows) + 1), name)
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What must hold when a rollout begins, whatever the seed; everything else is the seed's choice."""
+    """Constraints on the phone's initial state; the seed decides everything else."""
 
     first_page: tuple[str, ...] = ("settings",)
-    """Apps that must lie on the first home page."""
+    """Apps that must be on the first home page."""
     second_page: tuple[str, ...] = ()
     first_rows: tuple[str, ...] = ()
     """Rows of Settings that must show without scrolling."""
@@ -46,20 +254,20 @@ class Start:
     home_page: int = 0
     recent_apps: tuple[str, ...] = ()
     contact: str | None = None
-    """Somebody with whom text messages were exchanged."""
+    """A person with whom text messages were exchanged."""
     apps: AppStart = field(default_factory=AppStart)
     system: SystemStart | None = None
-    """What must hold on system pages; None is a phone whose Settings have the plain rows only."""
+    """Constraints on system pages; None gives a phone whose Settings has only the basic rows."""
 
 
 def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
-    """The phone of this seed, bent as little as possible to what `start` demands."""
+    """The phone of this seed, changed only where `start` requires it."""
     start = start or Start()
     random = Random(f"phone-{seed}")
     timeouts = [timeout for timeout in SCREEN_TIMEOUTS_MS if timeout != start.not_screen_timeout_ms]
     state = PhoneState(
         seed=seed,
-        home_pages=_home_pages(random, start),
+        home_pages=tuple(_home_pages(random, start)),
         setting_rows=_setting_rows(random, start),
         wallpaper=random.randrange(len(WALLPAPERS)),
         minute_of_day=random.randrange(24 * 60),
@@ -82,25 +290,20 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
     return with_system(fill_apps(state, start.apps), start.system)
 
 
-def _home_pages(random: Random, start: Start) -> tuple[tuple[IconPlace, ...], ...]:
+def _home_pages(random: Random, start: Start) -> Iterator[tuple[IconPlace, ...]]:
     free = [app for app in APPS if app not in start.first_page and app not in start.second_page]
     random.shuffle(free)
     num_free_first = NUM_ICONS_PER_PAGE - len(start.first_page)
-    first = [*start.first_page, *free[:num_free_first]]
-    second = [*start.second_page, *free[num_free_first:]]
-    return tuple(_home_page(random, apps) for apps in (first, second))
-
-
-def _home_page(random: Random, apps: list[str]) -> tuple[IconPlace, ...]:
-    random.shuffle(apps)
-    return tuple(_icon_place(random, app, position) for position, app in enumerate(apps))
-
-
-def _icon_place(random: Random, app: str, position: int) -> IconPlace:
-    row, column = divmod(position, 2)
-    x = _CELL_X + column * _CELL_WIDTH + (_CELL_WIDTH - ICON_SIZE) // 2
-    y = _CELL_Y + row * _CELL_HEIGHT + 5
-    return IconPlace(app=app, x=x + random.randint(-_JITTER_X, _JITTER_X), y=y + random.randint(-_JITTER_Y, _JITTER_Y))
+    pages = [*start.first_page, *free[:num_free_first]], [*start.second_page, *free[num_free_first:]]
+    for page in pages:
+        random.shuffle(page)
+        cells = [in_cell(app, position) for position, app in enumerate(page)]
+        yield tuple(
+            replace(
+                cell, x=cell.x + random.randint(-_JITTER_X, _JITTER_X), y=cell.y + random.randint(-_JITTER_Y, _JITTER_Y)
+            )
+            for cell in cells
+        )
 
 
 def _setting_rows(random: Random, start: Start) -> tuple[str, ...]:

@@ -1,23 +1,20 @@
-"""Scripted experts: they read the phone's state, say what they scan in reading order, and act; one of them errs."""
+"""Scripted experts for demo tasks: they read the phone's state, name what they scan in reading order, and act."""
 
 from random import Random
 
 from cua_rl.actions import Click, Drag, LongPress, PressButton, TypeText
 from cua_rl.devices.device import Device
 from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.controls import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.elements import Element, Screen
-from cua_rl.devices.simulator.layout import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.screens import build_screen
-from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.errors import TaskError
 from cua_rl.tasks.demo.phone import find_template
 from cua_rl.tasks.demo.template import (
     Deed,
     Hold,
-    Instance,
-    Move,
     PullShade,
     PushButton,
     SlideTo,
@@ -57,10 +54,11 @@ def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
     instance = template.instance(phone.state.seed)
     if instance.goal.is_met(read_query(phone.state, instance.goal.query), None):
         return Decision(scanned=(), action=Finish(success_claimed=True))
-    move = _find_move(instance, phone.state)
-    if move is None:
-        return Decision(scanned=(), action=Finish(success_claimed=False))
-    return _carry_out(move.deed, phone)
+    for move in instance.route:
+        fits = move.query is None or read_query(phone.state, move.query) == move.value
+        if move.screen == phone.state.screen and fits:
+            return _carry_out(move.deed, phone)
+    return Decision(scanned=(), action=Finish(success_claimed=False))
 
 
 class ImperfectExpert:
@@ -117,19 +115,14 @@ def scannable_elements(screen: Screen) -> tuple[Element, ...]:
     return tuple(element for element in both if element.is_tappable and element.kind in _SCANNED_KINDS)
 
 
-def _find_move(instance: Instance, state: PhoneState) -> Move | None:
-    for move in instance.route:
-        if move.screen == state.screen and (move.query is None or read_query(state, move.query) == move.value):
-            return move
-    return None
-
-
 def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
     match deed:
         case TapOn() | TapKey() | Hold():
             return _touch(deed, phone)
-        case SwipeUp() | PullShade():
-            return Decision(scanned=(), action=_swipe_screen(deed, phone.scale))
+        case SwipeUp():
+            return Decision(scanned=(), action=_swipe_list(True, phone.scale))
+        case PullShade():
+            return Decision(scanned=(), action=_drag(WIDTH // 2, 6, WIDTH // 2, 200, phone.scale))
         case SlideTo(label=label, share=share):
             return _slide(label, share, phone)
         case TypeIn(text=text):
@@ -147,7 +140,9 @@ def _touch(deed: TapOn | TapKey | Hold, phone: SimulatedPhone) -> Decision:
         case TapOn(label=label):
             return _seek(label, phone)
         case TapKey(label=label):
-            return Decision(scanned=(), action=_tap(_find_key(label, phone), phone.scale))
+            screen = build_screen(phone.state)
+            keys = (item for item in (*screen.content, *screen.fixed) if item.kind == "key" and item.label == label)
+            return Decision(scanned=(), action=_tap(next(keys), phone.scale))
         case Hold(label=label):
             return _hold(label, phone)
 
@@ -165,11 +160,6 @@ def _seek(label: str, phone: SimulatedPhone) -> Decision:
     if hidden is None:
         return Decision(scanned=scanned, action=Finish(success_claimed=False))
     return Decision(scanned=scanned, action=_swipe_list(hidden.rect.y > screen.viewport.y, phone.scale))
-
-
-def _find_key(label: str, phone: SimulatedPhone) -> Element:
-    screen = build_screen(phone.state)
-    return next(item for item in (*screen.content, *screen.fixed) if item.kind == "key" and item.label == label)
 
 
 def _hold(label: str, phone: SimulatedPhone) -> Decision:
@@ -203,10 +193,6 @@ def _tap(element: Element, scale: int) -> Click:
 def _swipe_page(by: int, scale: int) -> Drag:
     near, far = WIDTH // 5, 4 * WIDTH // 5
     return _drag(far, 170, near, 170, scale) if by > 0 else _drag(near, 170, far, 170, scale)
-
-
-def _swipe_screen(deed: SwipeUp | PullShade, scale: int) -> Drag:
-    return _swipe_list(True, scale) if isinstance(deed, SwipeUp) else _drag(WIDTH // 2, 6, WIDTH // 2, 200, scale)
 
 
 def _swipe_list(is_target_below: bool, scale: int) -> Drag:

@@ -1,42 +1,17 @@
-"""A task template: what is asked, how the phone begins, how it is checked, how it is solved."""
+"""Templates of demo tasks: instruction, initial state, goal, and the expert's route."""
 
-import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from random import Random
-from typing import Literal
+from typing import Concatenate, ParamSpec
 
 from cua_rl.actions import Button
-from cua_rl.devices.device import Device
 from cua_rl.devices.simulator.start import Start
-from cua_rl.tasks.task import Category, Difficulty, Task
-from cua_rl.types import Validation
+from cua_rl.tasks.goal import Goal, check_goal
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
-    """What a query must answer in the end.
-
-    `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told"
-    (the agent's final message must contain what the query answers, and that must be `expected`, where it is given).
-    """
-
-    query: str
-    expected: str = ""
-    how: Literal["equals", "includes", "told"] = "equals"
-
-    def is_met(self, actual: str, answer: str | None) -> bool:
-        """Compare what the query answered, and for questions what the agent said."""
-        match self.how:
-            case "equals":
-                return actual == self.expected
-            case "includes":
-                return json.loads(self.expected) in json.loads(actual)
-            case "told":
-                is_right = self.expected in ("", actual)
-                return is_right and answer is not None and _contains_words(answer.replace("%", " "), actual)
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +105,10 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskTemplate:
-    """A task for every seed; `draw` decides what differs between seeds, such as whom to call or when to wake."""
+class TaskTemplate(Template):
+    """A task on the simulated phone; `draw` decides what differs between seeds, such as whom to call."""
 
-    task_id: str
-    category: Category
-    difficulty: Difficulty
-    max_turns: int
     draw: Callable[[Random], Instance]
-    tags: tuple[str, ...] = ()
 
     def instance(self, seed: int) -> Instance:
         """What is asked for on the phone of this seed."""
@@ -147,37 +117,36 @@ class TaskTemplate:
     def make_task(self, seed: int) -> Task:
         """The task on the phone of this seed."""
         instance = self.instance(seed)
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=instance.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=self.max_turns,
-            validate=partial(_validate, instance.goal),
-            tags=self.tags,
-        )
+        return self.build_task(seed, instance.instruction, validate=partial(check_goal, instance.goal))
 
 
-def always(instance: Instance) -> Callable[[Random], Instance]:
-    """A `draw` for templates whose instances differ in nothing but the phone."""
-    return lambda random: instance
+def family(
+    *, max_turns: int, category: Category = "app", difficulty: Difficulty = "medium", tags: tuple[str, ...]
+) -> Callable[[Callable[Concatenate[Random, P], Instance]], Callable[Concatenate[str, P], TaskTemplate]]:
+    """Turn a function that draws an instance into one that makes a template: from a task id and the other arguments."""
+
+    def decorate(draw: Callable[Concatenate[Random, P], Instance]) -> Callable[Concatenate[str, P], TaskTemplate]:
+        @wraps(draw)
+        def make_template(task_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskTemplate:
+            return TaskTemplate(
+                task_id=task_id,
+                category=category,
+                difficulty=difficulty,
+                max_turns=max_turns,
+                draw=lambda random: draw(random, *args, **kwargs),
+                tags=tags,
+            )
+
+        return make_template
+
+    return decorate
 
 
-def _contains_words(text: str, wanted: str) -> bool:
-    """Whether the words of `wanted` stand in `text`, in order and whole; punctuation at their ends does not matter."""
-    said, words = ([word.strip(".,;:!?\"'()") for word in part.split()] for part in (text, wanted))
-    return bool(words) and any(said[i : i + len(words)] == words for i in range(len(said)))
+def tap(screen: str, label: str, query: str | None = None, value: str = "") -> Move:
+    """Tap the element with this label."""
+    return Move(screen=screen, deed=TapOn(label=label), query=query, value=value)
 
 
-async def _validate(goal: Goal, device: Device, answer: str | None) -> Validation:
-    started = time.monotonic()
-    actual = await device.query(goal.query)
-    success = goal.is_met(actual, answer)
-    return Validation(
-        query=goal.query,
-        expected=actual if goal.how == "told" else goal.expected,
-        actual=(answer or "") if goal.how == "told" else actual,
-        success=success,
-        duration_s=time.monotonic() - started,
-    )
+def type_in(screen: str, text: str, query: str | None = None, value: str = "") -> Move:
+    """Type into the focused field."""
+    return Move(screen=screen, deed=TypeIn(text=text), query=query, value=value)

@@ -3,7 +3,7 @@
 Names and texts are drawn from the seed; evaluation draws from words that training never uses.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -12,7 +12,7 @@ from cua_rl.actions import Action, PressKey, TypeText, Wait
 from cua_rl.devices.desktop.device import LinuxDesktop
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
 from cua_rl.types import Validation
 
 FIRST_EVAL_SEED = 1_000_000
@@ -49,14 +49,10 @@ class DesktopInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DesktopTemplate:
+class DesktopTemplate(Template):
     """A desktop task for every seed."""
 
-    task_id: str
-    category: Category
-    difficulty: Difficulty
     draw: Callable[[Random, Sequence[str]], DesktopInstance] = field(compare=False)
-    tags: tuple[str, ...] = ("desktop",)
 
     def instance(self, seed: int) -> DesktopInstance:
         """The instance of a seed; seeds from a million on are for evaluation."""
@@ -67,27 +63,19 @@ class DesktopTemplate:
     def make_task(self, seed: int) -> Task:
         """The task of a seed."""
         instance = self.instance(seed)
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=instance.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=_MAX_TURNS,
+        return self.build_task(
+            seed,
+            instance.instruction,
+            prepare=partial(_prepare, instance.start),
             validate=partial(_validate, instance),
-            tags=self.tags,
-            prepare=_prepare(instance.start),
         )
 
 
-def _prepare(start: DesktopStart) -> Callable[[Device], Awaitable[None]]:
-    async def prepare(device: Device) -> None:
-        desktop = _desktop(device)
-        for name, text in start.files:
-            await desktop.write_file(name, text)
-        await desktop.run_program(start.program, window=start.window)
-
-    return prepare
+async def _prepare(start: DesktopStart, device: Device) -> None:
+    desktop = _desktop(device)
+    for name, text in start.files:
+        await desktop.write_file(name, text)
+    await desktop.run_program(start.program, window=start.window)
 
 
 async def _validate(instance: DesktopInstance, device: Device, answer: str | None) -> Validation:
@@ -126,7 +114,7 @@ def _keys(*names: str) -> PressKey:
     return PressKey(keys=names)
 
 
-def _replace_text(random: Random, words: Sequence[str]) -> DesktopInstance:
+def replace_text(random: Random, words: Sequence[str]) -> DesktopInstance:
     text = f"{words[0]} {words[1]}"
     return DesktopInstance(
         instruction=f"Replace the text in the editor by '{text}' and save the file.",
@@ -137,7 +125,7 @@ def _replace_text(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-def _append_line(random: Random, words: Sequence[str]) -> DesktopInstance:
+def append_line(random: Random, words: Sequence[str]) -> DesktopInstance:
     before = "\n".join(words[1 : 1 + random.randint(1, 4)])
     return DesktopInstance(
         instruction=f"Add a line with the word '{words[0]}' below the last line in the editor and save the file.",
@@ -148,7 +136,7 @@ def _append_line(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-def _delete_line(random: Random, words: Sequence[str]) -> DesktopInstance:
+def delete_line(random: Random, words: Sequence[str]) -> DesktopInstance:
     lines = list(words[: random.randint(3, 5)])
     gone = random.choice(lines)
     rest = "\n".join(line for line in lines if line != gone)
@@ -161,7 +149,7 @@ def _delete_line(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-def _save_as(random: Random, words: Sequence[str]) -> DesktopInstance:
+def save_as(random: Random, words: Sequence[str]) -> DesktopInstance:
     return DesktopInstance(
         instruction=f"Save the text in the editor under the new name '{words[0]}.txt', in the same folder.",
         start=_editor(f"{words[1]}\n"),
@@ -177,7 +165,7 @@ def _save_as(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-def _make_folder(random: Random, words: Sequence[str]) -> DesktopInstance:
+def make_folder(random: Random, words: Sequence[str]) -> DesktopInstance:
     return DesktopInstance(
         instruction=f"Make a folder called '{words[0]}' in the folder that the file manager shows.",
         start=_file_manager(f"{words[1]}.txt"),
@@ -187,7 +175,7 @@ def _make_folder(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-def _rename_file(random: Random, words: Sequence[str]) -> DesktopInstance:
+def rename_file(random: Random, words: Sequence[str]) -> DesktopInstance:
     return DesktopInstance(
         instruction=f"Rename the file '{words[0]}.txt' to '{words[1]}.txt' in the file manager.",
         start=_file_manager(f"{words[0]}.txt"),
@@ -197,7 +185,7 @@ def _rename_file(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-def _make_file(random: Random, words: Sequence[str]) -> DesktopInstance:
+def make_file(random: Random, words: Sequence[str]) -> DesktopInstance:
     return DesktopInstance(
         instruction=f"Use the terminal to write the word '{words[0]}' into a file called '{words[1]}.txt'.",
         start=_terminal(),
@@ -207,7 +195,7 @@ def _make_file(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-def _count_lines(random: Random, words: Sequence[str]) -> DesktopInstance:
+def count_lines(random: Random, words: Sequence[str]) -> DesktopInstance:
     number = random.randint(13, 99)
     return DesktopInstance(
         instruction="How many lines has the file list.txt? Use the terminal, and answer with the number alone.",
@@ -218,13 +206,24 @@ def _count_lines(random: Random, words: Sequence[str]) -> DesktopInstance:
     )
 
 
-DESKTOP_TASKS: tuple[DesktopTemplate, ...] = (
-    DesktopTemplate(task_id="desktop_01_replace_text", category="input", difficulty="easy", draw=_replace_text),
-    DesktopTemplate(task_id="desktop_02_append_line", category="input", difficulty="easy", draw=_append_line),
-    DesktopTemplate(task_id="desktop_03_delete_line", category="input", difficulty="medium", draw=_delete_line),
-    DesktopTemplate(task_id="desktop_04_save_as", category="app", difficulty="medium", draw=_save_as),
-    DesktopTemplate(task_id="desktop_05_make_folder", category="system", difficulty="medium", draw=_make_folder),
-    DesktopTemplate(task_id="desktop_06_rename_file", category="system", difficulty="medium", draw=_rename_file),
-    DesktopTemplate(task_id="desktop_07_make_file", category="system", difficulty="easy", draw=_make_file),
-    DesktopTemplate(task_id="desktop_08_count_lines", category="system", difficulty="hard", draw=_count_lines),
+_TABLE: tuple[tuple[str, Callable[[Random, Sequence[str]], DesktopInstance], Category, Difficulty], ...] = (
+    ("desktop_01_replace_text", replace_text, "input", "easy"),
+    ("desktop_02_append_line", append_line, "input", "easy"),
+    ("desktop_03_delete_line", delete_line, "input", "medium"),
+    ("desktop_04_save_as", save_as, "app", "medium"),
+    ("desktop_05_make_folder", make_folder, "system", "medium"),
+    ("desktop_06_rename_file", rename_file, "system", "medium"),
+    ("desktop_07_make_file", make_file, "system", "easy"),
+    ("desktop_08_count_lines", count_lines, "system", "hard"),
+)
+DESKTOP_TASKS: tuple[DesktopTemplate, ...] = tuple(
+    DesktopTemplate(
+        task_id=task_id,
+        category=category,
+        difficulty=difficulty,
+        max_turns=_MAX_TURNS,
+        tags=("desktop",),
+        draw=draw,
+    )
+    for task_id, draw, category, difficulty in _TABLE
 )

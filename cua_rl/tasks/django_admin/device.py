@@ -19,7 +19,7 @@ from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER
 _NOWHERE = "http://127.0.0.1:0/"
 
 
-class AdminPages:
+class AdminPages(BrowserPages):
     """The `DeviceBackend` of the admin site: contexts are new for every rollout, sites are used again."""
 
     abilities: DeviceAbilities = ADMIN_BROWSER
@@ -31,31 +31,30 @@ class AdminPages:
             )
         scale = 1.0 if scale is None else scale
         # its pages do come to rest, however long a busy machine takes to serve them
-        self.pages = BrowserPages(PageSettings(allowed_urls=(_NOWHERE,), scale=scale, settle_timeout_s=20.0))
-        self._idle: list[AdminSite] = []
+        super().__init__(PageSettings(allowed_urls=(_NOWHERE,), scale=scale, settle_timeout_s=20.0))
+        self._idle_sites: list[AdminSite] = []
         self._sites: list[AdminSite] = []
         self._folder: Path | None = None
         self._empty_database: asyncio.Task[Path] | None = None
 
     async def make(self, request: DeviceRequest) -> Device:
         """A page whose site `task.prepare` resets."""
-        site = self._idle.pop() if self._idle else await self._start_site()
-        lent = LentSite(site, self._idle)
+        site = self._idle_sites.pop() if self._idle_sites else await self._start_site()
+        lent = LentSite(site, self._idle_sites)
         try:
-            return await self.pages.lend(request.task_id, site=lent)
+            return await self.lend(request.task_id, site=lent)
         except BaseException:
             await lent.release()
             raise
 
     async def __aenter__(self) -> Self:
         self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_admin_site_"))
-        await self.pages.__aenter__()
-        return self
+        return await super().__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.pages.__aexit__(kind, error, trace)
+        await super().__aexit__(kind, error, trace)
         await asyncio.gather(*(site.stop() for site in self._sites))
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)

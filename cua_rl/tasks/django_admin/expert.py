@@ -10,8 +10,7 @@ from cua_rl.actions import Action, Click, PressKey, Scroll, TypeText
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
-from cua_rl.tasks.django_admin.steps import Fill, Follow, Press, Step, Tick
-from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES, AdminInstance
+from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES, AdminInstance, Fill, Follow, Press, Step, Tick
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
 

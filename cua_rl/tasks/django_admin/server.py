@@ -1,4 +1,4 @@
-"""A Django site that somebody owns: its process, its folder, its database."""
+"""A Django site: its process, folder and database."""
 
 import asyncio
 import shutil
@@ -50,7 +50,7 @@ class AdminSite:
             await asyncio.to_thread(_reset, self.empty_database, self.folder, state)
 
     async def answer(self, name: str) -> str:
-        """What the page cannot tell; raises `TaskError` for anything but "site_state"."""
+        """Answer a query about the database; raises `TaskError` for anything but "site_state"."""
         if name != "site_state":
             raise TaskError(f"expected a query of the admin site, such as 'site_state', got {name!r}")
         with boundary(TaskError, "read the site's database"):

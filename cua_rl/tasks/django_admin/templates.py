@@ -10,8 +10,7 @@ from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.errors import TaskError
 from cua_rl.tasks.django_admin.server import LentSite
 from cua_rl.tasks.django_admin.state import Names, Person, SiteState, draw_names
-from cua_rl.tasks.django_admin.steps import Fill, Follow, Press, Step, Tick
-from cua_rl.tasks.task import Category, Difficulty, Task
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
 from cua_rl.types import Validation
 
 ADMIN_BROWSER = DeviceAbilities(
@@ -22,8 +21,46 @@ ADMIN_BROWSER = DeviceAbilities(
     queries=frozenset({"site_state"}),
 )
 MAX_TURNS = 15
+_PREFIX = "django_admin/"
 _HOME, _USERS, _GROUPS = r"/admin/", r"/admin/auth/user/", r"/admin/auth/group/"
 _USER, _GROUP = r"/admin/auth/user/\d+/change/", r"/admin/auth/group/\d+/change/"
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """On a page whose path matches, click a link; `selector` may end in :text("...") for what it says."""
+
+    path: str
+    selector: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """On a page whose path matches, let a field hold a text."""
+
+    path: str
+    selector: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """On a page whose path matches, let a box be ticked or not."""
+
+    path: str
+    selector: str
+    is_on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Press:
+    """On a page whose path matches, press a button."""
+
+    path: str
+    selector: str
+
+
+Step = Follow | Fill | Tick | Press
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +77,19 @@ class AdminInstance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdminTemplate:
+class AdminTemplate(Template):
     """A task whose people and groups differ by seed."""
 
-    name: str
-    category: Category
-    difficulty: Difficulty
     draw: Callable[[Names, Random], AdminInstance]
-    has_expert: bool = False
 
     @property
-    def task_id(self) -> str:
-        return f"django_admin/{self.name}"
+    def name(self) -> str:
+        """The id without the site, such as "add_group"."""
+        return self.task_id.removeprefix(_PREFIX)
 
     @property
-    def tags(self) -> tuple[str, ...]:
-        return ("django_admin", "expert") if self.has_expert else ("django_admin",)
+    def has_expert(self) -> bool:
+        return "expert" in self.tags
 
     def instance(self, seed: int) -> AdminInstance:
         """What the instance of this seed asks for."""
@@ -64,14 +98,9 @@ class AdminTemplate:
     def make_task(self, seed: int) -> Task:
         """The instance of this seed."""
         instance = self.instance(seed)
-        return Task(
-            task_id=self.task_id,
-            seed=seed,
-            instruction=instance.instruction,
-            category=self.category,
-            difficulty=self.difficulty,
-            max_turns=MAX_TURNS,
-            tags=self.tags,
+        return self.build_task(
+            seed,
+            instance.instruction,
             prepare=partial(_prepare, draw_names(seed).state),
             validate=partial(_validate, instance),
         )
@@ -92,7 +121,7 @@ async def _validate(instance: AdminInstance, device: Device, answer: str | None)
     return Validation(query="answer", expected=instance.answer, actual=answer or "", success=told)
 
 
-def _add_group(names: Names, random: Random) -> AdminInstance:
+def add_group(names: Names, random: Random) -> AdminInstance:
     group = random.choice(names.new_groups)
     return AdminInstance(
         instruction=f"Add a group called {group}.",
@@ -105,7 +134,7 @@ def _add_group(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _delete_group(names: Names, random: Random) -> AdminInstance:
+def delete_group(names: Names, random: Random) -> AdminInstance:
     group = random.choice(names.state.groups)
     return AdminInstance(
         instruction=f"Delete the group {group}.",
@@ -119,7 +148,7 @@ def _delete_group(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _rename_group(names: Names, random: Random) -> AdminInstance:
+def rename_group(names: Names, random: Random) -> AdminInstance:
     old, new = random.choice(names.state.groups), random.choice(names.new_groups)
     groups = tuple(new if name == old else name for name in names.state.groups)
     return AdminInstance(
@@ -134,7 +163,7 @@ def _rename_group(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _deactivate_user(names: Names, random: Random) -> AdminInstance:
+def deactivate_user(names: Names, random: Random) -> AdminInstance:
     name = random.choice(names.state.people).username
     return AdminInstance(
         instruction=f"Deactivate the user {name}.",
@@ -143,7 +172,7 @@ def _deactivate_user(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _make_staff(names: Names, random: Random) -> AdminInstance:
+def make_staff(names: Names, random: Random) -> AdminInstance:
     name = random.choice(names.state.people).username
     return AdminInstance(
         instruction=f"Give the user {name} staff status.",
@@ -152,7 +181,7 @@ def _make_staff(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _rename_user(names: Names, random: Random) -> AdminInstance:
+def rename_user(names: Names, random: Random) -> AdminInstance:
     old, new = random.choice(names.state.people).username, random.choice(names.new_people)
     return AdminInstance(
         instruction=f"Change the username of {old} to {new}.",
@@ -161,7 +190,7 @@ def _rename_user(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _change_email(names: Names, random: Random) -> AdminInstance:
+def change_email(names: Names, random: Random) -> AdminInstance:
     name = random.choice(names.state.people).username
     email = f"{name}{random.randrange(10, 100)}@example.org"
     return AdminInstance(
@@ -171,13 +200,13 @@ def _change_email(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _delete_user(names: Names, random: Random) -> AdminInstance:
+def delete_user(names: Names, random: Random) -> AdminInstance:
     name = random.choice(names.state.people).username
     people = tuple(person for person in names.state.people if person.username != name)
     return AdminInstance(instruction=f"Delete the user {name}.", wanted=replace(names.state, people=people))
 
 
-def _add_user(names: Names, random: Random) -> AdminInstance:
+def add_user(names: Names, random: Random) -> AdminInstance:
     name, password = random.choice(names.new_people), f"pass-{random.randrange(10_000, 100_000)}"
     person = Person(username=name, email="")
     return AdminInstance(
@@ -186,7 +215,7 @@ def _add_user(names: Names, random: Random) -> AdminInstance:
     )
 
 
-def _count_groups(names: Names, random: Random) -> AdminInstance:
+def count_groups(names: Names, random: Random) -> AdminInstance:
     return AdminInstance(
         instruction="How many groups are there? Answer with a number.",
         wanted=names.state,
@@ -198,17 +227,33 @@ def _to_user(name: str) -> tuple[Step, ...]:
     return (Follow(_HOME, ".model-user th a"), Follow(_USERS, f'th a:text("{name}")'))
 
 
+def _template(
+    name: str,
+    draw: Callable[[Names, Random], AdminInstance],
+    category: Category,
+    difficulty: Difficulty,
+    *,
+    has_expert: bool = False,
+) -> AdminTemplate:
+    return AdminTemplate(
+        task_id=f"{_PREFIX}{name}",
+        category=category,
+        difficulty=difficulty,
+        max_turns=MAX_TURNS,
+        tags=("django_admin", "expert") if has_expert else ("django_admin",),
+        draw=draw,
+    )
+
+
 ADMIN_TEMPLATES: tuple[AdminTemplate, ...] = (
-    AdminTemplate(name="add_group", category="input", difficulty="medium", draw=_add_group, has_expert=True),
-    AdminTemplate(name="delete_group", category="navigation", difficulty="medium", draw=_delete_group, has_expert=True),
-    AdminTemplate(name="rename_group", category="input", difficulty="medium", draw=_rename_group, has_expert=True),
-    AdminTemplate(
-        name="deactivate_user", category="settings", difficulty="hard", draw=_deactivate_user, has_expert=True
-    ),
-    AdminTemplate(name="make_staff", category="settings", difficulty="hard", draw=_make_staff, has_expert=True),
-    AdminTemplate(name="rename_user", category="input", difficulty="hard", draw=_rename_user, has_expert=True),
-    AdminTemplate(name="change_email", category="input", difficulty="hard", draw=_change_email, has_expert=True),
-    AdminTemplate(name="delete_user", category="navigation", difficulty="hard", draw=_delete_user),
-    AdminTemplate(name="add_user", category="input", difficulty="medium", draw=_add_user),
-    AdminTemplate(name="count_groups", category="app", difficulty="easy", draw=_count_groups),
+    _template("add_group", add_group, "input", "medium", has_expert=True),
+    _template("delete_group", delete_group, "navigation", "medium", has_expert=True),
+    _template("rename_group", rename_group, "input", "medium", has_expert=True),
+    _template("deactivate_user", deactivate_user, "settings", "hard", has_expert=True),
+    _template("make_staff", make_staff, "settings", "hard", has_expert=True),
+    _template("rename_user", rename_user, "input", "hard", has_expert=True),
+    _template("change_email", change_email, "input", "hard", has_expert=True),
+    _template("delete_user", delete_user, "navigation", "hard"),
+    _template("add_user", add_user, "input", "medium"),
+    _template("count_groups", count_groups, "app", "easy"),
 )

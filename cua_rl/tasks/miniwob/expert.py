@@ -7,9 +7,8 @@ from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Expert, Finish
-from cua_rl.tasks.miniwob.elements import PageElement, read_elements
 from cua_rl.tasks.miniwob.pages import as_page, read_result
-from cua_rl.tasks.miniwob.routes import ROUTES, SCANNED_KINDS, ClickOn, Write
+from cua_rl.tasks.miniwob.routes import ROUTES, SCANNED_KINDS, ClickOn, PageElement, Write, read_elements
 from cua_rl.tasks.task import Task
 
 

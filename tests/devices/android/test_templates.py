@@ -5,8 +5,8 @@ import pytest
 from cua_rl.devices.android.preparation import make_goal_false
 from cua_rl.devices.android.queries import ANDROID_QUERIES, read_android_query
 from cua_rl.errors import TaskError
-from cua_rl.tasks.demo.template import Goal
 from cua_rl.tasks.demo.templates import TEMPLATES
+from cua_rl.tasks.goal import Goal
 from tests.devices.android.phone_double import VERSIONS, PhoneDouble, Version
 
 SIMULATOR_ONLY = {

@@ -3,10 +3,8 @@ from pathlib import Path
 import pytest
 
 from cua_rl.actions import Button, Click, OpenApp, PressButton, PressKey
-from cua_rl.devices.browser.chromium import chromium_command, find_chromium
-from cua_rl.devices.browser.hands import require_possible
-from cua_rl.devices.browser.janitor import make_profile, remove_leftovers
-from cua_rl.devices.browser.keys import key_chord
+from cua_rl.devices.browser.chromium import chromium_command, find_chromium, make_profile, remove_leftovers
+from cua_rl.devices.browser.hands import key_chord, require_possible
 from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.devices.device import ActionRejected
 from cua_rl.errors import ConfigError

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from cua_rl.actions import Click, DoubleClick, Drag, MoveMouse, PressKey, RightClick, Scroll, TypeText
 from cua_rl.devices.browser.backend import BrowserPages
-from cua_rl.devices.browser.janitor import remove_leftovers
+from cua_rl.devices.browser.chromium import remove_leftovers
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.errors import DeviceError, TaskError

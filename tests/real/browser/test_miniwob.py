@@ -20,7 +20,7 @@ from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import MiniWobExperts
 from cua_rl.tasks.miniwob.pages import read_result
 from cua_rl.tasks.miniwob.routes import ROUTES
-from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, MiniWobTemplate, all_templates
+from cua_rl.tasks.miniwob.templates import MINIWOB_BROWSER, MiniWobTemplate, all_templates, miniwob_template
 from cua_rl.tasks.readiness import instruct, prepare
 
 RENDERER = make_renderer(TINY_QWEN3_VL)
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", list(ROUTES))
 async def test_experts_solve_their_tasks_by_pixel(backend: MiniWobPages, name: str) -> None:
     for seed in (0, 1_000_000):
-        task = MiniWobTemplate(name=name).make_task(seed)
+        task = miniwob_template(name).make_task(seed)
         page = await backend.make(task.device_request())
         await prepare(task, page)
         assert not (await task.validate(page, None)).success
@@ -57,7 +57,7 @@ async def test_experts_solve_their_tasks_by_pixel(backend: MiniWobPages, name: s
 
 async def test_pages_wait_for_the_next_rollout_of_their_task_until_there_are_too_many() -> None:
     names = ("click-button", "click-tab", "click-link")
-    button, tab, link = (MiniWobTemplate(name=name).make_task(0) for name in names)
+    button, tab, link = (miniwob_template(name).make_task(0) for name in names)
     async with MiniWobPages(scale=1.2, max_idle=2) as pages:
         on_button = await pages.make(button.device_request())
         await on_button.close()
@@ -69,7 +69,7 @@ async def test_pages_wait_for_the_next_rollout_of_their_task_until_there_are_too
 
 
 async def test_a_seed_gives_the_same_page_again_whatever_happened_on_it(backend: MiniWobPages) -> None:
-    task, other = (MiniWobTemplate(name="click-button").make_task(seed) for seed in (1, 2))
+    task, other = (miniwob_template("click-button").make_task(seed) for seed in (1, 2))
     page = await backend.make(task.device_request())
     await prepare(task, page)
     first, told = await page.observe(), await instruct(task, page)
@@ -91,7 +91,7 @@ async def test_every_screen_is_the_seed_s_whatever_happened_before(
     used_pages: MiniWobPages, template: MiniWobTemplate
 ) -> None:
     """At first, after another instance was used, after another task: all pages but those that move by themselves."""
-    rng, other_page = random.Random(0), MiniWobTemplate(name="click-tab-2-hard")
+    rng, other_page = random.Random(0), miniwob_template("click-tab-2-hard")
     page = await used_pages.make(template.make_task(0).device_request())
     first: dict[int, bytes] = {}
     for seed in (0, 1):
@@ -122,7 +122,7 @@ async def use(page: Device, rng: random.Random) -> None:
 
 
 async def test_a_wrong_click_ends_the_task_and_no_click_begins_it_again(backend: MiniWobPages) -> None:
-    task = MiniWobTemplate(name="click-dialog-2").make_task(3)
+    task = miniwob_template("click-dialog-2").make_task(3)
     page = await backend.make(task.device_request())
     await prepare(task, page)
     screen = await look_at(page, "click-dialog-2")
@@ -137,17 +137,17 @@ async def test_a_wrong_click_ends_the_task_and_no_click_begins_it_again(backend:
 
 
 async def test_pages_are_used_again_and_shared_by_tasks(backend: MiniWobPages) -> None:
-    task = MiniWobTemplate(name="click-color").make_task(0)
+    task = miniwob_template("click-color").make_task(0)
     page = await backend.make(task.device_request())
     await page.close()
     again = await backend.make(task.device_request())
     assert again is page
     await again.close()
-    assert backend.pages.num_browsers_started == 1
+    assert backend.num_browsers_started == 1
 
 
 async def test_kept_screens_give_the_conversation_that_the_agent_has(backend: MiniWobPages, tmp_path) -> None:
-    task = MiniWobTemplate(name="click-color").make_task(7)
+    task = miniwob_template("click-color").make_task(7)
     page = await backend.make(task.device_request())
     await prepare(task, page)
     write_screens(tmp_path / "screens.jsonl", [await look_at(page, "click-color")])

@@ -1,0 +1,178 @@
+"""Folders and files of the phone's storage: those of its seed, what was added and what was deleted.
+
+Paths are relative to the storage's root; folders end with a slash, such as "Documents/". Android calls the folder shown
+as Downloads "Download".
+"""
+
+from dataclasses import replace
+from random import Random
+
+from cua_rl.devices.simulator import content
+from cua_rl.devices.simulator.catalog import WIDTH
+from cua_rl.devices.simulator.controls import (
+    BLUE,
+    Column,
+    add_field,
+    place,
+    plus_button,
+    row,
+    title_button,
+    wide_button,
+)
+from cua_rl.devices.simulator.elements import Do, Push
+from cua_rl.devices.simulator.navigation import field_value, go_up
+from cua_rl.devices.simulator.state import PhoneState
+
+DOWNLOADS = "Downloads/"
+_ROOTS = ("/sdcard/", "/storage/emulated/0/")
+_KINDS = {
+    "Documents": "Letter {}.pdf",
+    "Downloads": "File {}.zip",
+    "Music": "Song {}.mp3",
+    "Pictures": "Picture {}.jpg",
+    "Receipts": "Receipt {}.pdf",
+    "Recordings": "Memo {}.m4a",
+    "Videos": "Clip {}.mp4",
+    "Work": "Report {}.docx",
+}
+
+
+_BROWN = "#8a6a4a"
+
+
+def list_folder(state: PhoneState, folder: str = "") -> tuple[str, ...]:
+    """Paths of what lies directly in a folder ("" is the root): the seed's first, then what was added."""
+    created = tuple(path for path in state.apps.created_files if parent_of(path) == folder)
+    seeded = tuple(path for path in _seeded(state.seed, folder) if path not in state.apps.deleted_files)
+    return tuple(dict.fromkeys((*created, *seeded))) if folder else tuple(dict.fromkeys((*seeded, *created)))
+
+
+def exists(state: PhoneState, path: str) -> bool:
+    """Whether a file or folder exists."""
+    return path in list_folder(state, parent_of(path))
+
+
+def exists_on_device(state: PhoneState, path: str) -> bool:
+    """The same for a path as Android has it, such as "/sdcard/Download/logo.svg"; folders need no slash."""
+    for root in _ROOTS:
+        path = path.removeprefix(root)
+    path = path.rstrip("/")
+    path = path.replace("Download", "Downloads", 1) if path.split("/")[0] == "Download" else path
+    return exists(state, path) or exists(state, f"{path}/")
+
+
+def add_file(state: PhoneState, path: str) -> PhoneState:
+    """Add a file or folder and its parent folders."""
+    folder = parent_of(path)
+    state = add_file(state, folder) if folder and not exists(state, folder) else state
+    if exists(state, path):
+        return state
+    return replace(state, apps=replace(state.apps, created_files=(*state.apps.created_files, path)))
+
+
+def remove_file(state: PhoneState, path: str) -> PhoneState:
+    """Remove a file, or a folder with its contents."""
+    created = tuple(
+        other
+        for other in state.apps.created_files
+        if other != path and not (path.endswith("/") and other.startswith(path))
+    )
+    return replace(
+        state, apps=replace(state.apps, created_files=created, deleted_files=(*state.apps.deleted_files, path))
+    )
+
+
+def parent_of(path: str) -> str:
+    """The folder that a path lies in; "" is the root."""
+    return path.rstrip("/").rpartition("/")[0] + "/" if "/" in path.rstrip("/") else ""
+
+
+def name_of(path: str) -> str:
+    """The last part of a path, without a slash."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _seeded(seed: int, folder: str) -> tuple[str, ...]:
+    counts = dict(content.folders(seed))
+    if not folder:
+        return tuple(f"{name}/" for name in counts)
+    name = folder.rstrip("/")
+    return tuple(f"{folder}{_KINDS[name].format(i + 1)}" for i in range(counts.get(name, 0)))
+
+
+def build_files(state: PhoneState, column: Column) -> None:
+    """The folders of the storage."""
+    _add_entries(state, column, "")
+    column.pin(plus_button("new"))
+
+
+def build_files_page(state: PhoneState, column: Column, subscreen: str) -> str:
+    """A new folder, one file, or the content of a folder."""
+    if subscreen == "new":
+        return _new_folder(state, column)
+    if subscreen.startswith("file:"):
+        return _file(state, column, subscreen.removeprefix("file:"))
+    return _folder(state, column, subscreen)
+
+
+def _add_entries(state: PhoneState, column: Column, folder: str) -> None:
+    for path in list_folder(state, folder):
+        name, is_folder = name_of(path), path.endswith("/")
+        column.stack(
+            row(
+                f"{'folder' if is_folder else 'file'}:{name}",
+                text=name,
+                detail=f"{len(list_folder(state, path))} files" if is_folder else _size(state, path),
+                glyph="files" if is_folder else "document",
+                paper=_BROWN if is_folder else BLUE,
+                effect=Push(subscreen=path if is_folder else f"file:{path}"),
+            )
+        )
+    column.y += 46  # so that the last row scrolls clear of the round button
+
+
+def _folder(state: PhoneState, column: Column, folder: str) -> str:
+    if not list_folder(state, folder):
+        column.add_text("This folder is empty")
+    _add_entries(state, column, folder)
+    column.pin(plus_button("new"))
+    if parent_of(folder):
+        column.pin(title_button("Delete", Do(command="delete_file")))
+    return name_of(folder)
+
+
+def _new_folder(state: PhoneState, column: Column) -> str:
+    parent = state.subscreens[-2] if len(state.subscreens) > 1 else ""
+    column.add_heading(f"In {name_of(parent) or 'the storage'}")
+    add_field(column, state, "folder", "Name")
+    column.pin(title_button("Create", Do(command="create_folder")))
+    return "New folder"
+
+
+def _file(state: PhoneState, column: Column, path: str) -> str:
+    if not exists(state, path):
+        column.add_text("This file was deleted")
+        return name_of(path)
+    column.add(place("paper", "Paper", "art", (66, 62, 60, 76), glyph="document", text=path.rpartition(".")[2].upper()))
+    name = place("name", "Name", "text", (10, 144, WIDTH - 20, 22), text=name_of(path), ink="large")
+    column.add(name, place("size", "Size", "text", (10, 168, WIDTH - 20, 14), text=_size(state, path), ink="centre"))
+    column.add(wide_button("Delete", 200, Do(command="delete_file")))
+    return name_of(parent_of(path))
+
+
+def _size(state: PhoneState, path: str) -> str:
+    return f"{Random(f'size-{state.seed}-{path}').randrange(20, 900)} kB"
+
+
+def create_folder(state: PhoneState) -> PhoneState:
+    """Make the folder whose name was typed in the folder that shows."""
+    name = field_value(state, "folder").strip()
+    if not name or "/" in name:
+        return state
+    parent = state.subscreens[-2] if len(state.subscreens) > 1 else ""
+    return go_up(add_file(state, f"{parent}{name}/"))
+
+
+def delete_file(state: PhoneState) -> PhoneState:
+    """Delete the file or folder that shows."""
+    return go_up(remove_file(state, state.subscreens[-1].removeprefix("file:")))

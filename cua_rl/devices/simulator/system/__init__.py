@@ -1,0 +1,1 @@
+"""The system of the simulated phone: Settings, dialogs, the notification shade."""

@@ -1,0 +1,280 @@
+"""Settings: the list of rows, and the pages that they open."""
+
+from collections.abc import Callable
+
+from cua_rl.devices.simulator.catalog import (
+    APPS,
+    EXTRA_ROWS,
+    LANGUAGES,
+    MAX_BRIGHTNESS,
+    MAX_VOLUME,
+    SCREEN_LOCKS,
+    SCREEN_TIMEOUTS_MS,
+    SETTINGS,
+    TIME_ZONES,
+    WALLPAPER_NAMES,
+    WALLPAPERS,
+    Toggle,
+)
+from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, button, row, slider, switch_row
+from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Rect, Slide, Switch
+from cua_rl.devices.simulator.state import PhoneState
+from cua_rl.devices.simulator.system.apps import app_info, app_list, app_storage, storage
+from cua_rl.devices.simulator.system.dialogs import is_dialog
+from cua_rl.devices.simulator.system.networks import build_bluetooth, build_network, build_wifi
+
+
+def build_settings(state: PhoneState) -> tuple[str, Column]:
+    """The title and the elements of the current page; a dialog has those of the page beneath it."""
+    pages = [name for name in state.subscreens if not is_dialog(name)]
+    name, _, argument = (pages or [""])[-1].partition(":")
+    column = Column(top=CONTENT_TOP)
+    match name:
+        case "network":
+            build_network(state, column, argument)
+            return argument, column
+        case "app":
+            return app_info(state, column, argument), column
+        case "app_storage":
+            return app_storage(state, column, argument), column
+        case "set_wallpaper":
+            build_wallpaper_preview(column, int(argument))
+            return WALLPAPER_NAMES[int(argument)], column
+        case _:
+            heading, build = _PAGES[name]
+            build(state, column)
+            return heading, column
+
+
+def build_rows(state: PhoneState, column: Column) -> None:
+    """The list of rows."""
+    for name in state.setting_rows:
+        column.stack(_setting_row(state, name))
+
+
+def _setting_row(state: PhoneState, name: str) -> Element:
+    if name in EXTRA_ROWS:
+        extra = EXTRA_ROWS[name]
+        return row(
+            f"page:{extra.subscreen}",
+            label=extra.label,
+            text=extra.title,
+            detail=_summary(state, name),
+            glyph=extra.glyph,
+            paper=extra.paper,
+            effect=Push(subscreen=extra.subscreen),
+        )
+    spec = SETTINGS[name]
+    toggle = spec.toggle
+    return row(
+        f"{'toggle' if toggle else 'page'}:{spec.row}",
+        label=spec.label,
+        text=spec.title,
+        glyph=spec.row,
+        paper=spec.paper,
+        effect=Switch(toggle=toggle) if toggle else Push(subscreen=spec.row),
+        kind="switch_row" if toggle else "row",
+        is_on=toggle is not None and state.is_on(toggle),
+    )
+
+
+def _summary(state: PhoneState, name: str) -> str:
+    match name:
+        case "wifi_page" if state.is_on(Toggle.WIFI):
+            return state.system.connected_network or "Not connected"
+        case "wifi_page":
+            return "Off"
+        case "bluetooth_page":
+            return "On" if state.is_on(Toggle.BLUETOOTH) else "Off"
+        case "language":
+            return state.system.language
+        case _:
+            return ""
+
+
+def build_display(state: PhoneState, column: Column) -> None:
+    """Brightness and screen timeout."""
+    column.add_heading("Brightness")
+    column.stack(slider("Brightness", state.brightness_level / MAX_BRIGHTNESS, Slide(level="brightness"), "display"))
+    column.add_heading("Screen timeout")
+    for timeout_ms, text in SCREEN_TIMEOUTS_MS.items():
+        column.stack(
+            row(
+                f"timeout:{timeout_ms}",
+                text=text,
+                effect=Choose(screen_timeout_ms=timeout_ms),
+                kind="choice_row",
+                is_on=timeout_ms == state.screen_timeout_ms,
+                height=26,
+            )
+        )
+
+
+def build_sound(state: PhoneState, column: Column) -> None:
+    """Media volume, do not disturb, vibration."""
+    column.add_heading("Media volume")
+    column.stack(slider("Volume", state.media_volume / MAX_VOLUME, Slide(level="media_volume"), "sound"))
+    column.stack(_setting_row(state, Toggle.DO_NOT_DISTURB.value))
+    for name in ("call_vibration", "touch_vibration"):
+        column.stack(switch_row(state, name))
+
+
+def build_date(state: PhoneState, column: Column) -> None:
+    """The time, automatic or not, and its zone."""
+    column.stack(
+        row(
+            "toggle:auto_time",
+            label="Automatic",
+            text="Automatic time",
+            glyph="date",
+            paper=SETTINGS["date"].paper,
+            effect=Switch(toggle=Toggle.AUTO_TIME),
+            kind="switch_row",
+            is_on=state.is_on(Toggle.AUTO_TIME),
+        )
+    )
+    column.add_text(f"The time is {state.clock}.", indent=14)
+    column.stack(
+        row(
+            "page:time_zone",
+            label="Zone",
+            text="Time zone",
+            detail=state.system.time_zone,
+            effect=Push(subscreen="time_zone"),
+        )
+    )
+
+
+def build_about(state: PhoneState, column: Column) -> None:
+    """Model, serial number, battery."""
+    for name, value in (
+        ("Model", "Simulated phone"),
+        ("Serial number", f"SP-{state.seed:07d}"),
+        ("Battery", f"{state.battery_pct} %"),
+        ("Apps", str(len(APPS))),
+    ):
+        column.stack(row(f"about:{name}", text=name, detail=value))
+
+
+def build_security(state: PhoneState, column: Column) -> None:
+    """The screen lock, and what it shows."""
+    column.stack(
+        row(
+            "page:screen_lock",
+            label="Lock",
+            text="Screen lock",
+            detail=state.system.screen_lock,
+            glyph="lock",
+            paper="#00796b",
+            effect=Push(subscreen="screen_lock"),
+        ),
+    )
+    column.stack(switch_row(state, "lock_notifications"))
+
+
+def build_screen_lock(state: PhoneState, column: Column) -> None:
+    """The kinds of screen lock."""
+    for lock in SCREEN_LOCKS:
+        effect = Operate(command="choose_screen_lock", target=lock)
+        column.stack(_choice(lock, effect, is_on=lock == state.system.screen_lock))
+
+
+def build_wallpapers(state: PhoneState, column: Column) -> None:
+    """The wallpapers to choose from."""
+    width, height, gap = 52, 84, 8
+    top = column.y + 6
+    for i, name in enumerate(WALLPAPER_NAMES):
+        rect = Rect(x=10 + i % 3 * (width + gap), y=top + i // 3 * (height + 24), width=width, height=height)
+        effect = Push(subscreen=f"set_wallpaper:{i}")
+        column.add(_swatch(i, name, rect, effect=effect, is_on=i == state.wallpaper))
+
+
+def _swatch(index: int, name: str, rect: Rect, *, effect: Push | None = None, is_on: bool = False) -> Element:
+    top, bottom = WALLPAPERS[index]
+    return Element(
+        element_id=f"wallpaper:{name}",
+        label=name,
+        kind="swatch",
+        rect=rect,
+        effect=effect,
+        text=name,
+        paper=top,
+        ink=bottom,
+        is_on=is_on,
+    )
+
+
+def build_wallpaper_preview(column: Column, index: int) -> None:
+    """One wallpaper, to be set."""
+    rect = Rect(x=46, y=column.y + 4, width=100, height=166)
+    column.add(_swatch(index, WALLPAPER_NAMES[index], rect))
+    effect = Operate(command="set_wallpaper", target=str(index))
+    column.add(button("Set wallpaper", (46, column.y + 24, 100, 24), effect, label="Set"))
+
+
+def _choice(text: str, effect: Operate | Push | None, *, is_on: bool) -> Element:
+    return row(f"choice:{text}", text=text, effect=effect, kind="choice_row", is_on=is_on, height=30)
+
+
+def build_language(state: PhoneState, column: Column) -> None:
+    """The language, and the spell checker."""
+    column.stack(
+        row(
+            "page:languages",
+            text="Languages",
+            detail=state.system.language,
+            glyph="globe",
+            paper="#16b5cf",
+            effect=Push(subscreen="languages"),
+        )
+    )
+    column.stack(switch_row(state, "spell_checker"))
+
+
+def build_languages(state: PhoneState, column: Column) -> None:
+    """The languages to choose from."""
+    for language in LANGUAGES:
+        is_current = language == state.system.language
+        effect = None if is_current else Push(subscreen=f"ask:language:{language}")
+        column.stack(_choice(language, effect, is_on=is_current))
+
+
+def build_developer(state: PhoneState, column: Column) -> None:
+    """The developer options, empty while they are off."""
+    column.stack(switch_row(state, "developer_options"))
+    if "developer_options" not in state.system.switched_on:
+        return
+    usb = "usb_debugging"
+    is_on = usb in state.system.switched_on
+    effect = Operate(command="switch", target=usb) if is_on else Push(subscreen="ask:usb_debugging:")
+    column.stack(switch_row(state, usb, effect=effect, detail="When USB is connected"))
+    for name in ("stay_awake", "show_taps"):
+        column.stack(switch_row(state, name))
+
+
+def build_time_zones(state: PhoneState, column: Column) -> None:
+    """The time zones to choose from."""
+    for zone in TIME_ZONES:
+        effect = Operate(command="choose_time_zone", target=zone)
+        column.stack(_choice(zone, effect, is_on=zone == state.system.time_zone))
+
+
+_PAGES: dict[str, tuple[str, Callable[[PhoneState, Column], None]]] = {
+    "": ("Settings", build_rows),
+    "display": ("Display", build_display),
+    "sound": ("Sound", build_sound),
+    "date": ("Date and time", build_date),
+    "about": ("About phone", build_about),
+    "wifi": ("Wi-Fi", build_wifi),
+    "bluetooth": ("Bluetooth", build_bluetooth),
+    "apps": ("Apps", app_list),
+    "storage": ("Storage", storage),
+    "security": ("Security", build_security),
+    "screen_lock": ("Screen lock", build_screen_lock),
+    "wallpaper": ("Wallpaper", build_wallpapers),
+    "language": ("Language and input", build_language),
+    "languages": ("Languages", build_languages),
+    "developer": ("Developer options", build_developer),
+    "time_zone": ("Time zone", build_time_zones),
+}
+"""Title and builder of the pages that are about nothing in particular; "" is the list of rows."""

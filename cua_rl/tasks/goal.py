@@ -1,0 +1,55 @@
+"""Goals: what a query must return when the agent has finished."""
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from cua_rl.devices.device import Device
+from cua_rl.types import Validation
+
+How = Literal["equals", "includes", "told"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """The result that a query must have for success.
+
+    `how`: "equals"; "includes" (the answer is a JSON list with an item equal to `expected`, itself JSON); or "told"
+    (the agent's final message must contain what the query answers, and that must be `expected`, where it is given).
+    """
+
+    query: str
+    expected: str = ""
+    how: How = "equals"
+
+    def is_met(self, actual: str, answer: str | None) -> bool:
+        """Compare what the query answered, and for questions what the agent said."""
+        match self.how:
+            case "equals":
+                return actual == self.expected
+            case "includes":
+                return json.loads(self.expected) in json.loads(actual)
+            case "told":
+                is_right = self.expected in ("", actual)
+                return is_right and answer is not None and _contains_words(answer.replace("%", " "), actual)
+
+
+async def check_goal(goal: Goal, device: Device, answer: str | None) -> Validation:
+    """Validate a task by its goal."""
+    started = time.monotonic()
+    actual = await device.query(goal.query)
+    success = goal.is_met(actual, answer)
+    return Validation(
+        query=goal.query,
+        expected=actual if goal.how == "told" else goal.expected,
+        actual=(answer or "") if goal.how == "told" else actual,
+        success=success,
+        duration_s=time.monotonic() - started,
+    )
+
+
+def _contains_words(text: str, wanted: str) -> bool:
+    """Whether the words of `wanted` stand in `text`, in order and whole; punctuation at their ends does not matter."""
+    said, words = ([word.strip(".,;:!?\"'()") for word in part.split()] for part in (text, wanted))
+    return bool(words) and any(said[i : i + len(words)] == words for i in range(len(said)))
