@@ -111,7 +111,7 @@ async def run_steps(
             record_checkpoint=lambda step, state, sampler: [step],
         )
         parts = LoopParts(
-            tasks=load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train"),
+            tasks=load_tasks({"source_type": "demo_training", "tags": ["demo", "open_app"]}, seed=0, split="train"),
             runner=make_runner(Gateway(sampler, renderer, PARAMS)),
             trainer=local,
             policy=policy,

@@ -10,7 +10,7 @@ from cua_rl.recipes.evaluate import cli_main
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.rollout_config import ServerSettings
 from cua_rl.sampling.server import VllmServer
-from tests.recipes.test_evaluate_config import write_adapter
+from tests.run.test_evaluate_config import write_adapter
 
 pytestmark = pytest.mark.timeout(600)
 

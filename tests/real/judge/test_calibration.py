@@ -202,7 +202,7 @@ async def test_the_matrix_of_a_judge_of_known_error_is_right_and_the_gate_refuse
     low = found["precision"]["low"]
     gate: dict[str, Any] = {"record": None, "log_dir": str(tmp_path), "is_forced": False}
     require_precision(judge_config, least=low, **gate)
-    with pytest.raises(ConfigError, match=r"judge_min_precision: expected the 95 % interval .* at 0\.9 or above, got"):
+    with pytest.raises(ConfigError, match=r"judge.min_precision: expected the 95 % interval .* at 0\.9 or above, got"):
         require_precision(judge_config, least=0.9, **gate)
     require_precision(judge_config, least=0.9, **gate | {"is_forced": True})
 
