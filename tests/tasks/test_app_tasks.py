@@ -87,11 +87,11 @@ def test_there_are_enough_tasks_and_every_question_is_answered_by_telling() -> N
     assert len(APP_EVAL) >= 12
     assert all(TEMPLATES[template.task_id] is template for template in ALL)
     for template in TOLD:
-        assert any(isinstance(move.deed, Tell) for move in template.instance(0).route)
+        assert any(isinstance(move.operation, Tell) for move in template.instance(0).route)
 
 
 async def almost(task_id: str, seed: int = 3) -> tuple[Task, SimulatedPhone]:
-    """The phone right before the expert's last deed."""
+    """The phone right before the expert's last move."""
     task = TEMPLATES[task_id].make_task(seed)
     phone, before = make_simulated_phone(task), make_simulated_phone(task)
     while not isinstance((decision := decide(task, phone)).action, Finish):
@@ -101,7 +101,7 @@ async def almost(task_id: str, seed: int = 3) -> tuple[Task, SimulatedPhone]:
 
 
 @pytest.mark.parametrize("template", [t for t in ALL if t not in TOLD], ids=lambda template: template.task_id)
-async def test_nothing_counts_before_the_last_deed(template: TaskTemplate) -> None:
+async def test_nothing_counts_before_the_last_move(template: TaskTemplate) -> None:
     task, phone = await almost(template.task_id)
 
     assert not (await task.validate(phone, "done")).success

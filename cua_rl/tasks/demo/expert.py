@@ -13,8 +13,8 @@ from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.errors import TaskError
 from cua_rl.tasks.demo.phone import find_template
 from cua_rl.tasks.demo.template import (
-    Deed,
     Hold,
+    Operation,
     PullShade,
     PushButton,
     SlideTo,
@@ -57,7 +57,7 @@ def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
     for move in instance.route:
         fits = move.query is None or read_query(phone.state, move.query) == move.value
         if move.screen == phone.state.screen and fits:
-            return _carry_out(move.deed, phone)
+            return _carry_out(move.operation, phone)
     return Decision(scanned=(), action=Finish(success_claimed=False))
 
 
@@ -115,10 +115,10 @@ def scannable_elements(screen: Screen) -> tuple[Element, ...]:
     return tuple(element for element in both if element.is_tappable and element.kind in _SCANNED_KINDS)
 
 
-def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
-    match deed:
+def _carry_out(operation: Operation, phone: SimulatedPhone) -> Decision:
+    match operation:
         case TapOn() | TapKey() | Hold():
-            return _touch(deed, phone)
+            return _touch(operation, phone)
         case SwipeUp():
             return Decision(scanned=(), action=_swipe_list(True, phone.scale))
         case PullShade():
@@ -135,8 +135,8 @@ def _carry_out(deed: Deed, phone: SimulatedPhone) -> Decision:
             return Decision(scanned=(), action=Finish(success_claimed=True, answer=read_query(phone.state, query)))
 
 
-def _touch(deed: TapOn | TapKey | Hold, phone: SimulatedPhone) -> Decision:
-    match deed:
+def _touch(operation: TapOn | TapKey | Hold, phone: SimulatedPhone) -> Decision:
+    match operation:
         case TapOn(label=label):
             return _seek(label, phone)
         case TapKey(label=label):

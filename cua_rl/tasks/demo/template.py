@@ -81,7 +81,7 @@ class Tell:
     query: str
 
 
-Deed = TapOn | TapKey | Hold | SwipeUp | PullShade | SlideTo | TypeIn | PushButton | TurnPage | Tell
+Operation = TapOn | TapKey | Hold | SwipeUp | PullShade | SlideTo | TypeIn | PushButton | TurnPage | Tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Move:
     """What the expert does on a screen ("" is any), if `query` (where given) answers `value`."""
 
     screen: str
-    deed: Deed
+    operation: Operation
     query: str | None = None
     value: str = ""
 
@@ -144,9 +144,9 @@ def family(
 
 def tap(screen: str, label: str, query: str | None = None, value: str = "") -> Move:
     """Tap the element with this label."""
-    return Move(screen=screen, deed=TapOn(label=label), query=query, value=value)
+    return Move(screen=screen, operation=TapOn(label=label), query=query, value=value)
 
 
 def type_in(screen: str, text: str, query: str | None = None, value: str = "") -> Move:
     """Type into the focused field."""
-    return Move(screen=screen, deed=TypeIn(text=text), query=query, value=value)
+    return Move(screen=screen, operation=TypeIn(text=text), query=query, value=value)

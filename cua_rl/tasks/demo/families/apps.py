@@ -68,7 +68,7 @@ def _digits(number: str) -> str:
 def _dial(number: str) -> tuple[Move, ...]:
     """Tap the keys of the dialler one by one."""
     return tuple(
-        Move(screen="phone", deed=TapKey(label=digit), query="dialled_number", value=number[:i])
+        Move(screen="phone", operation=TapKey(label=digit), query="dialled_number", value=number[:i])
         for i, digit in enumerate(number)
     )
 
@@ -186,7 +186,7 @@ def tell_contact_number(random: Random, pool: Pool) -> Instance:
         goal=Goal(query=query, how="told"),
         route=(
             *_to_person(person.name),
-            Move(screen=f"contacts/person:{person.name}", deed=Tell(query=query)),
+            Move(screen=f"contacts/person:{person.name}", operation=Tell(query=query)),
         ),
     )
 

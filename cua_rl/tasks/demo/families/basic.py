@@ -94,7 +94,7 @@ def set_slider(
     random: Random, instruction: str, page: str, label: str, *, query: str, value: int, share: float
 ) -> Instance:
     """Move a slider on a page of Settings to one of its ends."""
-    slide = Move(screen=f"settings/{page}", deed=SlideTo(label=label, share=share))
+    slide = Move(screen=f"settings/{page}", operation=SlideTo(label=label, share=share))
     return _on_settings_page(instruction, page, Goal(query=query, expected=str(value)), slide)
 
 
@@ -139,7 +139,7 @@ def go_home(random: Random) -> Instance:
         instruction="Go to the home screen.",
         start=Start(app="clock"),
         goal=Goal(query="current_app", expected=HOME_PACKAGE),
-        route=(Move(screen="clock", deed=PushButton(button=Button.HOME)),),
+        route=(Move(screen="clock", operation=PushButton(button=Button.HOME)),),
     )
 
 
@@ -150,7 +150,7 @@ def go_to_home_page(random: Random, page: int) -> Instance:
         instruction=f"Go to the {('first', 'second')[page]} home page.",
         start=Start(home_page=1 - page),
         goal=Goal(query="home_page", expected=str(page)),
-        route=(Move(screen="home", deed=TurnPage(by=1 if page else -1)),),
+        route=(Move(screen="home", operation=TurnPage(by=1 if page else -1)),),
     )
 
 
@@ -161,7 +161,7 @@ def open_recents(random: Random) -> Instance:
         instruction="Show the recent apps.",
         start=Start(recent_apps=("mail", "maps")),
         goal=Goal(query="current_screen", expected="recents"),
-        route=(Move(screen="home", deed=PushButton(button=Button.RECENTS)),),
+        route=(Move(screen="home", operation=PushButton(button=Button.RECENTS)),),
     )
 
 
@@ -172,7 +172,7 @@ def switch_to_app(random: Random, app: str) -> Instance:
         instruction=f"Switch to {APPS[app].label}, which was open a moment ago.",
         start=Start(app="mail", recent_apps=("music", app)),
         goal=Goal(query="current_app", expected=APPS[app].package),
-        route=(Move(screen="mail", deed=PushButton(button=Button.RECENTS)), tap("recents", APPS[app].label)),
+        route=(Move(screen="mail", operation=PushButton(button=Button.RECENTS)), tap("recents", APPS[app].label)),
     )
 
 
@@ -183,7 +183,7 @@ def check_battery(random: Random) -> Instance:
         instruction="What is the battery level in percent? Answer with the number.",
         start=Start(),
         goal=Goal(query="battery_level", how="told"),
-        route=(Move(screen="home", deed=Tell(query="battery_level")),),
+        route=(Move(screen="home", operation=Tell(query="battery_level")),),
     )
 
 

@@ -74,7 +74,7 @@ def _enter(text: str) -> tuple[Move, ...]:
     return (
         tap("chrome", "Search", query="focused_field"),
         type_in("chrome", text, query="draft_text"),
-        Move(screen="chrome", deed=TapKey(label="Enter")),
+        Move(screen="chrome", operation=TapKey(label="Enter")),
     )
 
 
@@ -142,7 +142,7 @@ def count_photos(random: Random) -> Instance:
         instruction="How many photos are in Gallery? Answer with the number.",
         start=_start("gallery", AppStart(num_photos=random.randrange(2, 12))),
         goal=Goal(query="num_photos", how="told"),
-        route=(open_from_home("gallery"), Move(screen="gallery", deed=Tell(query="num_photos"))),
+        route=(open_from_home("gallery"), Move(screen="gallery", operation=Tell(query="num_photos"))),
     )
 
 
@@ -177,7 +177,7 @@ def calculate(random: Random, operator: str) -> Instance:
     result = one + two if operator == "+" else one * two
     keys = f"{one}{operator}{two}="
     typing = tuple(
-        Move(screen="calculator", deed=TapKey(label=key), query="calculation", value=keys[:i])
+        Move(screen="calculator", operation=TapKey(label=key), query="calculation", value=keys[:i])
         for i, key in enumerate(keys)
     )
     sign = "plus" if operator == "+" else "times"
@@ -187,7 +187,7 @@ def calculate(random: Random, operator: str) -> Instance:
         goal=Goal(query="calculation", expected=str(result), how="told"),
         route=(
             open_from_home("calculator"),
-            Move(screen="calculator", deed=Tell(query="calculation"), query="calculation", value=str(result)),
+            Move(screen="calculator", operation=Tell(query="calculation"), query="calculation", value=str(result)),
             *typing,
         ),
     )

@@ -23,7 +23,7 @@ from cua_rl.tasks.demo.template import (
 )
 from cua_rl.tasks.goal import Goal
 
-_OPEN_DRAWER = Move(screen="home", deed=SwipeUp())
+_OPEN_DRAWER = Move(screen="home", operation=SwipeUp())
 _DRAWER = "home/drawer"
 _DRAWER_TURNS = 3
 """A swipe that opens the drawer, and those that scroll it."""
@@ -78,7 +78,7 @@ def type_number(random: Random) -> Instance:
     """Type a number in Phone, which is open, and leave it there."""
     number = str(random.randrange(1000, 10_000))
     keys = tuple(
-        Move(screen="phone", deed=TapKey(label=digit), query="dialled_number", value=number[:i])
+        Move(screen="phone", operation=TapKey(label=digit), query="dialled_number", value=number[:i])
         for i, digit in enumerate(number)
     )
     return Instance(
@@ -107,7 +107,7 @@ def _opening_shade(random: Random, apps: tuple[str, ...], name: str) -> Instance
         instruction=f"Open the {name} over {APPS[app].label}, which is open.",
         start=Start(app=app),
         goal=Goal(query="shade", expected=name.replace(" ", "_")),
-        route=tuple(Move(screen=screen, deed=PullShade()) for screen in (app, "notifications")),
+        route=tuple(Move(screen=screen, operation=PullShade()) for screen in (app, "notifications")),
     )
 
 
@@ -120,8 +120,8 @@ def count_notifications(random: Random) -> Instance:
         start=Start(),
         goal=Goal(query=query, how="told"),
         route=(
-            Move(screen="home", deed=PullShade()),
-            Move(screen="notifications", deed=Tell(query=query)),
+            Move(screen="home", operation=PullShade()),
+            Move(screen="notifications", operation=Tell(query=query)),
         ),
     )
 
@@ -137,8 +137,8 @@ def screenshot_from_drawer(random: Random, apps: tuple[str, ...]) -> Instance:
         route=(
             _OPEN_DRAWER,
             tap(_DRAWER, APPS[app].label),
-            Move(screen=app, deed=_SHOW_RECENTS),
-            Move(screen="recents", deed=_TAKE),
+            Move(screen=app, operation=_SHOW_RECENTS),
+            Move(screen="recents", operation=_TAKE),
         ),
     )
 
@@ -152,12 +152,12 @@ def take_two_screenshots(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(first_page=("settings", two), app=one),
         goal=Goal(query="screenshots", expected=f'["{one}", "{two}"]'),
         route=(
-            Move(screen=one, deed=_SHOW_RECENTS),
-            Move(screen="recents", deed=_TAKE, query="num_screenshots", value="0"),
-            Move(screen="recents", deed=_TAKE, query="current_app", value=APPS[two].package),
-            Move(screen="recents", deed=PushButton(button=Button.HOME)),
+            Move(screen=one, operation=_SHOW_RECENTS),
+            Move(screen="recents", operation=_TAKE, query="num_screenshots", value="0"),
+            Move(screen="recents", operation=_TAKE, query="current_app", value=APPS[two].package),
+            Move(screen="recents", operation=PushButton(button=Button.HOME)),
             open_from_home(two),
-            Move(screen=two, deed=_SHOW_RECENTS),
+            Move(screen=two, operation=_SHOW_RECENTS),
         ),
     )
 
@@ -173,7 +173,7 @@ def uninstall_from_drawer(random: Random, store_apps: tuple[str, ...]) -> Instan
         goal=Goal(query=f"app_installed:{spec.package}", expected="false"),
         route=(
             _OPEN_DRAWER,
-            Move(screen=_DRAWER, deed=Hold(label=spec.label)),
+            Move(screen=_DRAWER, operation=Hold(label=spec.label)),
             tap(f"home/entry:{app}", "Uninstall"),
             tap(f"home/uninstall:{app}", "OK"),
         ),
@@ -190,7 +190,7 @@ def move_icon_back(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(first_page=("settings", absent), second_page=(app,), apps=AppStart(off_home=(absent,))),
         goal=Goal(query=f"home_page_of:{spec.package}", expected="0"),
         route=(
-            Move(screen="home", deed=Hold(label=spec.label)),
+            Move(screen="home", operation=Hold(label=spec.label)),
             tap(f"home/menu:{app}", "Move"),
         ),
     )

@@ -17,7 +17,7 @@ from cua_rl.tasks.demo.template import (
 )
 from cua_rl.tasks.goal import Goal
 
-_OPEN_DRAWER = Move(screen="home", deed=SwipeUp())
+_OPEN_DRAWER = Move(screen="home", operation=SwipeUp())
 _SHOW_RECENTS = PushButton(button=Button.RECENTS)
 
 
@@ -62,7 +62,7 @@ def pin_app(random: Random, apps: tuple[str, ...]) -> Instance:
         goal=Goal(query=f"on_home:{spec.package}", expected="true"),
         route=(
             _OPEN_DRAWER,
-            Move(screen="home/drawer", deed=Hold(label=spec.label)),
+            Move(screen="home/drawer", operation=Hold(label=spec.label)),
             tap(f"home/entry:{app}", "Add"),
         ),
     )
@@ -78,7 +78,7 @@ def unpin_app(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(),
         goal=Goal(query=f"on_home:{spec.package}", expected="false"),
         route=(
-            Move(screen="home", deed=Hold(label=spec.label)),
+            Move(screen="home", operation=Hold(label=spec.label)),
             tap(f"home/menu:{app}", "Remove"),
         ),
     )
@@ -94,7 +94,7 @@ def move_icon(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(first_page=("settings", app), second_page=(absent,), apps=AppStart(off_home=(absent,))),
         goal=Goal(query=f"home_page_of:{spec.package}", expected="1"),
         route=(
-            Move(screen="home", deed=Hold(label=spec.label)),
+            Move(screen="home", operation=Hold(label=spec.label)),
             tap(f"home/menu:{app}", "Move"),
         ),
     )
@@ -110,7 +110,7 @@ def create_app_folder(random: Random, apps: tuple[str, ...], names: tuple[str, .
         start=Start(first_page=("settings", app, other)),
         goal=_holds(name, app, other),
         route=(
-            Move(screen="home", deed=Hold(label=APPS[app].label)),
+            Move(screen="home", operation=Hold(label=APPS[app].label)),
             tap(f"home/menu:{app}", "Group"),
             tap(f"home/group:{app}", APPS[other].label),
             type_in(f"home/folder_of:{app}:{other}", name, query="draft_text"),
@@ -152,7 +152,7 @@ def uninstall_app(random: Random, store_apps: tuple[str, ...], apps: tuple[str, 
         start=Start(apps=AppStart(off_home=(absent,), on_home=(app,)), system=SystemStart(store_app=app)),
         goal=Goal(query=f"app_installed:{spec.package}", expected="false"),
         route=(
-            Move(screen="home", deed=Hold(label=spec.label)),
+            Move(screen="home", operation=Hold(label=spec.label)),
             tap(f"home/menu:{app}", "Uninstall"),
             tap(f"home/uninstall:{app}", "OK"),
         ),
@@ -169,7 +169,7 @@ def change_wallpaper(random: Random, wallpapers: tuple[int, ...]) -> Instance:
         start=Start(system=SystemStart(not_wallpaper=wallpaper)),
         goal=Goal(query="wallpaper", expected=name),
         route=(
-            Move(screen="home", deed=Hold(label="")),
+            Move(screen="home", operation=Hold(label="")),
             tap("home/options", "Wallpapers"),
             tap("home/wallpapers", name),
             tap(f"home/wallpaper:{wallpaper}", "Set"),
@@ -186,7 +186,7 @@ def take_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(app=app),
         goal=Goal(query="screenshots", expected=f'["{app}"]'),
         route=(
-            Move(screen=app, deed=_SHOW_RECENTS),
+            Move(screen=app, operation=_SHOW_RECENTS),
             tap("recents", "Screenshot"),
         ),
     )
@@ -217,9 +217,9 @@ def take_and_open_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(first_page=("settings", "gallery"), app=app),
         goal=Goal(query="current_screen", expected="gallery/screenshot:0"),
         route=(
-            Move(screen=app, deed=_SHOW_RECENTS),
+            Move(screen=app, operation=_SHOW_RECENTS),
             tap("recents", "Screenshot", query="num_screenshots", value="0"),
-            Move(screen="recents", deed=PushButton(button=Button.HOME)),
+            Move(screen="recents", operation=PushButton(button=Button.HOME)),
             tap("home", "Gallery"),
             tap("gallery", "Screenshot 1"),
         ),

@@ -17,9 +17,9 @@ from cua_rl.devices.simulator.catalog import (
 from cua_rl.devices.simulator.start import Start, SystemStart
 from cua_rl.devices.simulator.state import Network
 from cua_rl.tasks.demo.template import (
-    Deed,
     Instance,
     Move,
+    Operation,
     SlideTo,
     TapOn,
     TaskTemplate,
@@ -41,9 +41,9 @@ def settings_row(name: str, *moves: Move) -> tuple[Move, ...]:
     return OPEN_SETTINGS, tap("settings", EXTRA_ROWS[name].label), *moves
 
 
-def on_page(page: str, deed: Deed, query: str | None = None, value: str = "") -> Move:
+def on_page(page: str, operation: Operation, query: str | None = None, value: str = "") -> Move:
     """What to do on a page of Settings."""
-    return Move(screen=f"settings/{page}", deed=deed, query=query, value=value)
+    return Move(screen=f"settings/{page}", operation=operation, query=query, value=value)
 
 
 def tap_on(page: str, label: str) -> Move:

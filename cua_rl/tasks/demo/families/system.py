@@ -18,8 +18,8 @@ from cua_rl.tasks.demo.template import Instance, Move, PullShade, Tell, family, 
 from cua_rl.tasks.goal import Goal
 
 _APP_TURNS = SCROLL_TURNS + LIST_TURNS
-_PULL = Move(screen="home", deed=PullShade())
-_PULL_AGAIN = Move(screen="notifications", deed=PullShade())
+_PULL = Move(screen="home", operation=PullShade())
+_PULL_AGAIN = Move(screen="notifications", operation=PullShade())
 _SPOKEN = {**QUICK_TILES, Toggle.AIRPLANE_MODE: "Airplane mode", Toggle.DO_NOT_DISTURB: "Do not disturb"}
 
 
