@@ -4,7 +4,7 @@
       ConfigError       the user asked for something impossible; exit status 2, before any model loads
       DeviceError       a device did not do its part (broken): an infrastructure fault, never a reward
         DeviceLostError     it is gone: terminated, unplugged, expired
-        DeviceTimeoutError  it, or whoever makes it, took longer than it may
+        DeviceTimeoutError  the device or its provider exceeded a time limit
         DeviceServiceError  the service behind it failed or cannot be reached (5xx)
         DeviceQuotaError    there are no more devices to be had for now (429)
       SamplingError     the model server did not answer: an infrastructure fault, never a reward
@@ -46,7 +46,7 @@ class DeviceLostError(DeviceError):
 
 
 class DeviceTimeoutError(DeviceError):
-    """The device, or whoever makes it, took longer than it may."""
+    """The device or its provider exceeded a time limit."""
 
     kind = "time_limit"
 

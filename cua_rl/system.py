@@ -23,7 +23,7 @@ def refusal(platform: str = sys.platform) -> str | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of that number, whoever owns it."""
+    """Whether a process with this id exists, whoever owns it."""
     if pid <= 0:  # to kill(2), these mean whole groups
         return False
     try:

@@ -97,7 +97,7 @@ class GBoxAgent:
 
     async def _respond(self, conversation: "_Conversation", client: "AsyncOpenAI") -> "Response | None":
         """Ask the model; None if the conversation has outgrown the budget or the model's context."""
-        from openai import BadRequestError  # loaded already by whoever made `client`
+        from openai import BadRequestError  # already imported with `client`
 
         if not self._history.has_room(used_tokens=conversation.used_tokens):
             return None

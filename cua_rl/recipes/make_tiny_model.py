@@ -1,8 +1,8 @@
 """Make a tiny model like the one that ships, from nothing: `python -m cua_rl.recipes.make_tiny_model`.
 
-Its lessons come from scripted experts on the phone simulator: first a vision tower that knows what
-lies where, then naming and pointing after a perfect expert until that is right, then a short while after one that errs.
-The last stage leaves a policy that succeeds sometimes and explores: what reinforcement learning starts from.
+Its lessons come from scripted experts on the phone simulator. The vision tower first learns to locate elements; then
+the model imitates a perfect expert, naming and pointing, until it is right; then, briefly, an expert that errs. The
+last stage leaves a policy that succeeds sometimes and explores: what reinforcement learning starts from.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Make a tiny model for web pages from the one for phones: `python -m cua_rl.recipes.make_tiny_page_model`.
 
-Its lessons come from scripted experts on MiniWoB++ pages: first a vision tower that knows what lies where, then naming
+Its lessons come from scripted experts on MiniWoB++ pages: the vision tower first learns to locate elements, then naming
 and pointing after a perfect expert, then a short while after one that errs. The last stage leaves a policy that
 succeeds sometimes and explores: what reinforcement learning starts from.
 """

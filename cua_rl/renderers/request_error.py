@@ -1,4 +1,4 @@
-"""The one error of this package that is the fault of whoever wrote a request."""
+"""The error for malformed requests: the only one of this package that the caller causes."""
 
 
 class RequestError(ValueError):

@@ -42,7 +42,7 @@ def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.envi
 
 
 def _require_no_project(settings: MonitorSettings) -> None:
-    """Whoever names a project wants the run to be seen there; the environment may hold one for other programs."""
+    """A project named in the settings is required; one that is only in the environment may serve other programs."""
     for name, value in (("project_token", settings.project_token), ("project_id", settings.project_id)):
         if value:
             raise ConfigError(

@@ -137,4 +137,4 @@ def _data_url(path: Path) -> str:
         raise RequestError(
             expected="an image file", got=f"{str(path)!r} ({reason})", do="give its path relative to the file's folder"
         ) from None
-    return f"data:image/png;base64,{b64encode(data).decode()}"  # whoever reads it looks at the bytes for the format
+    return f"data:image/png;base64,{b64encode(data).decode()}"  # readers detect the format from the bytes

@@ -60,7 +60,7 @@ class AdminPages(BrowserPages):
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _start_site(self) -> AdminSite:
-        """The empty database is made once, by whoever needs it first."""
+        """Create the empty database on first use."""
         assert self._folder is not None, "the pages were never entered"
         if self._empty_database is None or (self._empty_database.done() and self._empty_database.exception()):
             self._empty_database = asyncio.create_task(make_empty_database(self._folder))
