@@ -1,5 +1,6 @@
-"""Rollouts as rows: what is known when they start, and the rest when their group ends. A few statements for many
-rollouts, because most of a statement's cost does not depend on how much it says.
+"""Rollouts as rows: what is known when they start, and the rest when their group ends.
+
+A few statements write many rollouts, because most of a statement's cost does not depend on its size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,17 @@ from cua_rl.database.rows import Scope, advance_statuses
 from cua_rl.database.turn_writer import insert_turns
 from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutStarted
-from cua_rl.types import Judgement, Rollout, StopReason
+from cua_rl.types import Judgement, Rollout, StopReason, Validation
 
 _INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")
 _INSERT_PROMPT = insert(JudgePrompt).on_conflict_do_nothing()
 _INSERT_JUDGEMENT = insert(JudgementRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
-_INSERT_VALIDATION = insert(ValidationRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
+_NEW_VALIDATION = insert(ValidationRow)
+_PUT_VALIDATION = _NEW_VALIDATION.on_conflict_do_update(
+    index_elements=["rollout_pk"],
+    set_={name: _NEW_VALIDATION.excluded[name] for name in ("query", "expected", "actual", "success", "duration_s")},
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,7 @@ def start_rollouts(
         _running_values(event, parent, at) | {"max_turns": event.max_turns}
         for (event, at), parent in zip(starts, parents, strict=True)
     ]
-    keys = _ensure_rollouts(connection, scope, rows)
+    keys = ensure_rollouts(connection, scope.require_training(), rows)
     devices = [
         {
             "rollout_pk": keys[event.rollout_id],
@@ -73,14 +78,12 @@ def complete_rollouts(
     if not ended:
         return
     rows = [_running_values(member.rollout, parent, _started_at(member.rollout)) for member in ended]
-    keys = _ensure_rollouts(connection, scope, rows)
+    keys = ensure_rollouts(connection, scope.require_training(), rows)
     members = {keys[member.rollout.rollout_id]: member for member in ended}
     _insert_missing_turns(connection, scope, members)
-    validations = [_validation_values(key, member.rollout) for key, member in members.items()]
-    if any(validations):
-        connection.execute(_INSERT_VALIDATION, [values for values in validations if values])
-    given = {key: member.rollout.judgement for key, member in members.items()}
-    insert_judgements(connection, {key: judgement for key, judgement in given.items() if judgement is not None})
+    rollouts = [(key, member.rollout) for key, member in members.items()]
+    write_validations(connection, {key: one.validation for key, one in rollouts if one.validation is not None})
+    insert_judgements(connection, {key: one.judgement for key, one in rollouts if one.judgement is not None})
     advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
     connection.execute(_RELEASE_DEVICE, [_release_values(key, member.rollout, at) for key, member in members.items()])
 
@@ -97,14 +100,14 @@ def cancel_rollouts(
         connection.execute(_RELEASE_DEVICE, [{"key": key, **released} for key in keys])
 
 
-def _ensure_rollouts(connection: Connection, scope: Scope, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Insert the rollouts that are not there, and return the key of each by its id."""
+def ensure_rollouts(connection: Connection, training_id: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Insert as running the rollouts that are not there; returns the key of each by its id."""
     rollout_ids = [row["rollout_id"] for row in rows]
     query = select(RolloutRow.rollout_id, RolloutRow.id, RolloutRow.group_pk).where(
-        RolloutRow.training_id == scope.require_training(), RolloutRow.rollout_id.in_(rollout_ids)
+        RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(rollout_ids)
     )
     found = {row.rollout_id: row for row in connection.execute(query)}
-    new: dict[str, dict[str, Any]] = {}
+    new: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         rollout_id = row["rollout_id"]
         known = found[rollout_id].group_pk if rollout_id in found else new.setdefault(rollout_id, row)["group_pk"]
@@ -113,20 +116,16 @@ def _ensure_rollouts(connection: Connection, scope: Scope, rows: Sequence[dict[s
                 f"expected rollout ids to be unique in a training, got {rollout_id!r} in two groups; "
                 "make a new id for every attempt"
             )
-    return {rollout_id: row.id for rollout_id, row in found.items()} | _insert_rollouts(connection, scope, new)
-
-
-def _insert_rollouts(connection: Connection, scope: Scope, new: dict[str, dict[str, Any]]) -> dict[str, int]:
-    if not new:
-        return {}
-    values = [{"training_id": scope.require_training(), "status": "running", **row} for row in new.values()]
-    inserted = connection.execute(insert(RolloutRow).returning(RolloutRow.rollout_id, RolloutRow.id), values)
-    keys = {row.rollout_id: row.id for row in inserted}
-    changes = [
-        {"rollout_pk": keys[rollout_id], "new_status": "running", "changed_at": row["started_at"]}
-        for rollout_id, row in new.items()
-    ]
-    connection.execute(insert(StatusChange), changes)
+    keys = {rollout_id: row.id for rollout_id, row in found.items()}
+    if new:
+        values = [{"training_id": training_id, "status": "running", **row} for row in new.values()]
+        inserted = connection.execute(insert(RolloutRow).returning(RolloutRow.rollout_id, RolloutRow.id), values)
+        keys |= {row.rollout_id: row.id for row in inserted}
+        changes = [
+            {"rollout_pk": keys[rollout_id], "new_status": "running", "changed_at": row["started_at"]}
+            for rollout_id, row in new.items()
+        ]
+        connection.execute(insert(StatusChange), changes)
     return keys
 
 
@@ -178,18 +177,22 @@ def _release_values(key: int, rollout: Rollout, at: datetime) -> dict[str, objec
     }
 
 
-def _validation_values(rollout_pk: int, rollout: Rollout) -> dict[str, object] | None:
-    validation = rollout.validation
-    if validation is None:
-        return None
-    return {
-        "rollout_pk": rollout_pk,
-        "query": validation.query,
-        "expected": validation.expected,
-        "actual": validation.actual,
-        "success": validation.success,
-        "duration_s": validation.duration_s,
-    }
+def write_validations(connection: Connection, validations: Mapping[int, Validation]) -> None:
+    """What validators found, by the rollout's key; the latest result counts."""
+    if not validations:
+        return
+    rows = [
+        {
+            "rollout_pk": key,
+            "query": found.query,
+            "expected": found.expected,
+            "actual": found.actual,
+            "success": found.success,
+            "duration_s": found.duration_s,
+        }
+        for key, found in validations.items()
+    ]
+    connection.execute(_PUT_VALIDATION, rows)
 
 
 def insert_judgements(connection: Connection, judgements: Mapping[int, Judgement]) -> None:

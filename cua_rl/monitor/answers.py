@@ -15,8 +15,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from cua_rl.errors import DatabaseError
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.pages import CursorError
+from cua_rl.monitor.schemas import Problem
 
 logger = logging.getLogger(__name__)
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem} for status in (400, 401, 404, 413, 421, 422, 503)
+}
+"""Statuses of refusals, for the API's schema."""
 
 
 class SafeJson(JSONResponse):

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
+from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.masking import mask_secrets
-from cua_rl.monitor.run_routes import REFUSALS
 from cua_rl.monitor.schemas import Benchmark
 from cua_rl.monitor.security import CanRead
 

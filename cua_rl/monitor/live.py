@@ -1,4 +1,4 @@
-"""What happens in the databases, as it happens: one connection listens, any number of browsers follow."""
+"""Changes in the databases as server-sent events: one connection listens, any number of browsers follow."""
 
 import asyncio
 import json
@@ -8,14 +8,19 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Annotated, Any
 
 import psycopg
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
 from sqlalchemy.engine import make_url
 
+from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.schemas import LiveEvent
+from cua_rl.monitor.security import CanRead
 
 logger = logging.getLogger(__name__)
+router = APIRouter(prefix="/api/events", tags=["live"], dependencies=[CanRead], responses=REFUSALS)
 
 _CHANNEL = "cua_rl"
 _KEPT_EVENTS = 10_000
@@ -164,3 +169,36 @@ def parse_announcement(payload: str, run_id_of: Callable[[int], str]) -> LiveEve
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def feed_of(request: Request) -> LiveFeed:
+    return request.app.state.feed
+
+
+@router.get(
+    "",
+    response_class=StreamingResponse,
+    responses={200: {"model": LiveEvent, "description": "text/event-stream; the data of each event is this JSON"}},
+)
+async def follow_events(
+    feed: Annotated[LiveFeed, Depends(feed_of)],
+    run_id: Annotated[str | None, Query(max_length=300, description="only this run; all of them if left out")] = None,
+    last_event_id: Annotated[str | None, Header(max_length=100)] = None,
+) -> StreamingResponse:
+    """Announce changes of runs, steps, evaluations, groups, rollouts, turns and verdicts.
+
+    An event names what changed; ask for it by its route. With `Last-Event-ID`, what was missed comes first. The kinds
+    `hello` (at the start) and `reset` (load everything anew) are about the stream itself.
+    """
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    stream = _lines(feed.follow(last_event_id, run_id))
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _lines(events: AsyncGenerator[LiveEvent | None]) -> AsyncGenerator[str]:
+    yield "retry: 1000\n\n"
+    async for event in events:
+        if event is None:
+            yield ": still here\n\n"
+        else:
+            yield f"id: {event.event_id}\ndata: {event.model_dump_json(exclude_none=True)}\n\n"

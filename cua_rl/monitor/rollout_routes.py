@@ -9,10 +9,10 @@ from cua_rl.database.models import Screenshot
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_queries, task_queries, token_texts
 from cua_rl.monitor import rollout_schemas as schemas
-from cua_rl.monitor.answers import SafeJson
+from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.rollout_queries import RolloutFilter
-from cua_rl.monitor.run_routes import LARGEST_INTEGER, REFUSALS, AllDatabases, Cursor, Id, Limit, Number, OpenRun
+from cua_rl.monitor.run_routes import LARGEST_INTEGER, AllDatabases, Cursor, Id, Limit, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page, RunStatus
 from cua_rl.monitor.security import CanRead, CanWrite
 from cua_rl.types import StopReason

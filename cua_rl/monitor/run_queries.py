@@ -1,9 +1,10 @@
 """Questions about runs: lists, figures, series. Each is a handful of statements, whatever the size of the run."""
 
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import and_, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -257,3 +258,25 @@ def _timeline_item(phase: Any, row: Step | Eval, won: Any, done: Any, mean: Any)
         ended_at=ended,
         duration_s=None if ended is None else (ended - row.started_at).total_seconds(),
     )
+
+
+def compare_configs(configs: Sequence[Mapping[str, object]]) -> list[schemas.ConfigRow]:
+    """One row per setting of any of them, nested ones with dots; those that differ come first."""
+    flat = [_flatten(config) for config in configs]
+    rows: list[schemas.ConfigRow] = []
+    for key in sorted({key for config in flat for key in config}):
+        values = [config.get(key) for config in flat]
+        is_different = len({json.dumps(value, sort_keys=True, default=str) for value in values}) > 1
+        rows.append(schemas.ConfigRow(key=key, values=values, is_different=is_different))
+    return sorted(rows, key=lambda row: (not row.is_different, row.key))
+
+
+def _flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """{"lora": {"rank": 8}} as {"lora.rank": 8}; lists stay whole."""
+    flat: dict[str, object] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flatten(cast("Mapping[str, object]", value), f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,4 +1,4 @@
-"""Who may read and write: tokens, hosts, origins, sizes, and what browsers are told about our pages."""
+"""Who may read and write: tokens, signing in, hosts, origins, body sizes, and security headers."""
 
 import hmac
 import secrets
@@ -6,16 +6,23 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
+from importlib.metadata import version
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Depends, HTTPException, Request, Security
+from fastapi import APIRouter, Depends, HTTPException, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cua_rl.monitor.answers import REFUSALS
+from cua_rl.monitor.schemas import Session, SignIn
+
+router = APIRouter(prefix="/api/session", tags=["session"], responses=REFUSALS)
+
 COOKIE = "cua_rl_monitor"
+_COOKIE_AGE_S = 30 * 24 * 3600
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _INGEST_LIMIT_BYTES = 64 * 2**20
 _BODY_LIMIT_BYTES = 256 * 2**10
@@ -114,6 +121,43 @@ def _unauthorized(message: str) -> HTTPException:
 
 CanRead = Depends(require_read)
 CanWrite = Depends(require_write)
+
+
+Rules = Annotated[AccessRules, Depends(rules_of)]
+
+
+@router.get("")
+async def get_session(rules: Rules, token: GivenToken) -> Session:
+    """What the asker may do; needs no token."""
+    return Session(
+        can_read=rules.may_read(token),
+        can_write=rules.may_write(token),
+        must_sign_in=not rules.may_read(None),
+        version=version("cua_rl"),
+    )
+
+
+@router.post("")
+async def sign_in(rules: Rules, sign_in: SignIn, request: Request, response: Response) -> Session:
+    """Keep a read or write token in a cookie that scripts cannot see."""
+    if not (rules.may_write(sign_in.token) or (rules.read_token and rules.may_read(sign_in.token))):
+        raise HTTPException(401, "expected the monitor's read or write token, got another one; it prints them at start")
+    response.set_cookie(
+        COOKIE,
+        sign_in.token,
+        max_age=_COOKIE_AGE_S,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return await get_session(rules, sign_in.token)
+
+
+@router.delete("")
+async def sign_out(rules: Rules, response: Response) -> Session:
+    """Forget the cookie."""
+    response.delete_cookie(COOKIE)
+    return await get_session(rules, None)
 
 
 class _TooLarge(Exception):
