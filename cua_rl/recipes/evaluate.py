@@ -41,8 +41,8 @@ from cua_rl.recipes.run_plan import max_lora_rank
 from cua_rl.recipes.run_recipe import run_recipe
 from cua_rl.recipes.run_reporting import open_run_log
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
-from cua_rl.reporting.comparison_plot import write_comparison_plot
 from cua_rl.reporting.json_lines import append_record, read_records
+from cua_rl.reporting.plots import write_comparison_plot
 from cua_rl.rollout.run import ModelAccess, RolloutRunner
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient

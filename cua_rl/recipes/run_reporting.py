@@ -8,8 +8,8 @@ from cua_rl.recipes.log_directory import LogDirectory
 from cua_rl.recipes.plain_config import plain_config
 from cua_rl.recipes.run_plan import RunPlan
 from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
-from cua_rl.reporting.reward_plot import write_reward_plot
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
 from cua_rl.tasks.source_config import find_site
