@@ -77,7 +77,7 @@ class _Batch:
         if self.connection.scalar(query) is None:
             raise ItemRefused(f"expected the training_id of a run of this project, got {training_id}")
 
-    def find_item(self, kind: str, item_id: int | None) -> Row[tuple[int, int | None, dict[str, Any]]]:
+    def find_item(self, kind: str, item_id: int | None) -> Row[int, int | None, dict[str, Any]]:
         """id, row_id and payload of an item that was sent before; raises `ItemRefused`."""
         query = select(IngestItem.id, IngestItem.row_id, IngestItem.payload).where(
             IngestItem.id == item_id, IngestItem.project_id == self.project_id, IngestItem.kind == kind
@@ -103,10 +103,10 @@ def ingest_engine(request: Request) -> Engine:
 async def ingest_batch(
     batch: sent.IngestBatch, bearer: Bearer, engine: Annotated[Engine, Depends(ingest_engine)], response: Response
 ) -> sent.IngestAnswer:
-    """Store what a project sends: runs, tasks, steps, rollouts, turns and what belongs to them.
+    """Store runs, tasks, steps, rollouts and turns that a project sends.
 
-    An item that was sent before, by its `client_id`, is updated. Items that cannot be stored are listed in `errors`,
-    the others are stored; the status is 422 only if nothing was.
+    An item whose `client_id` was sent before is updated. Items that cannot be stored are listed in `errors`, the others
+    are stored; the status is 422 only if nothing was stored.
     """
     if bearer is None:
         raise HTTPException(401, "expected a project's token, got none", headers={"WWW-Authenticate": "Bearer"})
@@ -185,23 +185,15 @@ def _parse(batch: _Batch, item_class: type[_Item], payload: dict[str, Any]) -> t
     return item_class.model_validate(without_images), without_images
 
 
-def _check_depth(payload: object) -> None:
-    front, depth = [payload], 0
+def _check_depth(payload: dict[str, Any]) -> None:
+    front: list[dict[str, Any] | list[Any]] = [payload]
+    depth = 0
     while front:
         depth += 1
         if depth > _MAX_DEPTH:
             raise ItemRefused(f"expected JSON at most {_MAX_DEPTH} levels deep, got more")
-        front = [inner for value in front for inner in _inner(value)]
-
-
-def _inner(value: object) -> list[object]:
-    match value:
-        case dict():
-            return [item for item in cast("dict[str, object]", value).values() if isinstance(item, dict | list)]
-        case list():
-            return [item for item in cast("list[object]", value) if isinstance(item, dict | list)]
-        case _:
-            return []
+        inner = [item for value in front for item in (value.values() if isinstance(value, dict) else value)]
+        front = [item for item in inner if isinstance(item, dict | list)]
 
 
 def _store_training(batch: _Batch, payload: dict[str, Any]) -> int:
@@ -227,32 +219,30 @@ def _store_training(batch: _Batch, payload: dict[str, Any]) -> int:
 
 def _store_item(batch: _Batch, kind: str, item_class: type[sent.Sent], payload: dict[str, Any]) -> sent.Mapped:
     item, stored = _parse(batch, item_class, payload)
-    client_id = item.client_id or _content_id(payload)
+    client_id = item.client_id
+    if not client_id:  # an item without one is identified by its content: sent twice, it is stored once
+        content = json.dumps(payload, sort_keys=True, default=str).encode("utf-8", "replace")
+        client_id = "sha256:" + sha256(content).hexdigest()
     kept = {name: value for name, value in stored.items() if name != "cua_rl"}
     statement = insert(IngestItem).values(project_id=batch.project_id, kind=kind, client_id=client_id, payload=kept)
     statement = statement.on_conflict_do_update(
         index_elements=["project_id", "kind", "client_id"],
         set_={"payload": IngestItem.payload.op("||")(statement.excluded.payload)},
-    ).returning(IngestItem.id, IngestItem.row_id, IngestItem.payload)
+    ).returning(IngestItem.id, IngestItem.row_id)
     known = batch.connection.execute(statement).one()
-    row_id = _store_row(batch, kind, item, known)
+    row_id = _store_row(batch, kind, item, known.id)
     if row_id != known.row_id:
         batch.connection.execute(update(IngestItem).where(IngestItem.id == known.id).values(row_id=row_id))
     return sent.Mapped(client_id=item.client_id, id=known.id)
 
 
-def _content_id(payload: Mapping[str, Any]) -> str:
-    """Items without a client id are identified by their content: sent twice, they are stored once."""
-    return "sha256:" + sha256(json.dumps(payload, sort_keys=True, default=str).encode("utf-8", "replace")).hexdigest()
-
-
-def _store_row(batch: _Batch, kind: str, item: sent.Sent, known: Row[Any]) -> int | None:
+def _store_row(batch: _Batch, kind: str, item: sent.Sent, item_id: int) -> int | None:
     """Insert or update the row that belongs to an item; returns its key, None if the item has no row (yet)."""
     match item:
         case sent.SentTask():
             return add_tasks(batch.connection, [received.task_of(item)])[0]
         case sent.SentEnvironment():
-            return _update_device(batch, known)
+            return _update_device(batch, item_id)
         case sent.SentSource():
             batch.require_run(item.training_id)
             return batch.write(received.source_report(item, _PHASES[kind]))
@@ -263,7 +253,7 @@ def _store_row(batch: _Batch, kind: str, item: sent.Sent, known: Row[Any]) -> in
             columns = received.turn_columns(item) | _screens(batch, item)
             # the interface counts turns from 1, we from 0
             turn = TurnReport(
-                rollout_pk=rollout_pk, turn_index=item.turn - 1, response_id=f"ingest-{known.id}", columns=columns
+                rollout_pk=rollout_pk, turn_index=item.turn - 1, response_id=f"ingest-{item_id}", columns=columns
             )
             return batch.write(turn)
         case sent.SentAction():
@@ -325,8 +315,9 @@ def _find_source(batch: _Batch, item: sent.SentRollout) -> SourceRow:
     return found
 
 
-def _update_device(batch: _Batch, known: Row[Any]) -> int | None:
+def _update_device(batch: _Batch, item_id: int) -> int | None:
     """An environment has a row from the moment at which a rollout uses it."""
+    known = batch.find_item("environments", item_id)
     query = select(Environment.rollout_pk).where(Environment.id == known.row_id)
     rollout_pk = None if known.row_id is None else batch.connection.scalar(query)
     return known.row_id if rollout_pk is None else _write_device(batch, rollout_pk, known.payload)

@@ -96,7 +96,7 @@ async def get_timeline(run: OpenRun) -> list[schemas.TimelineItem]:
 
 @router.get("/{run_id}/failures")
 async def get_failures(run: OpenRun) -> schemas.Failures:
-    """How rollouts and turns of training steps failed."""
+    """Failures of rollouts and turns, in training steps and in evaluations."""
     return await failure_queries.load_failures(run)
 
 
@@ -116,5 +116,5 @@ async def get_step(run: OpenRun, phase: Literal["baseline", "step", "eval"], ste
 async def get_group(
     run: OpenRun, phase: Literal["baseline", "step", "eval"], step: Number, group_id: Id
 ) -> rollouts.GroupDetail:
-    """A group's rollouts with their turns on one clock."""
+    """A group's rollouts with their turns on a common time axis."""
     return await group_queries.load_group(run, phase, step, group_id)

@@ -48,9 +48,9 @@ class AccessRules:
 
     write_token: str = field(repr=False)
     read_token: str | None = field(default=None, repr=False)
-    """None lets everyone read who reaches the server: only for loopback."""
+    """None lets every client read; only for loopback."""
     hosts: Sequence[str] = LOOPBACK_HOSTS
-    """Names by which the server may be asked; without a read token, others are refused (DNS rebinding)."""
+    """Allowed Host headers; without a read token, others are refused (DNS rebinding)."""
 
     def may_read(self, token: str | None) -> bool:
         return self.read_token is None or self.may_write(token) or _same(token, self.read_token)
@@ -72,7 +72,13 @@ def rules_of(request: Request) -> AccessRules:
     return request.app.state.rules
 
 
-def _cookie_token(request: Request) -> str | None:
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+
+
+def given_token(request: Request, bearer: Bearer) -> str | None:
+    """The token of the Authorization header, or of the cookie that signing in has set."""
+    if bearer is not None:
+        return bearer.credentials
     try:
         morsel = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
     except CookieError:
@@ -80,25 +86,17 @@ def _cookie_token(request: Request) -> str | None:
     return None if morsel is None else morsel.value
 
 
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
-
-
-def given_token(request: Request, bearer: Bearer) -> str | None:
-    """The token of the Authorization header, or of the cookie that signing in has set."""
-    return bearer.credentials if bearer is not None else _cookie_token(request)
-
-
 GivenToken = Annotated[str | None, Depends(given_token)]
 
 
 def require_read(request: Request, token: GivenToken) -> None:
-    """Let pass who may read; 401 otherwise."""
+    """Require permission to read; 401 otherwise."""
     if not rules_of(request).may_read(token):
         raise _unauthorized("expected the monitor's read token, got none or another one; sign in with it")
 
 
 def require_write(request: Request, token: GivenToken, bearer: Bearer) -> None:
-    """Let pass who may write; a cookie counts only for pages of our own origin."""
+    """Require permission to write; a cookie is accepted only from our own origin."""
     if not rules_of(request).may_write(token):
         raise _unauthorized("expected the monitor's write token, got none or another one; it was printed at its start")
     if bearer is None and not _is_same_origin(request):
@@ -128,7 +126,7 @@ Rules = Annotated[AccessRules, Depends(rules_of)]
 
 @router.get("")
 async def get_session(rules: Rules, token: GivenToken) -> Session:
-    """What the asker may do; needs no token."""
+    """Permissions of the client; requires no token."""
     return Session(
         can_read=rules.may_read(token),
         can_write=rules.may_write(token),
@@ -139,7 +137,7 @@ async def get_session(rules: Rules, token: GivenToken) -> Session:
 
 @router.post("")
 async def sign_in(rules: Rules, sign_in: SignIn, request: Request, response: Response) -> Session:
-    """Keep a read or write token in a cookie that scripts cannot see."""
+    """Store a read or write token in a cookie that scripts cannot read."""
     if not (rules.may_write(sign_in.token) or (rules.read_token and rules.may_read(sign_in.token))):
         raise HTTPException(401, "expected the monitor's read or write token, got another one; it prints them at start")
     response.set_cookie(
@@ -155,13 +153,13 @@ async def sign_in(rules: Rules, sign_in: SignIn, request: Request, response: Res
 
 @router.delete("")
 async def sign_out(rules: Rules, response: Response) -> Session:
-    """Forget the cookie."""
+    """Delete the cookie."""
     response.delete_cookie(COOKIE)
     return await get_session(rules, None)
 
 
 class _TooLarge(Exception):
-    """The body is larger than its route allows; frameworks answer 400 to what goes wrong while they read."""
+    """The body exceeds the limit of its route; without this error, the framework would answer 400."""
 
 
 class Guard:
