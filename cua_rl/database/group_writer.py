@@ -127,7 +127,7 @@ def _add_group(connection: Connection, source: SourceRow, task: Task) -> None:
     )
 
 
-def count_ended_groups(connection: Connection, source: SourceRow) -> Row[tuple[int, int, list[int]]]:
+def count_ended_groups(connection: Connection, source: SourceRow) -> Row[int, int, list[int]]:
     """Set how many groups of a source have ended; returns that number, `num_groups` and `task_pks`."""
     table = source.table
     ended = select(func.count()).select_from(Group).where(source.owns_group, Group.status == "completed")

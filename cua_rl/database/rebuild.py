@@ -1,7 +1,7 @@
-"""Groups as they were recorded, rebuilt from the database alone: equal in every token, pixel and float."""
+"""Rebuilds recorded groups from the database alone, identical in every token, pixel and float."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -34,13 +34,33 @@ async def load_groups(
 
 
 async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group]) -> list[RolloutGroup]:
-    """The groups of these rows, in their order."""
+    """The groups of these rows, in the same order."""
     group_pks = [row.id for row in group_rows]
-    rollouts = await _load_group_rollouts(session, group_pks)
-    replayed = await _load_replayed(session, group_pks)
-    categories = await _load_categories(session, {row.task_pk for row in group_rows})
+    members: dict[int, list[Rollout]] = defaultdict(list)
+    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position)
+    for rollout, row in await _load_rollouts(session, query):
+        members[row.group_pk].append(rollout)
+    replayed: dict[int, list[Rollout]] = defaultdict(list)
+    replays = await _load_replays(session, group_pks)
+    if replays:
+        query = select(RolloutRow).where(RolloutRow.id.in_([replay.rollout_pk for replay in replays]))
+        rollouts = {row.id: rollout for rollout, row in await _load_rollouts(session, query)}
+        for replay in replays:
+            replayed[replay.group_pk].append(rollouts[replay.rollout_pk])
+    tasks = select(TaskRow.id, TaskRow.category).where(TaskRow.id.in_({row.task_pk for row in group_rows}))
+    categories = {row.id: row.category for row in await session.execute(tasks)}
     return [
-        _build_group(row, rollouts[row.id], replayed[row.id], categories.get(row.task_pk, "")) for row in group_rows
+        RolloutGroup(
+            group_id=row.group_id,
+            index=row.group_index,
+            task_id=row.task_id,
+            seed=row.seed,
+            rollouts=tuple(rollout for rollout in members[row.id] if rollout.reward is not None),
+            faulty=tuple(rollout for rollout in members[row.id] if rollout.reward is None),
+            replayed=tuple(replayed[row.id]),
+            category=categories.get(row.task_pk, ""),
+        )
+        for row in group_rows
     ]
 
 
@@ -89,46 +109,32 @@ async def _load_group_rows(session: AsyncSession, training_id: int, step: int, p
     return (await session.scalars(query)).all()
 
 
-async def _load_categories(session: AsyncSession, task_pks: Set[int | None]) -> Mapping[int | None, str]:
-    query = select(TaskRow.id, TaskRow.category).where(TaskRow.id.in_(task_pks))
-    return {row.id: row.category for row in await session.execute(query)}
-
-
-async def _load_group_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
-    """Rollouts by group, in the order of their group."""
-    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position)
-    by_group: dict[int, list[Rollout]] = defaultdict(list)
-    for rollout, row in await _load_rollouts(session, query):
-        by_group[row.group_pk].append(rollout)
-    return by_group
-
-
-async def _load_replayed(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
-    """Replayed rollouts by the group that they joined."""
-    replays = await _load_replays(session, group_pks)
-    query = select(RolloutRow).where(RolloutRow.id.in_([replay.rollout_pk for replay in replays]))
-    rollouts = {row.id: rollout for rollout, row in await _load_rollouts(session, query)} if replays else {}
-    by_group: dict[int, list[Rollout]] = defaultdict(list)
-    for replay in replays:
-        by_group[replay.group_pk].append(rollouts[replay.rollout_pk])
-    return by_group
-
-
 async def _load_replays(session: AsyncSession, group_pks: Sequence[int]) -> Sequence[Replay]:
     query = select(Replay).where(Replay.group_pk.in_(group_pks)).order_by(Replay.group_pk, Replay.position)
     return (await session.scalars(query)).all()
 
 
 async def _load_rollouts(session: AsyncSession, query: Select[RolloutRow]) -> list[tuple[Rollout, RolloutRow]]:
-    """The ended ones among the rollouts that `query` finds; cancelled ones never became part of a group."""
+    """Ended rollouts among those that `query` selects; cancelled ones never became part of a group."""
     rows = (await session.scalars(query.where(RolloutRow.status.in_(("completed", "failed"))))).all()
     keys = [row.id for row in rows]
     validations = {
-        row.rollout_pk: _build_validation(row)
+        row.rollout_pk: Validation(
+            query=row.query, expected=row.expected, actual=row.actual, success=row.success, duration_s=row.duration_s
+        )
         for row in await session.scalars(select(ValidationRow).where(ValidationRow.rollout_pk.in_(keys)))
     }
     judgements = {
-        row.rollout_pk: _build_judgement(row, prompt)
+        row.rollout_pk: Judgement(
+            model=row.model,
+            prompt=prompt,
+            prompt_sha256=row.prompt_sha256,
+            screenshots=row.screenshots,
+            votes=tuple(JudgeVote(**vote) for vote in row.votes),
+            decides=row.decides,
+            duration_s=row.duration_s,
+            cost_usd=row.cost_usd,
+        )
         for row, prompt in await session.execute(
             select(JudgementRow, JudgePrompt.text)
             .join(JudgePrompt, JudgementRow.prompt_sha256 == JudgePrompt.sha256)
@@ -142,31 +148,27 @@ async def _load_rollouts(session: AsyncSession, query: Select[RolloutRow]) -> li
 async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, list[Turn]]:
     query = select(TurnRow).where(TurnRow.rollout_pk.in_(rollout_pks)).order_by(TurnRow.turn_index)
     rows = (await session.scalars(query)).all()
-    screenshots = await _load_screenshots(session, rows)
+    wanted = {str(chunk["image"]) for row in rows for chunk in row.prompt_chunks if "image" in chunk}
+    wanted |= {sha for row in rows for sha in (row.before_sha256, row.after_sha256) if sha is not None}
+    found = await session.scalars(select(Screenshot).where(Screenshot.sha256.in_(sorted(wanted))))
+    shots = {shot.sha256: shot for shot in found}
+    images: dict[str, tuple[bytes, ImageFormat]] = {
+        sha: (shot.data, "png" if shot.format == "png" else "jpeg") for sha, shot in shots.items()
+    }
     by_rollout: dict[int, list[Turn]] = defaultdict(list)
     for row in rows:
-        by_rollout[row.rollout_pk].append(_build_turn(row, screenshots))
+        turn = Turn(
+            index=row.turn_index,
+            model=_build_model_turn(row, images),
+            before=_build_observation(shots[row.before_sha256]),
+            action=None if row.action is None else decode_action(row.action),
+            action_error=row.action_error,
+            after=None if row.after_sha256 is None else _build_observation(shots[row.after_sha256]),
+            durations_s=row.durations_s,
+            more_actions=decode_more_actions(row.action),
+        )
+        by_rollout[row.rollout_pk].append(turn)
     return by_rollout
-
-
-async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> Mapping[str, Screenshot]:
-    wanted = {str(chunk["image"]) for turn in turns for chunk in turn.prompt_chunks if "image" in chunk}
-    wanted |= {sha for turn in turns for sha in (turn.before_sha256, turn.after_sha256) if sha is not None}
-    rows = await session.scalars(select(Screenshot).where(Screenshot.sha256.in_(sorted(wanted))))
-    return {row.sha256: row for row in rows}
-
-
-def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout], category: str) -> RolloutGroup:
-    return RolloutGroup(
-        group_id=row.group_id,
-        index=row.group_index,
-        task_id=row.task_id,
-        seed=row.seed,
-        rollouts=tuple(rollout for rollout in rollouts if rollout.reward is not None),
-        faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
-        replayed=tuple(replayed),
-        category=category,
-    )
 
 
 def _build_rollout(
@@ -194,23 +196,10 @@ def _build_rollout(
     )
 
 
-def _build_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Turn:
-    return Turn(
-        index=row.turn_index,
-        model=_build_model_turn(row, screenshots),
-        before=_build_observation(screenshots[row.before_sha256]),
-        action=None if row.action is None else decode_action(row.action),
-        action_error=row.action_error,
-        after=None if row.after_sha256 is None else _build_observation(screenshots[row.after_sha256]),
-        durations_s=row.durations_s,
-        more_actions=decode_more_actions(row.action),
-    )
-
-
-def _build_model_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> ModelTurn:
-    images: dict[str, tuple[bytes, ImageFormat]] = {
-        sha: (shot.data, _image_format(shot)) for sha, shot in screenshots.items()
-    }
+def _build_model_turn(row: TurnRow, images: Mapping[str, tuple[bytes, ImageFormat]]) -> ModelTurn:
+    failure = None
+    if row.failure_kind is not None and row.failure_message is not None:
+        failure = ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
     return ModelTurn(
         response_id=row.response_id,
         prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, images),
@@ -219,7 +208,7 @@ def _build_model_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Mo
         policy_version=row.policy_version,
         stop=row.stop,
         text=row.text,
-        failure=_build_failure(row),
+        failure=failure,
         prompt_matches_renderer=row.prompt_matches_renderer,
         request=row.request,
         started_at=row.started_unix_s,
@@ -228,36 +217,7 @@ def _build_model_turn(row: TurnRow, screenshots: Mapping[str, Screenshot]) -> Mo
     )
 
 
-def _image_format(shot: Screenshot) -> ImageFormat:
-    return "png" if shot.format == "png" else "jpeg"
-
-
-def _build_failure(row: TurnRow) -> ParseFailure | None:
-    if row.failure_kind is None or row.failure_message is None:
-        return None
-    return ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
-
-
 def _build_observation(shot: Screenshot) -> Observation:
     if shot.width_px is None or shot.height_px is None:
         raise DatabaseError(f"expected the size of screenshot {shot.sha256!r}, got NULL")
     return Observation(png=shot.data, width_px=shot.width_px, height_px=shot.height_px)
-
-
-def _build_validation(row: ValidationRow) -> Validation:
-    return Validation(
-        query=row.query, expected=row.expected, actual=row.actual, success=row.success, duration_s=row.duration_s
-    )
-
-
-def _build_judgement(row: JudgementRow, prompt: str) -> Judgement:
-    return Judgement(
-        model=row.model,
-        prompt=prompt,
-        prompt_sha256=row.prompt_sha256,
-        screenshots=row.screenshots,
-        votes=tuple(JudgeVote(**vote) for vote in row.votes),
-        decides=row.decides,
-        duration_s=row.duration_s,
-        cost_usd=row.cost_usd,
-    )

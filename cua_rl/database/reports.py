@@ -130,25 +130,27 @@ def write_report(connection: Connection, report: Report, at: datetime) -> int:
 
 def _write_training(connection: Connection, report: TrainingReport, at: datetime) -> int:
     found = connection.execute(
-        select(Training.attempt_id, Training.config, Training.total_steps).where(
+        select(Training.id, Training.attempt_id, Training.config, Training.total_steps).where(
             Training.run_name == report.run_name, Training.log_path == report.log_path
         )
     ).one_or_none()
-    config = {**(found.config if found else {}), **report.settings}
-    attempt_id = report.attempt_id or (found.attempt_id if found else uuid4())
-    started = TrainingStarted(
-        run_name=report.run_name,
-        log_path=report.log_path,
-        config=config,
-        first_step=report.first_step,
-        total_steps=report.columns.get("total_steps", found.total_steps if found else 0),
-        kept_group_ids=report.kept_group_ids,
-    )
-    scope = Scope(image_token_id=report.image_token_id, attempt_id=attempt_id)
-    training_id = write_training_start(connection, scope, started, report.started_at or at).require_training()
-    columns = {**report.columns, "config": config, "heartbeat_at": at}
-    if found is not None and found.attempt_id != attempt_id:
-        columns.pop("num_completed_steps", None)  # counted when the attempt started: not all steps may have arrived
+    config: dict[str, Any] = {**(found.config if found else {}), **report.settings}
+    columns: dict[str, Any] = {**report.columns, "config": config, "heartbeat_at": at}
+    if found is not None and report.attempt_id in (None, found.attempt_id):
+        training_id = found.id
+    else:
+        started = TrainingStarted(
+            run_name=report.run_name,
+            log_path=report.log_path,
+            config=config,
+            first_step=report.first_step,
+            total_steps=report.columns.get("total_steps", found.total_steps if found else 0),
+            kept_group_ids=report.kept_group_ids,
+        )
+        scope = Scope(image_token_id=report.image_token_id, attempt_id=report.attempt_id or uuid4())
+        training_id = write_training_start(connection, scope, started, report.started_at or at).require_training()
+        if found is not None:
+            columns.pop("num_completed_steps", None)  # just counted: not all steps of the run may have arrived
     change_row(connection, Training, training_id, columns, at)
     return training_id
 

@@ -53,7 +53,7 @@ def start_rollouts(
     starts: Sequence[tuple[RolloutStarted, datetime]],
     parents: Sequence[Parent],
 ) -> None:
-    """Insert running rollouts with their devices; those that are there stay as they are."""
+    """Insert running rollouts with their devices; existing rows stay unchanged."""
     rows = [
         _running_values(event, parent, at) | {"max_turns": event.max_turns}
         for (event, at), parent in zip(starts, parents, strict=True)
@@ -80,18 +80,26 @@ def complete_rollouts(
     rows = [_running_values(member.rollout, parent, _started_at(member.rollout)) for member in ended]
     keys = ensure_rollouts(connection, scope.require_training(), rows)
     members = {keys[member.rollout.rollout_id]: member for member in ended}
-    _insert_missing_turns(connection, scope, members)
+    query = select(TurnRow.rollout_pk, TurnRow.turn_index).where(TurnRow.rollout_pk.in_(members))
+    stored = {(row.rollout_pk, row.turn_index) for row in connection.execute(query)}
+    turns = [(key, turn) for key, member in members.items() for turn in member.rollout.turns]
+    insert_turns(connection, scope, [(key, turn) for key, turn in turns if (key, turn.index) not in stored])
     rollouts = [(key, member.rollout) for key, member in members.items()]
     write_validations(connection, {key: one.validation for key, one in rollouts if one.validation is not None})
     insert_judgements(connection, {key: one.judgement for key, one in rollouts if one.judgement is not None})
     advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
-    connection.execute(_RELEASE_DEVICE, [_release_values(key, member.rollout, at) for key, member in members.items()])
+    released: list[dict[str, object]] = []
+    for key, rollout in rollouts:
+        is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
+        status, error = ("failed", rollout.error) if is_broken else ("released", None)
+        released.append({"key": key, "status": status, "error": error, "ended_at": at})
+    connection.execute(_RELEASE_DEVICE, released)
 
 
 def cancel_rollouts(
     connection: Connection, at: datetime, *, group_pk: int | None = None, training_id: int | None = None
 ) -> None:
-    """Cancel what still runs in a group, or in a training: nobody will report its end."""
+    """Cancel rollouts of a group, or of a training, that still run: their end will not be reported."""
     mine = RolloutRow.group_pk == group_pk if group_pk is not None else RolloutRow.training_id == training_id
     keys = connection.scalars(select(RolloutRow.id).where(mine, RolloutRow.status == "running")).all()
     if keys:
@@ -101,7 +109,7 @@ def cancel_rollouts(
 
 
 def ensure_rollouts(connection: Connection, training_id: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Insert as running the rollouts that are not there; returns the key of each by its id."""
+    """Insert new rollouts as running; returns the key of each rollout by its id."""
     rollout_ids = [row["rollout_id"] for row in rows]
     query = select(RolloutRow.rollout_id, RolloutRow.id, RolloutRow.group_pk).where(
         RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(rollout_ids)
@@ -167,18 +175,8 @@ def _end_values(member: EndedRollout) -> dict[str, object]:
     }
 
 
-def _release_values(key: int, rollout: Rollout, at: datetime) -> dict[str, object]:
-    is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
-    return {
-        "key": key,
-        "status": "failed" if is_broken else "released",
-        "error": rollout.error if is_broken else None,
-        "ended_at": at,
-    }
-
-
 def write_validations(connection: Connection, validations: Mapping[int, Validation]) -> None:
-    """What validators found, by the rollout's key; the latest result counts."""
+    """Insert or replace validator results, by the rollout's key."""
     if not validations:
         return
     rows = [
@@ -196,35 +194,28 @@ def write_validations(connection: Connection, validations: Mapping[int, Validati
 
 
 def insert_judgements(connection: Connection, judgements: Mapping[int, Judgement]) -> None:
-    """What judges said, by the rollout's key, and each prompt once; what is there stays as it is."""
+    """Insert judgements, by the rollout's key, and each prompt once; existing rows stay unchanged."""
     if not judgements:
         return
     prompts = {judgement.prompt_sha256: judgement.prompt for judgement in judgements.values()}
     connection.execute(_INSERT_PROMPT, [{"sha256": digest, "text": prompts[digest]} for digest in sorted(prompts)])
-    rows = [_judgement_values(judgement) | {"rollout_pk": key} for key, judgement in judgements.items()]
+    rows = [
+        {
+            "rollout_pk": key,
+            "prompt_sha256": judgement.prompt_sha256,
+            "model": judgement.model,
+            "screenshots": judgement.screenshots,
+            "decides": judgement.decides,
+            "success": judgement.success,
+            "score": judgement.score,
+            "reason": judgement.reason,
+            "agreement": judgement.agreement,
+            "votes": [asdict(vote) for vote in judgement.votes],
+            "num_prompt_tokens": sum(vote.num_prompt_tokens for vote in judgement.votes),
+            "num_answer_tokens": sum(vote.num_answer_tokens for vote in judgement.votes),
+            "cost_usd": judgement.cost_usd,
+            "duration_s": judgement.duration_s,
+        }
+        for key, judgement in judgements.items()
+    ]
     connection.execute(_INSERT_JUDGEMENT, rows)
-
-
-def _judgement_values(judgement: Judgement) -> dict[str, object]:
-    return {
-        "prompt_sha256": judgement.prompt_sha256,
-        "model": judgement.model,
-        "screenshots": judgement.screenshots,
-        "decides": judgement.decides,
-        "success": judgement.success,
-        "score": judgement.score,
-        "reason": judgement.reason,
-        "agreement": judgement.agreement,
-        "votes": [asdict(vote) for vote in judgement.votes],
-        "num_prompt_tokens": sum(vote.num_prompt_tokens for vote in judgement.votes),
-        "num_answer_tokens": sum(vote.num_answer_tokens for vote in judgement.votes),
-        "cost_usd": judgement.cost_usd,
-        "duration_s": judgement.duration_s,
-    }
-
-
-def _insert_missing_turns(connection: Connection, scope: Scope, members: dict[int, EndedRollout]) -> None:
-    query = select(TurnRow.rollout_pk, TurnRow.turn_index).where(TurnRow.rollout_pk.in_(members))
-    stored = {(row.rollout_pk, row.turn_index) for row in connection.execute(query)}
-    turns = [(key, turn) for key, member in members.items() for turn in member.rollout.turns]
-    insert_turns(connection, scope, [(key, turn) for key, turn in turns if (key, turn.index) not in stored])

@@ -66,7 +66,7 @@ def count_turns(connection: Connection, counts: Mapping[int, int]) -> None:
 
 
 def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int, Turn]]) -> None:
-    """Insert the rows of turns, each with its rollout's key; those that are there stay as they are."""
+    """Insert turns, each with its rollout's key; existing rows stay unchanged."""
     if not turns:
         return
     insert_images(connection, (image for _, turn in turns for image in _images(turn)))
@@ -78,7 +78,7 @@ def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int
 
 
 def turn_columns(turn: Turn, image_token_id: int) -> dict[str, Any]:
-    """What a turn's row says of it."""
+    """The columns of a turn, without its keys."""
     model = turn.model
     failure = model.failure
     return {

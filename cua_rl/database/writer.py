@@ -107,7 +107,10 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             evaluation = require_source(connection, scope, event.source)
             advance_status(connection, Eval, evaluation.id, "completed", at, metrics=event.metrics, ended_at=at)
         case CheckpointSaved():
-            _write_checkpoint(connection, scope, event)
+            paths = {"state_path": event.state_path, "sampler_path": event.sampler_path}
+            statement = insert(Checkpoint).values(training_id=training_id, step=event.step, **paths)
+            statement = statement.on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
+            connection.execute(statement)
         case TrainingEnded():
             _write_training_end(connection, training_id, event, at)
         case TrainingStarted() | RolloutStarted() | TurnTaken() | GroupEnded():
@@ -261,15 +264,6 @@ def _write_training_logprobs(connection: Connection, scope: Scope, event: StepTr
     ]
     if values:
         connection.execute(_SET_TRAINING_LOGPROBS, values)
-
-
-def _write_checkpoint(connection: Connection, scope: Scope, event: CheckpointSaved) -> None:
-    paths = {"state_path": event.state_path, "sampler_path": event.sampler_path}
-    connection.execute(
-        insert(Checkpoint)
-        .values(training_id=scope.training_id, step=event.step, **paths)
-        .on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
-    )
 
 
 def _write_training_end(connection: Connection, training_id: int, event: TrainingEnded, at: datetime) -> None:

@@ -30,7 +30,7 @@ def make_app(
     results_folder: Path | None = None,
     static: Path = STATIC,
 ) -> FastAPI:
-    """The application; its lifespan owns the databases. Benchmarks are those below `results_folder`."""
+    """The application; its lifespan owns the databases. Benchmarks are read from `results_folder`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -71,7 +71,7 @@ def guard(app: FastAPI, rules: AccessRules) -> ASGIApp:
 
 
 def _add_pages(app: FastAPI, static: Path) -> None:
-    """Everything that is not the API is the web app, whose pages are made in the browser."""
+    """Every other path serves the web app, which renders its pages in the browser."""
     root = static.resolve()
 
     @app.get("/{training_id:int}", include_in_schema=False)
@@ -91,7 +91,7 @@ def _add_pages(app: FastAPI, static: Path) -> None:
 
 
 def _asset(root: Path, path: str) -> Response:
-    """A file below the built app, never one outside of it."""
+    """A file of the built app, never one outside its folder."""
     try:
         found = (root / path).resolve()
         is_ours = found.is_relative_to(root) and found.is_file()

@@ -1,4 +1,4 @@
-"""Benchmarks: what recipes.evaluate has written below the folder of results."""
+"""Benchmarks: results of recipes.evaluate below the results folder."""
 
 import asyncio
 import json

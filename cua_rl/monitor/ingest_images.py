@@ -45,7 +45,7 @@ def _decode(uri: str) -> Image | None:
         data = b64decode(encoded, validate=True) if comma else b""
     except (binascii.Error, ValueError):
         return None
-    image_format = next((name for start, name in _FORMATS.items() if data.startswith(start)), None)
+    image_format: ImageFormat | None = next((name for start, name in _FORMATS.items() if data.startswith(start)), None)
     size = None if image_format is None else _size(data)
     if image_format is None or size is None:
         return None

@@ -1,4 +1,4 @@
-"""Configurations without secrets: what runs store is masked already, what other programs send may not be."""
+"""Masks secrets in configurations: runs mask their own, other programs may not."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _BEARER = re.compile(r"(bearer\s+)\S+", re.IGNORECASE)
 
 
 def mask_secrets(config: Mapping[str, object]) -> dict[str, object]:
-    """The configuration with values of settings named like `api_key` and passwords in URLs replaced by stars."""
+    """The configuration with passwords in URLs, and values of settings with names like `api_key`, replaced by ***."""
     return {name: _masked(name, value) for name, value in config.items()}
 
 

@@ -56,8 +56,8 @@ class ItemRefused(CuaError):
     """An item cannot be stored; its sender is told the message."""
 
 
-def training_report(item: sent.SentTraining, payload: Mapping[str, Any], name: str, folder: str) -> TrainingReport:
-    """The run `name` in `folder`; fields of the payload without a column become settings."""
+def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_name: str, folder: str) -> TrainingReport:
+    """The run of that name in `folder`; fields of the payload without a column become settings."""
     ours = item.cua_rl
     columns: Columns = {}
     if item.status is not None:
@@ -70,7 +70,7 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], name: s
             columns[column] = max(0, value)
     settings = {name: value for name, value in payload.items() if name not in _NOT_SETTINGS and value is not None}
     return TrainingReport(
-        run_name=name,
+        run_name=run_name,
         log_path=folder,
         attempt_id=_attempt_id(ours.get("attempt")),
         image_token_id=int(ours.get("image_token_id", 0)),
@@ -192,6 +192,7 @@ def rollout_columns(item: sent.SentRollout) -> Columns:
     summary = _as_object(item.summary_json)
     if success is None and isinstance(summary.get("task_success"), bool):
         success = summary["task_success"]
+    finished = StopReason.FINISHED if item.status == "completed" and item.task_completed else None
     columns: Columns = {
         "max_turns": item.max_turns,
         "num_turns": None if num_turns is None else max(0, num_turns),
@@ -200,7 +201,7 @@ def rollout_columns(item: sent.SentRollout) -> Columns:
         "reward": item.reward,
         "duration_s": item.rollout_time,
         "started_at": item.start_time,
-        "stop_reason": _stop_reason(item),
+        "stop_reason": StopReason.MAX_TURNS if item.ran_out_of_turns else finished,
     }
     if item.status is not None:
         columns["status"] = _ENDED.get(item.status, "running")
@@ -212,12 +213,6 @@ def rollout_columns(item: sent.SentRollout) -> Columns:
             f"expected a stop_reason among {[str(one) for one in StopReason]}, got {columns['stop_reason']!r}"
         )
     return {name: value for name, value in columns.items() if value is not None}
-
-
-def _stop_reason(item: sent.SentRollout) -> str | None:
-    if item.ran_out_of_turns:
-        return StopReason.MAX_TURNS
-    return StopReason.FINISHED if item.status == "completed" and item.task_completed else None
 
 
 def judgement_of(given: object) -> Judgement | None:
@@ -241,8 +236,11 @@ def turn_columns(item: sent.SentTurn) -> Columns:
         for name, value in timings.items()
         if isinstance(value, int | float) and isfinite(value) and not isinstance(value, bool)
     }
+    text = item.model_response if item.model_response is not None else item.text
+    if item.thinking and "<think>" not in (text or ""):
+        text = f"<think>\n{item.thinking}\n</think>\n\n{text or ''}"
     columns: Columns = {
-        "text": _text(item),
+        "text": text,
         "request": request_of(item.model_specific_input_json),
         "action": None if item.action_json is None else _action(item.action_json, None),
         "started_at": item.start_time,
@@ -287,13 +285,6 @@ def _holds(value: object, kind: Any) -> bool:
         isinstance(one, kind) and not isinstance(one, bool) and (isinstance(one, float) or abs(one) < 2**31)
         for one in cast("list[Any]", value)
     )
-
-
-def _text(item: sent.SentTurn) -> str | None:
-    text = item.model_response if item.model_response is not None else item.text
-    if item.thinking and "<think>" not in (text or ""):
-        return f"<think>\n{item.thinking}\n</think>\n\n{text or ''}"
-    return text
 
 
 def request_of(value: object) -> Columns | None:
