@@ -1,4 +1,4 @@
-"""What happens in a run, as data: the loop and the rollouts report events, a `Recorder` keeps them."""
+"""Events of a run: the training loop and the rollouts report them, a `Recorder` stores them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class RolloutSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStarted:
-    """The run begins, or goes on, with `first_step`: what a crashed attempt recorded of it and later steps is void."""
+    """The run starts, or resumes, at `first_step`; records of an earlier attempt from that step on are void."""
 
     run_name: str
     log_path: str
@@ -41,19 +41,19 @@ class TrainingEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStarted:
-    """A step or an evaluation begins, with the task instances it will run, one group each."""
+    """A step or an evaluation starts, with the task instances that it will run, one group each."""
 
     source: RolloutSource
     tasks: tuple[Task, ...]
     group_size: int
     policy_version: int
     num_groups: int | None = None
-    """Groups that the step will train, where `tasks` are not known yet (asynchronous training); None is one a task."""
+    """Number of groups if `tasks` are not known yet (asynchronous training); None means one per task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutStarted:
-    """A rollout has its device and begins."""
+    """A rollout has leased its device and starts."""
 
     source: RolloutSource
     rollout_id: str
@@ -81,14 +81,14 @@ class GroupEnded:
     group: RolloutGroup
     advantages: tuple[float, ...] | None
     replaced_by: Task | None = None
-    """The task of one more group, which the step runs because this one teaches nothing."""
+    """The task of an additional group that the step runs because this group is constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTaken:
     """An asynchronous run has chosen the groups that `step` trains.
 
-    Until then a group belongs to the last step that may train it; from here on, to the one that does.
+    Until then a group belongs to the last step that may train it, afterwards to the step that does.
     """
 
     step: int
@@ -97,7 +97,7 @@ class BatchTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTrained:
-    """The optimizer step is done; its adapter is served, or about to be. `datums_sha256` identifies what was trained,
+    """The optimizer step is done; its adapter is served, or about to be. `datums_sha256` identifies the training data
     bit for bit.
     """
 
@@ -120,7 +120,7 @@ class EvaluationEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint that a run can resume from is on disk."""
+    """A checkpoint from which a run can resume is on disk."""
 
     step: int
     state_path: str
@@ -142,7 +142,7 @@ Event = (
 
 
 class Recorder(Protocol):
-    """Keeps events. `record` returns at once unless the bounded queue is full; nothing is lost."""
+    """Stores events. `record` returns immediately unless its bounded queue is full; no event is lost."""
 
     async def record(self, event: Event) -> None: ...
 

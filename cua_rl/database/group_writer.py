@@ -1,27 +1,19 @@
-"""Groups as rows: there from the start of their first rollout, complete when all members have ended."""
+"""Groups as rows: inserted when their first rollout starts, completed when all members have ended."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from statistics import fmean, pstdev
-from typing import Any
 
-from sqlalchemy import Connection, and_, func, select, update
+from sqlalchemy import Connection, Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Group, Replay, RolloutRow, Step, TaskRow
 from cua_rl.database.rollout_writer import EndedRollout, Parent, cancel_rollouts, complete_rollouts, start_rollouts
-from cua_rl.database.rows import (
-    Scope,
-    add_tasks,
-    advance_status,
-    note_status,
-    require_source,
-    source_table,
-)
+from cua_rl.database.rows import Scope, SourceRow, add_tasks, advance_status, insert_row, require_source
 from cua_rl.errors import DatabaseError
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, RolloutGroup
+from cua_rl.types import Rollout
 
 
 def write_rollout_starts(
@@ -29,31 +21,23 @@ def write_rollout_starts(
 ) -> None:
     """Insert running rollouts with their devices, and the groups whose first members they are."""
     task_pks = add_tasks(connection, [event.task for event, _ in starts])
-    sources = {source: require_source(connection, scope, source).id for source in {event.source for event, _ in starts}}
-    group_pks: dict[tuple[RolloutSource, str], int] = {}
+    sources = {source: require_source(connection, scope, source) for source in {event.source for event, _ in starts}}
+    known: dict[tuple[RolloutSource, str], int] = {}
     parents: list[Parent] = []
     for (event, at), task_pk in zip(starts, task_pks, strict=True):
-        group = (event.source, event.group_id)
         task = {"task_pk": task_pk, "task_id": event.task.task_id, "seed": event.task.seed}
-        if group not in group_pks:
-            group_pks[group] = _ensure_group(
-                connection,
-                scope,
-                event.source,
-                sources[event.source],
-                event.group_id,
-                event.group_index,
-                task,
-                at,
-            )
-        parents.append(Parent(group_pk=group_pks[group], task=task))
+        name = (event.source, event.group_id)
+        if name not in known:
+            source = sources[event.source]
+            known[name] = ensure_group(connection, source, event.group_id, event.group_index, task, at)
+        parents.append(Parent(group_pk=known[name], task=task))
     start_rollouts(connection, scope, starts, parents)
 
 
 def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at: datetime) -> None:
     """Complete a group and its rollouts; a member whose start was never reported is inserted now.
 
-    Replayed rollouts have their rows since the step that sampled them; the group only refers to them.
+    Replayed rollouts have had their rows since the step that sampled them; the group only refers to them.
     """
     group, source = event.group, require_source(connection, scope, event.source)
     task_pk = connection.scalar(
@@ -62,7 +46,7 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
         .limit(1)
     )
     task = {"task_pk": task_pk, "task_id": group.task_id, "seed": group.seed}
-    group_pk = _ensure_group(connection, scope, event.source, source.id, group.group_id, group.index, task, at)
+    group_pk = ensure_group(connection, source, group.group_id, group.index, task, at)
     advantages: Sequence[float | None] = event.advantages or [None] * len(group.compared)
     num_members = len(group.rollouts)
     ended = [
@@ -77,43 +61,31 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
     for position, (rollout, advantage) in enumerate(zip(group.replayed, advantages[num_members:], strict=True)):
         _insert_replay(connection, scope, group_pk, rollout, position=position, advantage=advantage)
     cancel_rollouts(connection, at, group_pk=group_pk)
-    if advance_status(connection, Group, group_pk, "completed", at, ended_at=at, **_statistics(group)):
+    num_successes = sum(rollout.success for rollout in group.rollouts)
+    figures = group_figures(group.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
+    if advance_status(connection, Group, group_pk, "completed", at, ended_at=at, **figures):
         if event.replaced_by is not None:
-            _add_group(connection, event.source, source.id, event.replaced_by)
-        _count_ended_group(connection, event.source, source.id, at)
+            _add_group(connection, source, event.replaced_by)
+        num_ended, num_groups, task_pks = count_ended_groups(connection, source)
+        # the tasks of an asynchronous step, and so its number of groups, are unknown until its batch is taken
+        if source.table is Step and task_pks and num_ended >= num_groups:
+            advance_status(connection, Step, source.id, "training", at, rollouts_ended_at=at)
 
 
-def _ensure_group(
+def ensure_group(
     connection: Connection,
-    scope: Scope,
-    source: RolloutSource,
-    source_id: int,
+    source: SourceRow,
     group_id: str,
     group_index: int,
-    task: dict[str, Any],
+    task: Mapping[str, object],
     at: datetime,
 ) -> int:
-    table = source_table(source)
-    parent = {"step_id" if table is Step else "eval_id": source_id}
-    mine = and_(Group.group_id == group_id, Group.step_id == source_id if table is Step else Group.eval_id == source_id)
-    found = connection.scalar(select(Group.id).where(mine))
+    """The key of a group of a source, inserted as running if it is new."""
+    found = connection.scalar(select(Group.id).where(source.owns_group, Group.group_id == group_id))
     if found is not None:
         return found
-    inserted = connection.scalars(
-        insert(Group)
-        .values(
-            training_id=scope.training_id,
-            group_id=group_id,
-            group_index=group_index,
-            status="running",
-            started_at=at,
-            **parent,
-            **task,
-        )
-        .returning(Group.id)
-    ).one()
-    note_status(connection, Group, inserted, None, "running", at)
-    return inserted
+    named = {"group_id": group_id, "group_index": group_index, "status": "running", "started_at": at}
+    return insert_row(connection, Group, {**source.group_columns, **named, **task}, at)
 
 
 def _insert_replay(
@@ -133,37 +105,31 @@ def _insert_replay(
     )
 
 
-def _statistics(group: RolloutGroup) -> dict[str, object]:
-    rewards = group.rewards
+def group_figures(rewards: Sequence[float], *, num_successes: int, num_faulty: int) -> dict[str, object]:
+    """Columns that summarise the members of an ended group."""
     return {
-        "num_rollouts": len(group.rollouts),
-        "num_faulty": len(group.faulty),
-        "num_successes": sum(rollout.success for rollout in group.rollouts),
+        "num_rollouts": len(rewards),
+        "num_faulty": num_faulty,
+        "num_successes": num_successes,
         "reward_mean": fmean(rewards) if rewards else None,
         "reward_std": pstdev(rewards) if rewards else None,
     }
 
 
-def _add_group(connection: Connection, source: RolloutSource, source_id: int, task: Task) -> None:
+def _add_group(connection: Connection, source: SourceRow, task: Task) -> None:
     """One more group than the source set out to run."""
-    table = source_table(source)
+    table = source.table
     (task_pk,) = add_tasks(connection, [task])
     connection.execute(
         update(table)
-        .where(table.id == source_id)
+        .where(table.id == source.id)
         .values(num_groups=table.num_groups + 1, task_pks=func.array_append(table.task_pks, task_pk))
     )
 
 
-def _count_ended_group(connection: Connection, source: RolloutSource, source_id: int, at: datetime) -> None:
-    """Count it; the last of a step that knows its tasks takes it from rollouts to training.
-
-    The groups of an asynchronous step are not known before its batch is taken.
-    """
-    table = source_table(source)
-    mine = Group.step_id == source_id if table is Step else Group.eval_id == source_id
-    ended = select(func.count()).select_from(Group).where(mine, Group.status == "completed").scalar_subquery()
-    statement = update(table).where(table.id == source_id).values(num_ended_groups=ended)
-    counts = connection.execute(statement.returning(table.num_ended_groups, table.num_groups, table.task_pks)).one()
-    if table is Step and counts.task_pks and counts.num_ended_groups >= counts.num_groups:
-        advance_status(connection, Step, source_id, "training", at, rollouts_ended_at=at)
+def count_ended_groups(connection: Connection, source: SourceRow) -> Row[int, int, list[int]]:
+    """Set how many groups of a source have ended; returns that number, `num_groups` and `task_pks`."""
+    table = source.table
+    ended = select(func.count()).select_from(Group).where(source.owns_group, Group.status == "completed")
+    statement = update(table).where(table.id == source.id).values(num_ended_groups=ended.scalar_subquery())
+    return connection.execute(statement.returning(table.num_ended_groups, table.num_groups, table.task_pks)).one()

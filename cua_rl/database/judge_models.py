@@ -1,4 +1,4 @@
-"""What judges said about rollouts: every verdict with its votes, and each prompt once."""
+"""Judges' verdicts on rollouts with their votes, and each prompt once."""
 
 from datetime import datetime
 from typing import Any
@@ -11,7 +11,7 @@ from cua_rl.database.models import Base
 
 
 class JudgePrompt(Base):
-    """A judge's system prompt, by the hash of its text."""
+    """A judge's system prompt, keyed by the hash of its text."""
 
     __tablename__ = "judge_prompts"
 
@@ -21,7 +21,7 @@ class JudgePrompt(Base):
 
 
 class JudgementRow(Base):
-    """What a judge said about a rollout, also if it came to no verdict."""
+    """A judge's result for a rollout, with or without a verdict."""
 
     __tablename__ = "judgements"
 
@@ -31,13 +31,13 @@ class JudgementRow(Base):
     model: Mapped[str]
     screenshots: Mapped[str]
     decides: Mapped[bool]
-    """False beside a validator, which decides."""
+    """False if the task has a validator, which then decides."""
     success: Mapped[bool | None]
     """None if no majority of the votes agrees."""
     score: Mapped[float | None]
     reason: Mapped[str]
     agreement: Mapped[float]
-    """Share of the votes that say what the verdict says."""
+    """Share of the votes that agree with the verdict."""
     votes: Mapped[Any] = mapped_column(AnyJson(), nullable=False)
     """The fields of each `JudgeVote`, in order."""
     num_prompt_tokens: Mapped[int]

@@ -6,7 +6,7 @@
     tasks ── groups, rollouts        └── environments
     status_history: every change of status of a training, step, eval, group or rollout
 
-Deleting a row deletes what hangs on it; screenshots and tasks are shared by trainings and stay.
+Deletes cascade to dependent rows; screenshots and tasks are shared by trainings and stay.
 """
 
 from datetime import datetime
@@ -85,7 +85,7 @@ def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
 
 
 class Training(Base):
-    """One run, found by name and folder; a resumed run goes on in its row."""
+    """One run, identified by name and folder; a resumed run keeps its row."""
 
     __tablename__ = "trainings"
     __table_args__ = (
@@ -101,7 +101,7 @@ class Training(Base):
     image_token_id: Mapped[int]
     """The id that stands for every image token in `turns.prompt_token_ids`."""
     attempt_id: Mapped[UUID]
-    """The recorder that wrote last; what an earlier one left unfinished is void."""
+    """The recorder that wrote last; unfinished records of earlier ones are void."""
     num_attempts: Mapped[int] = mapped_column(default=1)
     status: Mapped[str]
     error: Mapped[str | None]
@@ -112,7 +112,7 @@ class Training(Base):
     started_at: Mapped[datetime]
     ended_at: Mapped[datetime | None]
     heartbeat_at: Mapped[datetime]
-    """The recorder's last sign of life."""
+    """The recorder's last heartbeat."""
     updated_at: Mapped[datetime] = _updated()
 
 
@@ -130,12 +130,12 @@ class Step(Base):
     policy_version: Mapped[int]
     """The newest version when the step began; every turn has its own."""
     trained_policy_version: Mapped[int | None]
-    """The version that the step made."""
+    """The version that the step produced."""
     group_size: Mapped[int]
     num_groups: Mapped[int]
     num_ended_groups: Mapped[int] = mapped_column(default=0)
     task_pks: Mapped[list[int]] = mapped_column(ARRAY(BigInteger()))
-    """The task instances that the step set out to run, in order."""
+    """The task instances that the step was started with, in order."""
     datums_sha256: Mapped[str | None]
     num_datums: Mapped[int | None]
     metrics: Mapped[JsonDict | None]
@@ -146,7 +146,7 @@ class Step(Base):
 
 
 class Eval(Base):
-    """One evaluation after training step `step`; the baseline, at step 0, is the one of the untrained model."""
+    """One evaluation after training step `step`; the baseline, at step 0, evaluates the untrained model."""
 
     __tablename__ = "evals"
     __table_args__ = (
@@ -224,7 +224,7 @@ class Group(Base):
 
 
 class RolloutRow(Base):
-    """One attempt at a task; there from its start, complete when its group has ended."""
+    """One attempt at a task; inserted at its start, completed when its group has ended."""
 
     __tablename__ = "rollouts"
     __table_args__ = (
@@ -259,7 +259,7 @@ class RolloutRow(Base):
     advantage: Mapped[float | None]
     started_at: Mapped[datetime]
     started_unix_s: Mapped[float | None]
-    """`started_at` as the run measured it, exact."""
+    """`started_at` exactly as the run measured it."""
     duration_s: Mapped[float | None]
     ended_at: Mapped[datetime | None]
     updated_at: Mapped[datetime] = _updated()
@@ -292,7 +292,7 @@ class Environment(Base):
 
 
 class Screenshot(Base):
-    """An encoded image, once, however many turns show it."""
+    """An encoded image; stored once, however many turns show it."""
 
     __tablename__ = "screenshots"
     __table_args__ = (_one_of("format", ("png", "jpeg")),)
@@ -301,7 +301,7 @@ class Screenshot(Base):
     data: Mapped[bytes] = mapped_column(LargeBinary)
     format: Mapped[str]
     width_px: Mapped[int | None]
-    """None if the image was sent, or written by an earlier version, without its size."""
+    """None for an image that an earlier version wrote when it had only appeared in prompts."""
     height_px: Mapped[int | None]
     created_at: Mapped[datetime] = _now()
 
@@ -352,7 +352,7 @@ class TurnRow(Base):
 
 
 class ValidationRow(Base):
-    """What a task's validator read at the end of a rollout."""
+    """A task validator's result at the end of a rollout."""
 
     __tablename__ = "validations"
 
@@ -367,7 +367,7 @@ class ValidationRow(Base):
 
 
 class Checkpoint(Base):
-    """A checkpoint on disk that the run can resume from."""
+    """A checkpoint on disk from which the run can resume."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (UniqueConstraint("training_id", "step"),)
@@ -381,7 +381,7 @@ class Checkpoint(Base):
 
 
 class StatusChange(Base):
-    """One change of status of exactly one thing; a killed training is `interrupted` once it is resumed."""
+    """One status change of exactly one row; a killed training is marked `interrupted` when it resumes."""
 
     __tablename__ = "status_history"
     __table_args__ = (

@@ -1,4 +1,4 @@
-"""Tables that only the monitor writes: projects and what they sent, verdicts of people."""
+"""Tables that only the monitor writes: projects, the items they sent, and human verdicts."""
 
 from datetime import datetime
 
@@ -10,7 +10,7 @@ from cua_rl.types import JsonDict
 
 
 class Project(Base):
-    """Who may send runs over HTTP, known by a token of which only the hash is kept."""
+    """A project may send runs over HTTP, authenticated by a token of which only the hash is stored."""
 
     __tablename__ = "projects"
 
@@ -32,7 +32,7 @@ class ProjectRun(Base):
 
 
 class IngestItem(Base):
-    """One thing that a project sent, as it was sent, and the row that was made of it."""
+    """One item as a project sent it, and the row that was created from it."""
 
     __tablename__ = "ingest_items"
     __table_args__ = (UniqueConstraint("project_id", "kind", "client_id"),)
@@ -41,17 +41,17 @@ class IngestItem(Base):
     project_id: Mapped[int] = mapped_column(BigInteger, ForeignKey("projects.id", ondelete="CASCADE"))
     kind: Mapped[str]
     client_id: Mapped[str]
-    """Chosen by the sender; a hash of the payload where it chose none."""
+    """Chosen by the sender, else a hash of the payload."""
     payload: Mapped[JsonDict]
-    """All updates of the item together, large images left out."""
+    """All updates of the item merged, without images."""
     row_id: Mapped[int | None] = mapped_column(BigInteger)
-    """Key in the table that the kind belongs to; None if it has none of its own."""
+    """Key in the table of this kind; None if the kind has no row."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), onupdate=func.now())
 
 
 class RolloutOverride(Base):
-    """What a person says about a rollout; the newest row counts, and training data never change."""
+    """A person's verdict on a rollout; the newest row counts, and training data never change."""
 
     __tablename__ = "rollout_overrides"
 

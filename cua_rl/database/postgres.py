@@ -1,4 +1,4 @@
-"""An embedded Postgres: the real server, from binaries that come as a Python package, owned by the controller."""
+"""An embedded Postgres server, started from a Python package and owned by the controller."""
 
 import asyncio
 import importlib.util
@@ -44,8 +44,8 @@ _SETTINGS = (
 class EmbeddedPostgres:
     """A Postgres server on `data_dir` (created if need be), an async context manager; `url` is where it listens.
 
-    That is a Unix socket in a private folder, and nothing else. Leaving the context shuts the server down cleanly; so
-    does the controller's death, whatever its cause. Entering raises `DatabaseError` if the server does not come up or
+    It listens only on a Unix socket in a private folder. Leaving the context shuts the server down cleanly, and so does
+    the death of the controller, whatever its cause. Entering raises `DatabaseError` if the server does not start or
     another one uses the folder, `ConfigError` if the binaries are missing.
     """
 
@@ -110,7 +110,7 @@ class EmbeddedPostgres:
         raise _start_error(await process.wait(), self._data_dir, process)
 
     async def _stop(self) -> None:
-        """Shut down fast (clients are disconnected, everything is written), then make sure that nothing is left."""
+        """Shut down in fast mode (disconnects clients, flushes to disk), then make sure that no process is left."""
         if self._process is not None:
             pid = await asyncio.to_thread(_postmaster_pid, self._data_dir, self._socket_dir)
             if pid is not None and self._process.is_running:
@@ -126,7 +126,7 @@ class EmbeddedPostgres:
 
 
 def running_postgres_url(data_dir: Path) -> str | None:
-    """Address of the embedded server that some process runs on `data_dir`, for a monitor beside it, or None."""
+    """Address of the embedded server that another process runs on `data_dir`, or None."""
     socket_dir = _socket_dir_of(data_dir.absolute())
     return None if socket_dir is None else _url(socket_dir)
 
@@ -169,7 +169,7 @@ def _start_error(status: int, data_dir: Path, process: OwnedProcess) -> Database
 
 
 def _find_bin_dir(data_dir: Path) -> Path:
-    """The newest Postgres of the package, or for a folder that exists the one that made it."""
+    """The newest Postgres version in the package, or for an existing folder the version that created it."""
     spec = importlib.util.find_spec(_PACKAGE)  # importing it would take locks and start nothing we need
     if spec is None or spec.origin is None:
         raise ConfigError(

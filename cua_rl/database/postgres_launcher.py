@@ -61,7 +61,7 @@ def _take_lock(path: Path) -> bool:
 
 
 def _owner_for(data_dir: Path) -> tuple[int, int] | None:
-    """uid and gid to run as, None to stay who we are; a folder that someone made keeps its owner."""
+    """uid and gid to run as, None to keep ours; an existing folder keeps its owner."""
     if os.geteuid() != 0:
         return None
     if (data_dir / "PG_VERSION").exists():
@@ -73,7 +73,7 @@ def _owner_for(data_dir: Path) -> tuple[int, int] | None:
 
 
 def _create_cluster(bin_dir: Path, data_dir: Path, owner: tuple[int, int] | None) -> int:
-    """Run initdb beside the data folder, then rename: a creation cut short leaves nothing that looks finished."""
+    """Run initdb beside the data folder, then rename, so that an interrupted initdb never looks complete."""
     aside = data_dir.with_name(data_dir.name + ".new")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(mode=0o700)
@@ -92,7 +92,7 @@ def _create_cluster(bin_dir: Path, data_dir: Path, owner: tuple[int, int] | None
 
 
 def _remove_stale_pid_file(path: Path) -> None:
-    """Drop the pid file of a crashed server: its number may belong to some other process by now. We hold the lock."""
+    """Remove the pid file of a crashed server, whose pid another process may have by now. We hold the lock."""
     if path.exists():
         pid = path.read_text().split("\n", 1)[0]
         comm = Path(f"/proc/{pid}/comm")

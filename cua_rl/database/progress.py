@@ -1,4 +1,4 @@
-"""How far a run had come, from the database: what a resumed run keeps and what it does again."""
+"""Progress of a run, from the database: what a resumed run keeps and what it repeats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from cua_rl.types import RolloutGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntrainedGroup:
-    """An ended group that no step before the resumed one has trained; `last_step` may train it at the latest."""
+    """An ended group that no step before the resumed one has trained; `last_step` is the last step that may."""
 
     group: RolloutGroup
     last_step: int
@@ -21,19 +21,19 @@ class UntrainedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The record of a run as a checkpoint after some steps sees it."""
+    """The recorded progress of a run as of a checkpoint."""
 
     done_indices: tuple[int, ...]
     """`group_index` of every group that those steps trained."""
     untrained: tuple[UntrainedGroup, ...]
     newest_steps: Mapping[int, int]
-    """Per policy version the largest number of steps after which it was the newest."""
+    """For each policy version, the last step after which it was the newest."""
     evaluated_steps: frozenset[int]
     """Steps after which an evaluation was completed."""
 
 
 async def load_progress(session: AsyncSession, training_id: int, num_steps: int) -> Progress:
-    """What the first `num_steps` steps did, and what they left; groups of policies after them are left out."""
+    """Progress after `num_steps` steps; groups sampled by later policies are left out."""
     steps = (
         await session.execute(
             select(Step.step, Step.trained_policy_version)
@@ -61,7 +61,7 @@ async def load_progress(session: AsyncSession, training_id: int, num_steps: int)
 async def _load_untrained(
     session: AsyncSession, training_id: int, num_steps: int, newest_steps: Mapping[int, int]
 ) -> tuple[UntrainedGroup, ...]:
-    """Ended groups of later steps; those that replayed something start again, because of what they refer to."""
+    """Ended groups of later steps. Groups with replays are excluded: they refer to rollouts of other steps."""
     unknown_turn = (
         exists()
         .where(TurnRow.rollout_pk == RolloutRow.id, RolloutRow.group_pk == Group.id)

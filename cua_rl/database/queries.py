@@ -1,4 +1,4 @@
-"""The read side: small questions, each one function that returns plain data; and what a moved run is called."""
+"""Queries that return plain data; and renaming of a run that was moved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from cua_rl.database.models import Eval, RolloutRow, Step, Training, TurnRow
+from cua_rl.database.models import Step, Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +35,8 @@ class StepSummary:
     metrics: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSummary:
-    """One evaluation after `step` optimizer steps; `metrics` is empty until it is done."""
-
-    phase: str
-    step: int
-    status: str
-    metrics: Mapping[str, float]
-
-
 async def latest_trainings(session: AsyncSession, limit: int = 50) -> list[TrainingSummary]:
-    """The runs that started last, newest first."""
+    """The most recently started runs, newest first."""
     query = select(Training).order_by(Training.started_at.desc(), Training.id.desc()).limit(limit)
     return [_summarise(row) for row in await session.scalars(query)]
 
@@ -61,7 +51,7 @@ async def find_training(session: AsyncSession, run_name: str, log_path: str | No
 
 
 async def rename_training(session: AsyncSession, training_id: int, run_name: str, log_path: str) -> None:
-    """Put down that a run has another name and folder now."""
+    """Change the recorded name and folder of a run."""
     await session.execute(
         update(Training).where(Training.id == training_id).values(run_name=run_name, log_path=log_path)
     )
@@ -80,37 +70,6 @@ async def load_steps(session: AsyncSession, training_id: int) -> list[StepSummar
         )
         for row in rows
     ]
-
-
-async def load_evals(session: AsyncSession, training_id: int) -> list[EvalSummary]:
-    """All evaluations of a run, the baseline first."""
-    query = select(Eval).where(Eval.training_id == training_id).order_by(Eval.step, Eval.phase)
-    return [
-        EvalSummary(phase=row.phase, step=row.step, status=row.status, metrics=row.metrics or {})
-        for row in await session.scalars(query)
-    ]
-
-
-async def load_datums_sha256(session: AsyncSession, training_id: int, step: int) -> str | None:
-    """The hash of what a step trained on, None if it was not trained."""
-    return await session.scalar(select(Step.datums_sha256).where(Step.training_id == training_id, Step.step == step))
-
-
-async def load_training_logprobs(
-    session: AsyncSession, training_id: int, rollout_id: str
-) -> Mapping[int, tuple[float, ...]]:
-    """The trainer's log-probabilities of a rollout by turn index; turns that were not trained are left out."""
-    query = (
-        select(TurnRow.turn_index, TurnRow.training_logprobs)
-        .join(RolloutRow, TurnRow.rollout_pk == RolloutRow.id)
-        .where(
-            RolloutRow.training_id == training_id,
-            RolloutRow.rollout_id == rollout_id,
-            TurnRow.training_logprobs.is_not(None),
-        )
-        .order_by(TurnRow.turn_index)
-    )
-    return {turn_index: tuple(logprobs or ()) for turn_index, logprobs in await session.execute(query)}
 
 
 def _summarise(row: Training) -> TrainingSummary:

@@ -1,13 +1,13 @@
-"""Groups as they were recorded, rebuilt from the database alone: equal in every token, pixel and float."""
+"""Rebuilds recorded groups from the database alone, identical in every token, pixel and float."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.conversation import EncodedImage, ParseFailure
-from cua_rl.database.encoding import decode_action, decode_more_actions, decode_prompt
+from cua_rl.database.columns import decode_action, decode_more_actions, decode_prompt
 from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError, boundary
@@ -25,13 +25,33 @@ async def load_groups(
 
 
 async def load_groups_by_key(session: AsyncSession, group_rows: Sequence[Group]) -> list[RolloutGroup]:
-    """The groups of these rows, in their order."""
+    """The groups of these rows, in the same order."""
     group_pks = [row.id for row in group_rows]
-    rollouts = await _load_group_rollouts(session, group_pks)
-    replayed = await _load_replayed(session, group_pks)
-    categories = await _load_categories(session, {row.task_pk for row in group_rows})
+    members: dict[int, list[Rollout]] = defaultdict(list)
+    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position)
+    for rollout, row in await _load_rollouts(session, query):
+        members[row.group_pk].append(rollout)
+    replayed: dict[int, list[Rollout]] = defaultdict(list)
+    replays = await _load_replays(session, group_pks)
+    if replays:
+        query = select(RolloutRow).where(RolloutRow.id.in_([replay.rollout_pk for replay in replays]))
+        rollouts = {row.id: rollout for rollout, row in await _load_rollouts(session, query)}
+        for replay in replays:
+            replayed[replay.group_pk].append(rollouts[replay.rollout_pk])
+    tasks = select(TaskRow.id, TaskRow.category).where(TaskRow.id.in_({row.task_pk for row in group_rows}))
+    categories = {row.id: row.category for row in await session.execute(tasks)}
     return [
-        _build_group(row, rollouts[row.id], replayed[row.id], categories.get(row.task_pk, "")) for row in group_rows
+        RolloutGroup(
+            group_id=row.group_id,
+            index=row.group_index,
+            task_id=row.task_id,
+            seed=row.seed,
+            rollouts=tuple(rollout for rollout in members[row.id] if rollout.reward is not None),
+            faulty=tuple(rollout for rollout in members[row.id] if rollout.reward is None),
+            replayed=tuple(replayed[row.id]),
+            category=categories.get(row.task_pk, ""),
+        )
+        for row in group_rows
     ]
 
 
@@ -80,46 +100,32 @@ async def _load_group_rows(session: AsyncSession, training_id: int, step: int, p
     return (await session.scalars(query)).all()
 
 
-async def _load_categories(session: AsyncSession, task_pks: Set[int | None]) -> Mapping[int | None, str]:
-    query = select(TaskRow.id, TaskRow.category).where(TaskRow.id.in_(task_pks))
-    return {row.id: row.category for row in await session.execute(query)}
-
-
-async def _load_group_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
-    """Rollouts by group, in the order of their group."""
-    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks)).order_by(RolloutRow.position)
-    by_group: dict[int, list[Rollout]] = defaultdict(list)
-    for rollout, row in await _load_rollouts(session, query):
-        by_group[row.group_pk].append(rollout)
-    return by_group
-
-
-async def _load_replayed(session: AsyncSession, group_pks: Sequence[int]) -> Mapping[int, list[Rollout]]:
-    """Replayed rollouts by the group that they joined."""
-    replays = await _load_replays(session, group_pks)
-    query = select(RolloutRow).where(RolloutRow.id.in_([replay.rollout_pk for replay in replays]))
-    rollouts = {row.id: rollout for rollout, row in await _load_rollouts(session, query)} if replays else {}
-    by_group: dict[int, list[Rollout]] = defaultdict(list)
-    for replay in replays:
-        by_group[replay.group_pk].append(rollouts[replay.rollout_pk])
-    return by_group
-
-
 async def _load_replays(session: AsyncSession, group_pks: Sequence[int]) -> Sequence[Replay]:
     query = select(Replay).where(Replay.group_pk.in_(group_pks)).order_by(Replay.group_pk, Replay.position)
     return (await session.scalars(query)).all()
 
 
 async def _load_rollouts(session: AsyncSession, query: Select[RolloutRow]) -> list[tuple[Rollout, RolloutRow]]:
-    """The ended ones among the rollouts that `query` finds; cancelled ones never became part of a group."""
+    """Ended rollouts among those that `query` selects; cancelled ones never became part of a group."""
     rows = (await session.scalars(query.where(RolloutRow.status.in_(("completed", "failed"))))).all()
     keys = [row.id for row in rows]
     validations = {
-        row.rollout_pk: _build_validation(row)
+        row.rollout_pk: Validation(
+            query=row.query, expected=row.expected, actual=row.actual, success=row.success, duration_s=row.duration_s
+        )
         for row in await session.scalars(select(ValidationRow).where(ValidationRow.rollout_pk.in_(keys)))
     }
     judgements = {
-        row.rollout_pk: _build_judgement(row, prompt)
+        row.rollout_pk: Judgement(
+            model=row.model,
+            prompt=prompt,
+            prompt_sha256=row.prompt_sha256,
+            screenshots=row.screenshots,
+            votes=tuple(JudgeVote(**vote) for vote in row.votes),
+            decides=row.decides,
+            duration_s=row.duration_s,
+            cost_usd=row.cost_usd,
+        )
         for row, prompt in await session.execute(
             select(JudgementRow, JudgePrompt.text)
             .join(JudgePrompt, JudgementRow.prompt_sha256 == JudgePrompt.sha256)
@@ -133,31 +139,24 @@ async def _load_rollouts(session: AsyncSession, query: Select[RolloutRow]) -> li
 async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapping[int, list[Turn]]:
     query = select(TurnRow).where(TurnRow.rollout_pk.in_(rollout_pks)).order_by(TurnRow.turn_index)
     rows = (await session.scalars(query)).all()
-    screenshots = await _load_screenshots(session, rows)
+    wanted = {str(chunk["image"]) for row in rows for chunk in row.prompt_chunks if "image" in chunk}
+    wanted |= {sha for row in rows for sha in (row.before_sha256, row.after_sha256) if sha is not None}
+    found = await session.scalars(select(Screenshot).where(Screenshot.sha256.in_(sorted(wanted))))
+    images = {shot.sha256: _build_image(shot) for shot in found}
     by_rollout: dict[int, list[Turn]] = defaultdict(list)
     for row in rows:
-        by_rollout[row.rollout_pk].append(_build_turn(row, screenshots))
+        agent = AgentTurn(
+            response_id=row.response_id,
+            before=images[row.before_sha256],
+            action=None if row.action is None else decode_action(row.action),
+            action_error=row.action_error,
+            after=None if row.after_sha256 is None else images[row.after_sha256],
+            durations_s=row.durations_s,
+            more_actions=decode_more_actions(row.action),
+        )
+        turn = Turn(index=row.turn_index, model=_build_model_turn(row, images), agent=agent)
+        by_rollout[row.rollout_pk].append(turn)
     return by_rollout
-
-
-async def _load_screenshots(session: AsyncSession, turns: Iterable[TurnRow]) -> Mapping[str, EncodedImage]:
-    wanted = {str(chunk["image"]) for turn in turns for chunk in turn.prompt_chunks if "image" in chunk}
-    wanted |= {sha for turn in turns for sha in (turn.before_sha256, turn.after_sha256) if sha is not None}
-    rows = await session.scalars(select(Screenshot).where(Screenshot.sha256.in_(sorted(wanted))))
-    return {row.sha256: _build_image(row) for row in rows}
-
-
-def _build_group(row: Group, rollouts: Sequence[Rollout], replayed: Sequence[Rollout], category: str) -> RolloutGroup:
-    return RolloutGroup(
-        group_id=row.group_id,
-        index=row.group_index,
-        task_id=row.task_id,
-        seed=row.seed,
-        rollouts=tuple(rollout for rollout in rollouts if rollout.reward is not None),
-        faulty=tuple(rollout for rollout in rollouts if rollout.reward is None),
-        replayed=tuple(replayed),
-        category=category,
-    )
 
 
 def _build_rollout(
@@ -185,29 +184,19 @@ def _build_rollout(
     )
 
 
-def _build_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> Turn:
-    done = AgentTurn(
-        response_id=row.response_id,
-        before=screenshots[row.before_sha256],
-        action=None if row.action is None else decode_action(row.action),
-        action_error=row.action_error,
-        after=None if row.after_sha256 is None else screenshots[row.after_sha256],
-        durations_s=row.durations_s,
-        more_actions=decode_more_actions(row.action),
-    )
-    return Turn(index=row.turn_index, model=_build_model_turn(row, screenshots), agent=done)
-
-
-def _build_model_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> ModelTurn:
+def _build_model_turn(row: TurnRow, images: Mapping[str, EncodedImage]) -> ModelTurn:
+    failure = None
+    if row.failure_kind is not None and row.failure_message is not None:
+        failure = ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
     return ModelTurn(
         response_id=row.response_id,
-        prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, screenshots),
+        prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, images),
         sampled_tokens=tuple(row.sampled_tokens),
         sampling_logprobs=tuple(row.sampling_logprobs),
         policy_version=row.policy_version,
         stop=row.stop,
         text=row.text,
-        failure=_build_failure(row),
+        failure=failure,
         prompt_matches_renderer=row.prompt_matches_renderer,
         request=row.request,
         started_at=row.started_unix_s,
@@ -216,36 +205,11 @@ def _build_model_turn(row: TurnRow, screenshots: Mapping[str, EncodedImage]) -> 
     )
 
 
-def _build_failure(row: TurnRow) -> ParseFailure | None:
-    if row.failure_kind is None or row.failure_message is None:
-        return None
-    return ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
-
-
 def _build_image(shot: Screenshot) -> EncodedImage:
     width_px, height_px = shot.width_px, shot.height_px
-    if width_px is None or height_px is None:  # it was sent, or written by an earlier version, without its size
+    if width_px is None or height_px is None:  # an earlier version wrote it without its size
         with boundary(DatabaseError, f"reading the size of screenshot {shot.sha256!r}"):
             width_px, height_px = image_size(shot.data)
     return EncodedImage(
         data=shot.data, format="png" if shot.format == "png" else "jpeg", width_px=width_px, height_px=height_px
-    )
-
-
-def _build_validation(row: ValidationRow) -> Validation:
-    return Validation(
-        query=row.query, expected=row.expected, actual=row.actual, success=row.success, duration_s=row.duration_s
-    )
-
-
-def _build_judgement(row: JudgementRow, prompt: str) -> Judgement:
-    return Judgement(
-        model=row.model,
-        prompt=prompt,
-        prompt_sha256=row.prompt_sha256,
-        screenshots=row.screenshots,
-        votes=tuple(JudgeVote(**vote) for vote in row.votes),
-        decides=row.decides,
-        duration_s=row.duration_s,
-        cost_usd=row.cost_usd,
     )

@@ -1,4 +1,4 @@
-"""`DatabaseRecorder`: the run reports events, one task writes them, and an absent database delays but loses nothing."""
+"""`DatabaseRecorder`: the run reports events, one task writes them; an outage of the database loses nothing."""
 
 import asyncio
 import logging
@@ -35,12 +35,12 @@ class _Flush:
 
 
 class DatabaseRecorder:
-    """Writes one attempt of one training to Postgres, a `Recorder` and an async context manager.
+    """Writes one attempt of a run to Postgres; a `Recorder` and an async context manager.
 
-    `record` returns as soon as the event is queued and waits only while the queue is full. Events are written in their
-    order, in transactions of up to 64, in a thread. While the database is away, writing is tried again and again. An
-    event that the database refuses (a bug) makes every later call raise `DatabaseError`. Leaving the context waits for
-    what is queued, but at most 30 s for a database that is away.
+    `record` returns as soon as the event is queued and waits only while the queue is full. A thread writes events in
+    order, in transactions of up to 64. While the database is unreachable, the write is retried. If the database rejects
+    an event (a bug), every later call raises `DatabaseError`. Leaving the context drains the queue, but waits at most
+    30 s for a database that is unreachable.
     """
 
     def __init__(self, url: str, *, image_token_id: int) -> None:
@@ -81,10 +81,13 @@ class DatabaseRecorder:
         try:
             await self._flush_at_end()
         finally:
-            await self._close()
+            if self._writer is not None:
+                self._writer.cancel()
+                await asyncio.wait([self._writer])
+            await asyncio.to_thread(self._engine.dispose)
 
     async def _flush_at_end(self) -> None:
-        """Write what is queued, however slow the database is, unless it is away for too long."""
+        """Drain the queue, however slow the database is, unless it is unreachable for too long."""
         flush = asyncio.create_task(self.flush(), name="last-flush")
         try:
             while not flush.done():
@@ -101,12 +104,6 @@ class DatabaseRecorder:
         finally:
             flush.cancel()
 
-    async def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.wait([self._writer])
-        await asyncio.to_thread(self._engine.dispose)
-
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -121,10 +118,15 @@ class DatabaseRecorder:
                 await self._write_with_retries()
             self._pending = []
             for flush in flushes:
-                self._answer(flush)
+                if flush.done.done():
+                    continue
+                if self._failure is None:
+                    flush.done.set_result(None)
+                else:
+                    flush.done.set_exception(self._failure)
 
     async def _next_batch(self) -> list[TimedEvent | _Flush]:
-        """Whatever is queued, at least one item unless it is time for a heartbeat."""
+        """The queued items; waits for at least one unless a heartbeat is due."""
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 batch = [await self._queue.get()]
@@ -134,16 +136,8 @@ class DatabaseRecorder:
             batch.append(self._queue.get_nowait())
         return batch
 
-    def _answer(self, flush: _Flush) -> None:
-        if flush.done.done():
-            return
-        if self._failure is None:
-            flush.done.set_result(None)
-        else:
-            flush.done.set_exception(self._failure)
-
     async def _write_with_retries(self) -> None:
-        """Write the pending events, however long the database is away; a refusal becomes our failure."""
+        """Write the pending events, retrying during an outage; a rejected event stops the recorder."""
         clock = asyncio.get_running_loop().time
         retry_s, away_since = _FIRST_RETRY_S, None
         while True:
@@ -167,11 +161,11 @@ class DatabaseRecorder:
 
 
 class _Away(DatabaseError):
-    """The database cannot be reached, or cannot write just now: worth another try."""
+    """The database is unreachable or temporarily cannot write: the write is retried."""
 
 
 def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent]) -> Scope:
-    """One transaction; raises `_Away` if it may succeed later, `DatabaseError` if it never will."""
+    """Write one transaction; raises `_Away` if a retry may succeed, `DatabaseError` if not."""
     names = ", ".join(sorted({type(timed.event).__name__ for timed in events}))
     with boundary(DatabaseError, f"the database refused one of {names or 'no events'}"):
         try:
@@ -187,7 +181,7 @@ def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent]) -> Scop
 
 
 def _is_passing(error: DBAPIError) -> bool:
-    """True for a lost connection, a shutdown, a full disk, a deadlock: classes of SQLSTATE that time can heal."""
+    """True for a lost connection, a shutdown, a full disk or a deadlock: SQLSTATE classes for which a retry helps."""
     cause = error.orig
     state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
     return state is None or state[:2] in _PASSING_STATES

@@ -1,5 +1,6 @@
-"""Rollouts as rows: what is known when they start, and the rest when their group ends. A few statements for many
-rollouts, because most of a statement's cost does not depend on how much it says.
+"""Rollouts as rows: what is known when they start, and the rest when their group ends.
+
+A few statements write many rollouts, because most of a statement's cost does not depend on its size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,17 @@ from cua_rl.database.turn_writer import insert_turns
 from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutStarted
 from cua_rl.judgement import Judgement
-from cua_rl.types import Rollout, StopReason
+from cua_rl.types import Rollout, StopReason, Validation
 
 _INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")
 _INSERT_PROMPT = insert(JudgePrompt).on_conflict_do_nothing()
 _INSERT_JUDGEMENT = insert(JudgementRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
-_INSERT_VALIDATION = insert(ValidationRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
+_NEW_VALIDATION = insert(ValidationRow)
+_PUT_VALIDATION = _NEW_VALIDATION.on_conflict_do_update(
+    index_elements=["rollout_pk"],
+    set_={name: _NEW_VALIDATION.excluded[name] for name in ("query", "expected", "actual", "success", "duration_s")},
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +54,12 @@ def start_rollouts(
     starts: Sequence[tuple[RolloutStarted, datetime]],
     parents: Sequence[Parent],
 ) -> None:
-    """Insert running rollouts with their devices; those that are there stay as they are."""
+    """Insert running rollouts with their devices; existing rows stay unchanged."""
     rows = [
         _running_values(event, parent, at) | {"max_turns": event.max_turns}
         for (event, at), parent in zip(starts, parents, strict=True)
     ]
-    keys = _ensure_rollouts(connection, scope, rows)
+    keys = ensure_rollouts(connection, scope.require_training(), rows)
     devices = [
         {
             "rollout_pk": keys[event.rollout_id],
@@ -74,22 +79,28 @@ def complete_rollouts(
     if not ended:
         return
     rows = [_running_values(member.rollout, parent, _started_at(member.rollout)) for member in ended]
-    keys = _ensure_rollouts(connection, scope, rows)
+    keys = ensure_rollouts(connection, scope.require_training(), rows)
     members = {keys[member.rollout.rollout_id]: member for member in ended}
-    _insert_missing_turns(connection, scope, members)
-    validations = [_validation_values(key, member.rollout) for key, member in members.items()]
-    if any(validations):
-        connection.execute(_INSERT_VALIDATION, [values for values in validations if values])
-    given = {key: member.rollout.judgement for key, member in members.items()}
-    insert_judgements(connection, {key: judgement for key, judgement in given.items() if judgement is not None})
+    query = select(TurnRow.rollout_pk, TurnRow.turn_index).where(TurnRow.rollout_pk.in_(members))
+    stored = {(row.rollout_pk, row.turn_index) for row in connection.execute(query)}
+    turns = [(key, turn) for key, member in members.items() for turn in member.rollout.turns]
+    insert_turns(connection, scope, [(key, turn) for key, turn in turns if (key, turn.index) not in stored])
+    rollouts = [(key, member.rollout) for key, member in members.items()]
+    write_validations(connection, {key: one.validation for key, one in rollouts if one.validation is not None})
+    insert_judgements(connection, {key: one.judgement for key, one in rollouts if one.judgement is not None})
     advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
-    connection.execute(_RELEASE_DEVICE, [_release_values(key, member.rollout, at) for key, member in members.items()])
+    released: list[dict[str, object]] = []
+    for key, rollout in rollouts:
+        is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
+        status, error = ("failed", rollout.error) if is_broken else ("released", None)
+        released.append({"key": key, "status": status, "error": error, "ended_at": at})
+    connection.execute(_RELEASE_DEVICE, released)
 
 
 def cancel_rollouts(
     connection: Connection, at: datetime, *, group_pk: int | None = None, training_id: int | None = None
 ) -> None:
-    """Cancel what still runs in a group, or in a training: nobody will report its end."""
+    """Cancel rollouts of a group, or of a training, that still run: their end will not be reported."""
     mine = RolloutRow.group_pk == group_pk if group_pk is not None else RolloutRow.training_id == training_id
     keys = connection.scalars(select(RolloutRow.id).where(mine, RolloutRow.status == "running")).all()
     if keys:
@@ -98,14 +109,14 @@ def cancel_rollouts(
         connection.execute(_RELEASE_DEVICE, [{"key": key, **released} for key in keys])
 
 
-def _ensure_rollouts(connection: Connection, scope: Scope, rows: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Insert the rollouts that are not there, and return the key of each by its id."""
+def ensure_rollouts(connection: Connection, training_id: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Insert new rollouts as running; returns the key of each rollout by its id."""
     rollout_ids = [row["rollout_id"] for row in rows]
     query = select(RolloutRow.rollout_id, RolloutRow.id, RolloutRow.group_pk).where(
-        RolloutRow.training_id == scope.require_training(), RolloutRow.rollout_id.in_(rollout_ids)
+        RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(rollout_ids)
     )
     found = {row.rollout_id: row for row in connection.execute(query)}
-    new: dict[str, dict[str, Any]] = {}
+    new: dict[str, Mapping[str, Any]] = {}
     for row in rows:
         rollout_id = row["rollout_id"]
         known = found[rollout_id].group_pk if rollout_id in found else new.setdefault(rollout_id, row)["group_pk"]
@@ -114,20 +125,16 @@ def _ensure_rollouts(connection: Connection, scope: Scope, rows: Sequence[dict[s
                 f"expected rollout ids to be unique in a training, got {rollout_id!r} in two groups; "
                 "make a new id for every attempt"
             )
-    return {rollout_id: row.id for rollout_id, row in found.items()} | _insert_rollouts(connection, scope, new)
-
-
-def _insert_rollouts(connection: Connection, scope: Scope, new: dict[str, dict[str, Any]]) -> dict[str, int]:
-    if not new:
-        return {}
-    values = [{"training_id": scope.require_training(), "status": "running", **row} for row in new.values()]
-    inserted = connection.execute(insert(RolloutRow).returning(RolloutRow.rollout_id, RolloutRow.id), values)
-    keys = {row.rollout_id: row.id for row in inserted}
-    changes = [
-        {"rollout_pk": keys[rollout_id], "new_status": "running", "changed_at": row["started_at"]}
-        for rollout_id, row in new.items()
-    ]
-    connection.execute(insert(StatusChange), changes)
+    keys = {rollout_id: row.id for rollout_id, row in found.items()}
+    if new:
+        values = [{"training_id": training_id, "status": "running", **row} for row in new.values()]
+        inserted = connection.execute(insert(RolloutRow).returning(RolloutRow.rollout_id, RolloutRow.id), values)
+        keys |= {row.rollout_id: row.id for row in inserted}
+        changes = [
+            {"rollout_pk": keys[rollout_id], "new_status": "running", "changed_at": row["started_at"]}
+            for rollout_id, row in new.items()
+        ]
+        connection.execute(insert(StatusChange), changes)
     return keys
 
 
@@ -169,60 +176,47 @@ def _end_values(member: EndedRollout) -> dict[str, object]:
     }
 
 
-def _release_values(key: int, rollout: Rollout, at: datetime) -> dict[str, object]:
-    is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
-    return {
-        "key": key,
-        "status": "failed" if is_broken else "released",
-        "error": rollout.error if is_broken else None,
-        "ended_at": at,
-    }
-
-
-def _validation_values(rollout_pk: int, rollout: Rollout) -> dict[str, object] | None:
-    validation = rollout.validation
-    if validation is None:
-        return None
-    return {
-        "rollout_pk": rollout_pk,
-        "query": validation.query,
-        "expected": validation.expected,
-        "actual": validation.actual,
-        "success": validation.success,
-        "duration_s": validation.duration_s,
-    }
+def write_validations(connection: Connection, validations: Mapping[int, Validation]) -> None:
+    """Insert or replace validator results, by the rollout's key."""
+    if not validations:
+        return
+    rows = [
+        {
+            "rollout_pk": key,
+            "query": found.query,
+            "expected": found.expected,
+            "actual": found.actual,
+            "success": found.success,
+            "duration_s": found.duration_s,
+        }
+        for key, found in validations.items()
+    ]
+    connection.execute(_PUT_VALIDATION, rows)
 
 
 def insert_judgements(connection: Connection, judgements: Mapping[int, Judgement]) -> None:
-    """What judges said, by the rollout's key, and each prompt once; what is there stays as it is."""
+    """Insert judgements, by the rollout's key, and each prompt once; existing rows stay unchanged."""
     if not judgements:
         return
     prompts = {judgement.prompt_sha256: judgement.prompt for judgement in judgements.values()}
     connection.execute(_INSERT_PROMPT, [{"sha256": digest, "text": prompts[digest]} for digest in sorted(prompts)])
-    rows = [_judgement_values(judgement) | {"rollout_pk": key} for key, judgement in judgements.items()]
+    rows = [
+        {
+            "rollout_pk": key,
+            "prompt_sha256": judgement.prompt_sha256,
+            "model": judgement.model,
+            "screenshots": judgement.screenshots,
+            "decides": judgement.decides,
+            "success": judgement.success,
+            "score": judgement.score,
+            "reason": judgement.reason,
+            "agreement": judgement.agreement,
+            "votes": [asdict(vote) for vote in judgement.votes],
+            "num_prompt_tokens": sum(vote.num_prompt_tokens for vote in judgement.votes),
+            "num_answer_tokens": sum(vote.num_answer_tokens for vote in judgement.votes),
+            "cost_usd": judgement.cost_usd,
+            "duration_s": judgement.duration_s,
+        }
+        for key, judgement in judgements.items()
+    ]
     connection.execute(_INSERT_JUDGEMENT, rows)
-
-
-def _judgement_values(judgement: Judgement) -> dict[str, object]:
-    return {
-        "prompt_sha256": judgement.prompt_sha256,
-        "model": judgement.model,
-        "screenshots": judgement.screenshots,
-        "decides": judgement.decides,
-        "success": judgement.success,
-        "score": judgement.score,
-        "reason": judgement.reason,
-        "agreement": judgement.agreement,
-        "votes": [asdict(vote) for vote in judgement.votes],
-        "num_prompt_tokens": sum(vote.num_prompt_tokens for vote in judgement.votes),
-        "num_answer_tokens": sum(vote.num_answer_tokens for vote in judgement.votes),
-        "cost_usd": judgement.cost_usd,
-        "duration_s": judgement.duration_s,
-    }
-
-
-def _insert_missing_turns(connection: Connection, scope: Scope, members: dict[int, EndedRollout]) -> None:
-    query = select(TurnRow.rollout_pk, TurnRow.turn_index).where(TurnRow.rollout_pk.in_(members))
-    stored = {(row.rollout_pk, row.turn_index) for row in connection.execute(query)}
-    turns = [(key, turn) for key, member in members.items() for turn in member.rollout.turns]
-    insert_turns(connection, scope, [(key, turn) for key, turn in turns if (key, turn.index) not in stored])

@@ -1,4 +1,4 @@
-"""What all writers share: whose rows these are, how statuses advance, how parents are found."""
+"""What all writers share: the run that is written, status changes, steps and evaluations, tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from json import dumps
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, insert, select, update
 from sqlalchemy.dialects import postgresql
 
 from cua_rl.database.columns import escape_text
@@ -31,7 +31,7 @@ _RANKS = {"rollouts": 0, "running": 0, "training": 1, "completed": 2, "failed": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Whose rows are written: one attempt of one training, known once `TrainingStarted` is written."""
+    """The attempt whose rows are written; its training is known once `TrainingStarted` is written."""
 
     image_token_id: int
     attempt_id: UUID = field(default_factory=uuid4)
@@ -48,9 +48,22 @@ class Scope:
 class SourceRow:
     """The step or evaluation that rollouts belong to."""
 
+    table: type[Step] | type[Eval]
     id: int
+    training_id: int
     attempt_id: UUID
+    group_size: int
     task_pks: list[int]
+
+    @property
+    def group_columns(self) -> dict[str, object]:
+        """Columns of a group that make it part of this source."""
+        return {"training_id": self.training_id, "step_id" if self.table is Step else "eval_id": self.id}
+
+    @property
+    def owns_group(self) -> ColumnElement[bool]:
+        """True for groups of this source."""
+        return Group.step_id == self.id if self.table is Step else Group.eval_id == self.id
 
 
 def note_status(
@@ -63,10 +76,30 @@ def note_status(
     )
 
 
+def insert_row(connection: Connection, table: Table, columns: Mapping[str, object], at: datetime) -> int:
+    """Insert a row that has a status, and the first line of its status history; returns its key."""
+    row_id = connection.execute(insert(table).values(columns).returning(table.id)).scalar_one()
+    note_status(connection, table, row_id, None, str(columns["status"]), at)
+    return row_id
+
+
+def change_row(connection: Connection, table: Table, row_id: int, columns: Mapping[str, object], at: datetime) -> bool:
+    """Set columns of a row, and note a change of status in whichever direction; returns whether there was one."""
+    has_changed = False
+    if "status" in columns:
+        old = connection.execute(select(table.status).where(table.id == row_id).with_for_update()).scalar_one()
+        has_changed = old != columns["status"]
+        if has_changed:
+            note_status(connection, table, row_id, old, str(columns["status"]), at)
+    if columns:
+        connection.execute(update(table).where(table.id == row_id).values(columns))
+    return has_changed
+
+
 def note_restart(
     connection: Connection, training_id: int, old_status: str, last_seen_at: datetime, at: datetime
 ) -> None:
-    """Say that a run goes on; a killed one, which still counts as running, broke off at its last sign of life."""
+    """Note that a run resumed. A killed one still counts as running: it was interrupted at its last heartbeat."""
     if old_status == "running":
         note_status(connection, Training, training_id, "running", "interrupted", last_seen_at)
         old_status = "interrupted"
@@ -76,15 +109,15 @@ def note_restart(
 def advance_status(
     connection: Connection, table: Table, row_id: int, new_status: str, at: datetime, **values: object
 ) -> bool:
-    """Move a row on to `new_status` and set `values` with it; False, and nothing done, if it is there or beyond."""
+    """Advance a row to `new_status` and set `values`; returns False without a change if it is there or beyond."""
     return bool(advance_statuses(connection, table, {row_id: {"status": new_status, **values}}, at))
 
 
 def advance_statuses(
     connection: Connection, table: Table, changes: Mapping[int, Mapping[str, object]], at: datetime
 ) -> list[int]:
-    """Move rows on, each by its key to a new `status` and other values, all with the same names; those that are there
-    or beyond stay as they are. A few statements for all of them; returns the keys of those that moved.
+    """Advance rows, each by its key to a new `status` and other values with the same names; rows that are there or
+    beyond stay as they are. Takes a few statements for all of them; returns the keys of the rows that advanced.
     """
     query = select(table.id, table.status).where(table.id.in_(changes)).order_by(table.id).with_for_update()
     old = {row.id: row.status for row in connection.execute(query)}
@@ -107,25 +140,44 @@ def advance_statuses(
 
 
 def source_table(source: RolloutSource) -> type[Step] | type[Eval]:
-    """Steps and evaluations live in tables of their own."""
+    """Steps and evaluations have a table each."""
     return Step if source.phase == "step" else Eval
 
 
-def find_source(connection: Connection, scope: Scope, source: RolloutSource) -> SourceRow | None:
+def find_source(connection: Connection, training_id: int, source: RolloutSource) -> SourceRow | None:
     """The row of a step or evaluation; None if it has not started."""
     table = source_table(source)
-    query = select(table.id, table.attempt_id, table.task_pks).where(
-        table.training_id == scope.require_training(), table.step == source.step
-    )
+    conditions = [table.training_id == training_id, table.step == source.step]
     if table is Eval:
-        query = query.where(Eval.phase == source.phase)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else SourceRow(id=row.id, attempt_id=row.attempt_id, task_pks=row.task_pks)
+        conditions.append(Eval.phase == source.phase)
+    return _select_source(connection, table, conditions)
+
+
+def find_source_by_key(connection: Connection, table: type[Step] | type[Eval], row_id: int) -> SourceRow | None:
+    """The row of a step or evaluation by its key; None if it was deleted."""
+    return _select_source(connection, table, [table.id == row_id])
+
+
+def _select_source(
+    connection: Connection, table: type[Step] | type[Eval], conditions: Sequence[ColumnElement[bool]]
+) -> SourceRow | None:
+    columns = select(table.id, table.training_id, table.attempt_id, table.group_size, table.task_pks)
+    row = connection.execute(columns.where(*conditions)).one_or_none()
+    if row is None:
+        return None
+    return SourceRow(
+        table=table,
+        id=row.id,
+        training_id=row.training_id,
+        attempt_id=row.attempt_id,
+        group_size=row.group_size,
+        task_pks=row.task_pks,
+    )
 
 
 def require_source(connection: Connection, scope: Scope, source: RolloutSource) -> SourceRow:
     """`find_source`, or `DatabaseError` if it has not started."""
-    found = find_source(connection, scope, source)
+    found = find_source(connection, scope.require_training(), source)
     if found is None:
         raise DatabaseError(
             f"expected {source.phase} {source.step} to have started, got no row; report SourceStarted first"
@@ -134,7 +186,7 @@ def require_source(connection: Connection, scope: Scope, source: RolloutSource) 
 
 
 def add_tasks(connection: Connection, tasks: Sequence[Task]) -> list[int]:
-    """Keys of the task instances, in their order; those not known yet are inserted."""
+    """Keys of task instances in the order given; new ones are inserted."""
     definitions = [_task_values(task) for task in tasks]
     digests = [values["definition_sha256"] for values in definitions]
     query = select(TaskRow.definition_sha256, TaskRow.id).where(TaskRow.definition_sha256.in_(sorted(set(digests))))

@@ -1,4 +1,4 @@
-"""Where the database is, and how to talk to it."""
+"""The address of the database, engines and sessions."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping

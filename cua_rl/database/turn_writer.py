@@ -1,14 +1,15 @@
 """Turns and their images as rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.conversation import EncodedImage
-from cua_rl.database.encoding import encode_actions, encode_prompt_chunks
+from cua_rl.database.columns import encode_actions, encode_prompt_chunks
 from cua_rl.database.models import RolloutRow, Screenshot, TurnRow
 from cua_rl.database.rows import Scope
 from cua_rl.errors import DatabaseError
@@ -30,8 +31,8 @@ _COUNT_TURNS = (
 
 
 def write_turns(connection: Connection, scope: Scope, events: Sequence[TurnTaken]) -> None:
-    """Insert turns of rollouts that have started, with the screenshots that are not there yet: a few statements for
-    all of them, because most of a statement's cost does not depend on how much it says.
+    """Insert turns of rollouts that have started, with new screenshots: a few statements for all of them, because most
+    of a statement's cost does not depend on its size.
     """
     rollout_ids = {event.rollout_id for event in events}
     query = select(RolloutRow.rollout_id, RolloutRow.id).where(
@@ -45,25 +46,33 @@ def write_turns(connection: Connection, scope: Scope, events: Sequence[TurnTaken
     counts: dict[int, int] = {}
     for event in events:
         counts[keys[event.rollout_id]] = max(counts.get(keys[event.rollout_id], 0), event.turn.index + 1)
+    count_turns(connection, counts)
+
+
+def count_turns(connection: Connection, counts: Mapping[int, int]) -> None:
+    """Raise the number of turns of rollouts, by their keys."""
     connection.execute(_COUNT_TURNS, [{"rollout_pk": key, "turn_count": count} for key, count in counts.items()])
 
 
 def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int, Turn]]) -> None:
-    """Insert the rows of turns, each with its rollout's key; those that are there stay as they are."""
+    """Insert turns, each with its rollout's key; existing rows stay unchanged."""
     if not turns:
         return
-    _insert_images(connection, [turn for _, turn in turns])
-    connection.execute(_INSERT_TURN, [_turn_values(scope, rollout_pk, turn) for rollout_pk, turn in turns])
+    insert_images(connection, (image for _, turn in turns for image in _images(turn)))
+    columns = [
+        {"rollout_pk": rollout_pk, "turn_index": turn.index, **turn_columns(turn, scope.image_token_id)}
+        for rollout_pk, turn in turns
+    ]
+    connection.execute(_INSERT_TURN, columns)
 
 
-def _turn_values(scope: Scope, rollout_pk: int, turn: Turn) -> dict[str, object]:
+def turn_columns(turn: Turn, image_token_id: int) -> dict[str, Any]:
+    """The columns of a turn, without its keys."""
     model = turn.model
     failure = model.failure
     return {
-        "rollout_pk": rollout_pk,
-        "turn_index": turn.index,
         "response_id": model.response_id,
-        "prompt_token_ids": model.prompt.token_ids(scope.image_token_id),
+        "prompt_token_ids": model.prompt.token_ids(image_token_id),
         "prompt_chunks": encode_prompt_chunks(model.prompt),
         "sampled_tokens": list(model.sampled_tokens),
         "sampling_logprobs": list(model.sampling_logprobs),
@@ -78,7 +87,7 @@ def _turn_values(scope: Scope, rollout_pk: int, turn: Turn) -> dict[str, object]
         "started_at": datetime.fromtimestamp(model.started_at, UTC),
         "started_unix_s": model.started_at,
         "duration_s": model.duration_s,
-        "durations_s": turn.agent.durations_s,
+        "durations_s": dict(turn.agent.durations_s),
         "action": encode_actions(turn.agent.action, turn.agent.more_actions),
         "action_error": turn.agent.action_error,
         "before_sha256": turn.agent.before.sha256,
@@ -91,11 +100,11 @@ def _images(turn: Turn) -> Iterator[EncodedImage]:
     yield from (seen for seen in (turn.agent.before, turn.agent.after) if seen is not None)
 
 
-def _insert_images(connection: Connection, turns: Sequence[Turn]) -> None:
+def insert_images(connection: Connection, images: Iterable[EncodedImage]) -> None:
     """Send only the bytes that the database does not have: a prompt repeats every earlier screenshot."""
-    images = {image.sha256: image for turn in turns for image in _images(turn)}
-    query = select(Screenshot.sha256, Screenshot.width_px).where(Screenshot.sha256.in_(sorted(images)))
+    distinct = {image.sha256: image for image in images}
+    query = select(Screenshot.sha256, Screenshot.width_px).where(Screenshot.sha256.in_(sorted(distinct)))
     stored = {row.sha256: row.width_px for row in connection.execute(query)}
-    wanted = {sha for sha in images if stored.get(sha) is None}  # also those that were stored without their size
+    wanted = {sha for sha in distinct if stored.get(sha) is None}  # also those that were stored without their size
     if wanted:  # in one order everywhere, so that two runs cannot wait for each other
-        connection.execute(_INSERT_IMAGE, [asdict(images[sha]) for sha in sorted(wanted)])
+        connection.execute(_INSERT_IMAGE, [asdict(distinct[sha]) for sha in sorted(wanted)])

@@ -1,17 +1,16 @@
 """Events as rows: what each event inserts and changes. Blocking; runs in the recorder's thread, in its transaction.
 
-Everything is an insert that gives way to what is there, or an update that gives the same result twice, so an event can
-be written again after a commit whose answer was lost. Statuses only advance.
+Every insert skips rows that exist and every update is idempotent, so an event can be written again after a commit whose
+answer was lost. Statuses only advance. Runs of other programs, which arrive piece by piece, are in `reports.py`.
 """
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 
-from sqlalchemy import Connection, ScalarSelect, bindparam, delete, func, or_, select, update
+from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from cua_rl.database.batch_writer import begin_again, write_batch
 from cua_rl.database.group_writer import write_group_end, write_rollout_starts
 from cua_rl.database.models import Checkpoint, Eval, Group, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.rollout_writer import cancel_rollouts
@@ -20,6 +19,7 @@ from cua_rl.database.rows import (
     add_tasks,
     advance_status,
     find_source,
+    insert_row,
     note_restart,
     note_status,
     require_source,
@@ -68,7 +68,7 @@ def write_events(connection: Connection, scope: Scope, events: list[TimedEvent])
             continue
         for timed in run:
             if isinstance(timed.event, TrainingStarted):
-                scope = _write_training_start(connection, scope, timed.event, timed.at)
+                scope = write_training_start(connection, scope, timed.event, timed.at)
             else:
                 _write(connection, scope, timed.event, timed.at)
     if scope.training_id is not None:
@@ -107,15 +107,18 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             evaluation = require_source(connection, scope, event.source)
             advance_status(connection, Eval, evaluation.id, "completed", at, metrics=event.metrics, ended_at=at)
         case CheckpointSaved():
-            _write_checkpoint(connection, scope, event)
+            paths = {"state_path": event.state_path, "sampler_path": event.sampler_path}
+            statement = insert(Checkpoint).values(training_id=training_id, step=event.step, **paths)
+            statement = statement.on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
+            connection.execute(statement)
         case TrainingEnded():
             _write_training_end(connection, training_id, event, at)
         case TrainingStarted() | RolloutStarted() | TurnTaken() | GroupEnded():
             raise AssertionError("handled by write_events")
 
 
-def _write_training_start(connection: Connection, scope: Scope, event: TrainingStarted, at: datetime) -> Scope:
-    """Insert the run, or take its row over and void what an earlier attempt left; nothing if this attempt did so."""
+def write_training_start(connection: Connection, scope: Scope, event: TrainingStarted, at: datetime) -> Scope:
+    """Insert the run, or take over its row and void what an earlier attempt left; no-op if this attempt did so."""
     values = {
         "config": event.config,
         "image_token_id": scope.image_token_id,
@@ -139,50 +142,57 @@ def _write_training_start(connection: Connection, scope: Scope, event: TrainingS
     if found.attempt_id != scope.attempt_id:
         _void(connection, scope, found.id, event)
         note_restart(connection, found.id, found.status, found.heartbeat_at, at)
-        connection.execute(
-            update(Training)
-            .where(Training.id == found.id)
-            .values(
-                status="running",
-                error=None,
-                ended_at=None,
-                num_attempts=Training.num_attempts + 1,
-                num_completed_steps=_count_completed(found.id),
-                **values,
-            )
-        )
+        restarted = {"status": "running", "error": None, "ended_at": None, "num_attempts": Training.num_attempts + 1}
+        connection.execute(update(Training).where(Training.id == found.id).values(**restarted, **values))
+        count_completed_steps(connection, found.id)
     return replace(scope, training_id=found.id)
 
 
 def _void(connection: Connection, scope: Scope, training_id: int, event: TrainingStarted) -> None:
-    """Delete what an earlier attempt left and the new one will do again; steps of kept groups begin anew."""
+    """Delete what an earlier attempt left and the new one will do again; steps of kept groups start over."""
     first_step = event.first_step
     later = [Step.training_id == training_id, Step.step >= first_step]
     kept = select(Group.step_id).where(Group.training_id == training_id, Group.group_id.in_(event.kept_group_ids))
     kept_steps = set(connection.scalars(select(Step.id).where(*later, Step.id.in_(kept))))
     connection.execute(delete(Step).where(*later, Step.id.not_in(kept_steps)))
     connection.execute(delete(Group).where(Group.step_id.in_(kept_steps), Group.group_id.not_in(event.kept_group_ids)))
-    for step_id in sorted(kept_steps):
-        begin_again(connection, scope, step_id)
+    connection.execute(
+        update(Step)
+        .where(Step.id.in_(kept_steps))
+        .values(
+            attempt_id=scope.attempt_id,
+            status="rollouts",
+            trained_policy_version=None,
+            task_pks=[],
+            datums_sha256=None,
+            num_datums=None,
+            metrics=None,
+            rollouts_ended_at=None,
+            ended_at=None,
+        )
+    )
     unfinished = or_(Eval.step >= first_step, Eval.status != "completed")
     connection.execute(delete(Eval).where(Eval.training_id == training_id, unfinished))
     connection.execute(delete(Checkpoint).where(Checkpoint.training_id == training_id, Checkpoint.step >= first_step))
 
 
-def _count_completed(training_id: int) -> ScalarSelect[int]:
+def count_completed_steps(connection: Connection, training_id: int) -> None:
+    """Set the number of completed steps of a training."""
     done = (Step.training_id == training_id) & (Step.status == "completed")
-    return select(func.count()).select_from(Step).where(done).scalar_subquery()
+    count = select(func.count()).select_from(Step).where(done).scalar_subquery()
+    connection.execute(update(Training).where(Training.id == training_id).values(num_completed_steps=count))
 
 
 def _write_source_start(connection: Connection, scope: Scope, event: SourceStarted, at: datetime) -> None:
     table = source_table(event.source)
-    existing = find_source(connection, scope, event.source)
+    training_id = scope.require_training()
+    existing = find_source(connection, training_id, event.source)
     if existing is not None and existing.attempt_id == scope.attempt_id:
         return
-    if existing is not None:  # of an earlier attempt, and about to run again
+    if existing is not None:  # from an earlier attempt, and about to run again
         connection.execute(delete(table).where(table.id == existing.id))
-    values: dict[str, object] = {
-        "training_id": scope.training_id,
+    columns: dict[str, object] = {
+        "training_id": training_id,
         "step": event.source.step,
         "attempt_id": scope.attempt_id,
         "status": "rollouts" if table is Step else "running",
@@ -193,9 +203,30 @@ def _write_source_start(connection: Connection, scope: Scope, event: SourceStart
         "started_at": at,
     }
     if table is Eval:
-        values["phase"] = event.source.phase
-    inserted = connection.execute(insert(table).values(values).returning(table.id)).scalar_one()
-    note_status(connection, table, inserted, None, str(values["status"]), at)
+        columns["phase"] = event.source.phase
+    insert_row(connection, table, columns, at)
+
+
+def write_batch(connection: Connection, scope: Scope, event: BatchTaken, at: datetime) -> None:
+    """Move the groups of a batch to the step that trains them."""
+    step_id = require_source(connection, scope, RolloutSource(phase="step", step=event.step)).id
+    mine = [Group.training_id == scope.require_training(), Group.group_id.in_(event.group_ids)]
+    rows = connection.execute(
+        select(Group.id, Group.task_pk).where(*mine, Group.step_id.is_not(None)).order_by(Group.group_index)
+    ).all()
+    if len(rows) != len(event.group_ids):
+        raise DatabaseError(f"expected {len(event.group_ids)} recorded groups in step {event.step}, got {len(rows)}")
+    connection.execute(update(Group).where(Group.id.in_([row.id for row in rows])).values(step_id=step_id))
+    connection.execute(
+        update(Step)
+        .where(Step.id == step_id)
+        .values(
+            num_groups=len(rows),
+            num_ended_groups=len(rows),
+            task_pks=[row.task_pk for row in rows if row.task_pk is not None],
+        )
+    )
+    advance_status(connection, Step, step_id, "training", at, rollouts_ended_at=at)
 
 
 def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at: datetime) -> None:
@@ -213,11 +244,7 @@ def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at
         metrics=event.metrics,
         ended_at=at,
     )
-    connection.execute(
-        update(Training)
-        .where(Training.id == scope.training_id)
-        .values(num_completed_steps=_count_completed(scope.require_training()))
-    )
+    count_completed_steps(connection, scope.require_training())
 
 
 def _write_training_logprobs(connection: Connection, scope: Scope, event: StepTrained) -> None:
@@ -237,15 +264,6 @@ def _write_training_logprobs(connection: Connection, scope: Scope, event: StepTr
     ]
     if values:
         connection.execute(_SET_TRAINING_LOGPROBS, values)
-
-
-def _write_checkpoint(connection: Connection, scope: Scope, event: CheckpointSaved) -> None:
-    paths = {"state_path": event.state_path, "sampler_path": event.sampler_path}
-    connection.execute(
-        insert(Checkpoint)
-        .values(training_id=scope.training_id, step=event.step, **paths)
-        .on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
-    )
 
 
 def _write_training_end(connection: Connection, training_id: int, event: TrainingEnded, at: datetime) -> None:

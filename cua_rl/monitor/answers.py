@@ -1,4 +1,4 @@
-"""JSON answers that can always be sent, and refusals in one form."""
+"""JSON responses that can always be encoded, and error responses in one format."""
 
 import json
 import logging
@@ -15,12 +15,18 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from cua_rl.errors import DatabaseError
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.pages import CursorError
+from cua_rl.monitor.schemas import Problem
 
 logger = logging.getLogger(__name__)
 
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": Problem} for status in (400, 401, 404, 413, 421, 422, 503)
+}
+"""Error statuses, for the schema of the API."""
+
 
 class SafeJson(JSONResponse):
-    """JSON of anything that a model can sample: lone surrogates are replaced, numbers that are not finite are null."""
+    """JSON for anything that a model can sample: lone surrogates are replaced, non-finite numbers are null."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -48,7 +54,7 @@ def _clean(value: Any) -> Any:
 
 
 def add_refusals(app: FastAPI) -> None:
-    """Turn our errors, and a database that is away, into answers."""
+    """Map our errors, and an unreachable database, to responses."""
     app.add_exception_handler(NotFoundError, _answer(404))
     app.add_exception_handler(CursorError, _answer(422))
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp
 
-from cua_rl.monitor import benchmark_routes, ingest_routes, live_routes, rollout_routes, run_routes, session_routes
+from cua_rl.monitor import benchmark_routes, ingest, live, rollout_routes, run_routes, security
 from cua_rl.monitor.answers import SafeJson, add_refusals
 from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.live import LiveFeed, listening
@@ -30,7 +30,7 @@ def make_app(
     results_folder: Path | None = None,
     static: Path = STATIC,
 ) -> FastAPI:
-    """The application; its lifespan owns the databases. Benchmarks are those below `results_folder`."""
+    """The application; its lifespan owns the databases. Benchmarks are read from `results_folder`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
@@ -55,9 +55,9 @@ def make_app(
     app.state.feed = feed or LiveFeed()
     app.state.results_folder = results_folder
     add_refusals(app)
-    app.include_router(session_routes.router)
-    app.include_router(live_routes.router)
-    app.include_router(ingest_routes.router)
+    app.include_router(security.router)
+    app.include_router(live.router)
+    app.include_router(ingest.router)
     app.include_router(benchmark_routes.router)
     app.include_router(rollout_routes.router)  # before those whose {phase} would take their addresses
     app.include_router(run_routes.router)
@@ -71,7 +71,7 @@ def guard(app: FastAPI, rules: AccessRules) -> ASGIApp:
 
 
 def _add_pages(app: FastAPI, static: Path) -> None:
-    """Everything that is not the API is the web app, whose pages are made in the browser."""
+    """Every other path serves the web app, which renders its pages in the browser."""
     root = static.resolve()
 
     @app.get("/{training_id:int}", include_in_schema=False)
@@ -91,7 +91,7 @@ def _add_pages(app: FastAPI, static: Path) -> None:
 
 
 def _asset(root: Path, path: str) -> Response:
-    """A file below the built app, never one outside of it."""
+    """A file of the built app, never one outside its folder."""
     try:
         found = (root / path).resolve()
         is_ours = found.is_relative_to(root) and found.is_file()

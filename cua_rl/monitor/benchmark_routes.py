@@ -1,4 +1,4 @@
-"""Benchmarks: what recipes.evaluate has written below the folder of results."""
+"""Benchmarks: results of recipes.evaluate below the results folder."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 
 from cua_rl.masking import mask_secrets
-from cua_rl.monitor.run_routes import REFUSALS
+from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.schemas import Benchmark
 from cua_rl.monitor.security import CanRead
 

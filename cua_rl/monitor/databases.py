@@ -1,4 +1,4 @@
-"""Which databases are shown, and how a run's address becomes its row."""
+"""The databases that the monitor shows, and the lookup of runs in them."""
 
 import asyncio
 import re
@@ -15,18 +15,18 @@ from cua_rl.database.session import make_engine, make_writer_engine
 from cua_rl.errors import CuaError
 
 AnySelect = Select[*tuple[Any, ...]]
-"""A query for whatever columns."""
+"""A query with any columns."""
 
 _RUN_ID = re.compile(r"(?:([A-Za-z0-9_-][A-Za-z0-9_.-]{0,99})\.)?([0-9]{1,18})")
 
 
 class NotFoundError(CuaError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Database:
-    """One database; `key` is empty for the main one and part of its runs' addresses for others."""
+    """One database; `key` is empty for the main one, for others part of their run ids."""
 
     key: str
     url: str
@@ -34,7 +34,7 @@ class Database:
     sessions: async_sessionmaker[AsyncSession]
 
     def run_id(self, training_id: int) -> str:
-        """The address of a run of this database."""
+        """The `run_id` of a run of this database."""
         return f"{self.key}.{training_id}" if self.key else str(training_id)
 
 
@@ -67,7 +67,7 @@ class Databases:
 
     @property
     def main(self) -> Database:
-        """Where what is sent over HTTP goes; raises `NotFoundError` if only runs of folders are shown."""
+        """The database that ingest writes to; raises `NotFoundError` if only run folders are shown."""
         if "" not in self._databases:
             raise NotFoundError(
                 "expected a monitor with a database that takes runs, got one that shows folders; start it with a "
@@ -76,11 +76,11 @@ class Databases:
         return self._databases[""]
 
     def add(self, database: Database) -> None:
-        """Show one more database; another one of the same key is replaced."""
+        """Add a database, replacing one with the same key."""
         self._databases[database.key] = database
 
     async def remove(self, database: Database) -> None:
-        """Show a database no more, and close its connections."""
+        """Remove a database and close its connections."""
         if self._databases.get(database.key) is database:
             del self._databases[database.key]
         if self._writer is not None and database.key == "":
@@ -90,13 +90,13 @@ class Databases:
 
     @property
     def writer_engine(self) -> Engine:
-        """One connection for what is sent over HTTP, so that batches are stored one after the other."""
+        """An engine with one connection for ingest, so that batches are stored one after the other."""
         if self._writer is None:
             self._writer = make_writer_engine(self.main.url)
         return self._writer
 
     def find(self, run_id: str) -> tuple[Database, int]:
-        """The database and the `trainings.id` of an address; raises `NotFoundError`."""
+        """The database and `trainings.id` of a `run_id`; raises `NotFoundError`."""
         parsed = _RUN_ID.fullmatch(run_id)
         database = None if parsed is None else self._databases.get(parsed.group(1) or "")
         if parsed is None or database is None:

@@ -1,4 +1,4 @@
-"""Rollouts as one HTML file that needs nothing else: images inside, actions drawn, no scripts."""
+"""Exports rollouts as one self-contained HTML file: embedded images with actions drawn on them, no scripts."""
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,9 +53,10 @@ def _text(value: object) -> str:
 
 def _rollout(rollout: schemas.Rollout, tokens: Mapping[tuple[str, int], schemas.TurnTokens], images: Images) -> str:
     outcome = {True: '<b class="good">success</b>', False: '<b class="bad">failed</b>', None: "no verdict"}
+    parts = ", ".join(f"{_text(name)} {_number(value)}" for name, value in (rollout.reward_parts or {}).items())
     facts: dict[str, str] = {
         "outcome": f"{outcome[rollout.success]}, {_text(rollout.stop_reason or rollout.status)}",
-        "reward": f"{_number(rollout.reward)} {_parts(rollout.reward_parts)}",
+        "reward": f"{_number(rollout.reward)} ({parts})" if parts else _number(rollout.reward),
         "advantage": _number(rollout.advantage),
         "device": _text(rollout.device_id or "none"),
         "turns": f"{rollout.num_turns} of at most {rollout.max_turns}",
@@ -88,12 +89,6 @@ def _rollout(rollout: schemas.Rollout, tokens: Mapping[tuple[str, int], schemas.
         f"<article><h1>{_text(rollout.instruction or rollout.task_id)}</h1>"
         f'<p class="dim">{_text(rollout.task_id)}, seed {rollout.seed}, rollout {_text(rollout.rollout_id)}</p>'
         f"<dl>{rows}</dl>{turns}</article>"
-    )
-
-
-def _parts(parts: Mapping[str, float | None] | None) -> str:
-    return (
-        "" if not parts else "(" + ", ".join(f"{_text(name)} {_number(value)}" for name, value in parts.items()) + ")"
     )
 
 
@@ -139,7 +134,7 @@ def _figure(
 
 
 def _drawing(action: Mapping[str, object], width: int, height: int) -> str:
-    """A circle where it was touched, an arrow where it was dragged or scrolled."""
+    """A circle for a touch, an arrow for a drag or scroll."""
     x, y = action.get("x"), action.get("y")
     if not (isinstance(x, int | float) and isinstance(y, int | float) and width and height):
         return ""
@@ -172,7 +167,7 @@ def _as_number(value: object) -> float:
 
 
 def _tokens(tokens: schemas.TurnTokens | None) -> str:
-    """Sampled tokens on a ground that is the redder, the less probable they were."""
+    """Sampled tokens on a background that is redder for less probable tokens."""
     if tokens is None or not tokens.tokens:
         return ""
     texts = tokens.texts or [str(token) for token in tokens.tokens]

@@ -1,4 +1,4 @@
-"""Questions about what went wrong: how rollouts failed, answers that could not be understood, faults."""
+"""Queries about failures: stop reasons of rollouts, unparseable answers, faults."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _Counts = Sequence[tuple[int, str, int]]  # step, kind, count
 
 
 def failure_kind() -> ColumnElement[str]:
-    """How a rollout without success failed: what ended it, or that the agent said it was done when it was not."""
+    """Why a rollout failed: its stop reason, or `wrong_final_state` if it finished and the validator disagreed."""
     ended, judged = RolloutRow.stop_reason, RolloutRow.success.is_not(None)
     return case(
         (and_(ended == literal_column("'finished'"), judged), literal_column("'wrong_final_state'", Text())),
@@ -24,7 +24,7 @@ def failure_kind() -> ColumnElement[str]:
 
 
 async def load_failures(run: RunAccess) -> schemas.Failures:
-    """Failures of training steps and of evaluations apart: the baseline fails in another way than the last step."""
+    """Failures of training steps and evaluations, counted apart because the baseline fails differently."""
     return schemas.Failures(
         training=await _count_failures(run, Step, Group.step_id),
         evaluations=await _count_failures(run, Eval, Group.eval_id),
@@ -68,7 +68,7 @@ def _by_kind(steps: Sequence[int], counts: _Counts) -> dict[str, list[int]]:
 
 
 async def _count_errors(run: RunAccess) -> list[schemas.ErrorCount]:
-    """The most frequent fault messages; digits are taken out, so that addresses and times do not split them."""
+    """The most frequent fault messages, with digits replaced so that addresses and times do not split them."""
     message = func.regexp_replace(
         func.left(RolloutRow.error, literal_column("300")),
         literal_column(r"'\d+'"),

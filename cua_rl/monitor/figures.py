@@ -1,4 +1,4 @@
-"""Figures as pages show them: rates with intervals, numbers that JSON can hold, series that are short enough."""
+"""Numbers as the API returns them: rates with intervals, finite values, thinned series."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -17,13 +17,26 @@ def make_rate(num_successes: float | None, num_rollouts: float | None) -> schema
     return schemas.Rate(num_successes=successes, num_rollouts=rollouts, rate=rate, low=low, high=high)
 
 
+def fault_bounds(metrics: Mapping[str, Any] | None) -> schemas.FaultBounds | None:
+    """Bounds that faults leave for an evaluation's success; None without faults."""
+    found = metrics or {}
+    suite = next(
+        (name.removesuffix("success_rate_worst") for name in found if name.endswith("/success_rate_worst")), ""
+    )
+    worst, best = (finite(found.get(f"{suite}success_rate_{end}")) for end in ("worst", "best"))
+    if worst is None or best is None:
+        return None
+    num_faults = finite(found.get(f"{suite}num_faults")) or 0
+    return schemas.FaultBounds(num_faults=int(num_faults), worst=worst, best=best)
+
+
 def finite(value: object) -> float | None:
-    """A number that JSON can hold, or None."""
+    """A finite number, or None."""
     return float(value) if isinstance(value, int | float) and isfinite(value) else None
 
 
 def finite_values(values: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Metrics as JSON can hold them."""
+    """Metrics with None for non-finite values."""
     return {name: finite(value) for name, value in (values or {}).items()}
 
 

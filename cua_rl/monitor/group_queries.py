@@ -1,4 +1,4 @@
-"""Questions about steps, evaluations and groups: grids of rollouts, and one group on one clock."""
+"""Queries about steps, evaluations and groups: grids of rollouts, and one group on a common time axis."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRow, TurnRow
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
-from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
-from cua_rl.monitor.figures import finite, finite_values, make_rate
+from cua_rl.monitor.databases import NotFoundError, RunAccess
+from cua_rl.monitor.figures import fault_bounds, finite, finite_values, make_rate
 from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Phase
 
@@ -54,6 +54,7 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
         success=make_rate(
             sum(group.num_successes or 0 for group in ended), sum(group.num_rollouts or 0 for group in ended)
         ),
+        fault_bounds=fault_bounds(row.metrics),
         metrics=finite_values(row.metrics),
         started_at=row.started_at,
         rollouts_ended_at=row.rollouts_ended_at if isinstance(row, Step) else row.ended_at,
@@ -65,7 +66,7 @@ async def load_source(run: RunAccess, phase: Phase, step: int) -> schemas.Source
 
 
 async def _neighbours(run: RunAccess, row: Step | Eval) -> tuple[schemas.SourceRef | None, schemas.SourceRef | None]:
-    """What comes before and after in the sequence of steps, or of baseline and evaluations."""
+    """The previous and next step, or the previous and next evaluation including the baseline."""
     if isinstance(row, Step):
         mine = Step.training_id == run.training.id
         before = await run.session.scalar(select(func.max(Step.step)).where(mine, Step.step < row.step))
@@ -105,7 +106,7 @@ async def _load_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> dic
 
 
 async def load_overrides(session: AsyncSession, rollout_pks: Iterable[int]) -> Overrides:
-    """What people say about these rollouts: the newest verdict of each."""
+    """The newest human verdict on each of these rollouts."""
     query = (
         select(RolloutOverride.rollout_pk, RolloutOverride.success, RolloutOverride.reward)
         .where(RolloutOverride.rollout_pk.in_(list(rollout_pks)))
@@ -185,7 +186,7 @@ def _group_summary(
 
 
 async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> schemas.GroupDetail:
-    """One group with the turns of its rollouts on one clock."""
+    """One group with the turns of its rollouts on a common time axis."""
     source = await find_source(run, phase, step)
     mine = Group.step_id == source.id if isinstance(source, Step) else Group.eval_id == source.id
     groups = await load_groups(run.session, and_(mine, Group.group_id == group_id))
@@ -217,8 +218,9 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     )
 
 
-def _turns_of(run: RunAccess, rollout_ids: Sequence[str]) -> AnySelect:
-    return (
+async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str]) -> dict[str, list[Any]]:
+    """What the time axis shows of turns, by rollout id."""
+    query = (
         select(
             RolloutRow.rollout_id,
             TurnRow.turn_index,
@@ -235,11 +237,8 @@ def _turns_of(run: RunAccess, rollout_ids: Sequence[str]) -> AnySelect:
         .where(RolloutRow.training_id == run.training.id, RolloutRow.rollout_id.in_(rollout_ids))
         .order_by(TurnRow.turn_index)
     )
-
-
-async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = defaultdict(list)
-    for row in await run.session.execute(_turns_of(run, rollout_ids)):
+    for row in await run.session.execute(query):
         found[row.rollout_id].append(row)
     return found
 

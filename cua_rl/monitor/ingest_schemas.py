@@ -1,7 +1,7 @@
-"""What other programs send: items of a batch, read tolerantly; fields that have no column are kept as they came.
+"""Request and response of the ingest API. Items are parsed tolerantly; fields without a column are stored as sent.
 
 Names are those of the ingest interface: `max_steps` of a task are turns, `turn` counts from 1, ids are those that
-earlier answers gave. Our own sender adds `cua_rl`, an object with what the interface has no field for.
+earlier answers gave. Our own sender adds an object `cua_rl` with values for which the interface has no field.
 """
 
 import json
@@ -56,7 +56,7 @@ def _words(value: object) -> object:
 
 
 def _text_of(max_length: int) -> Callable[[object], str | None]:
-    """Text as it came: a model can sample what is no Unicode, which pydantic's own `str` refuses."""
+    """Any text: a model can sample lone surrogates, which pydantic's own `str` rejects."""
 
     def parse(value: object) -> str | None:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -211,7 +211,7 @@ class SentValidation(Sent):
 
 
 class SentValidator(Sent):
-    """Kept, not shown."""
+    """Stored, but not shown."""
 
 
 ITEM_CLASSES: dict[str, type[Sent]] = {
@@ -227,7 +227,7 @@ ITEM_CLASSES: dict[str, type[Sent]] = {
     "observations": SentObservation,
     "validations": SentValidation,
 }
-"""Kinds in the order in which a batch is read: what is referred to comes first."""
+"""Kinds in the order in which a batch is stored: items come after those that they refer to."""
 
 Items = Annotated[list[dict[str, Any]], Field(max_length=2000)]
 
@@ -252,7 +252,7 @@ class IngestBatch(BaseModel):
 
 
 class Mapped(Shown):
-    """The id under which later items refer to this one."""
+    """The id by which later items refer to this one."""
 
     client_id: str | None
     id: int
@@ -268,7 +268,7 @@ class ItemError(Shown):
 
 
 class IngestAnswer(Shown):
-    """Ids of what was stored, in the order in which it was sent."""
+    """Ids of the stored items, in the order in which they were sent."""
 
     training_id: int | None = None
     tasks: list[Mapped] = Field(default_factory=list[Mapped])

@@ -1,4 +1,4 @@
-"""What happens in the databases, as it happens: one connection listens, any number of browsers follow."""
+"""Changes in the databases as server-sent events: one connection listens, any number of browsers follow."""
 
 import asyncio
 import json
@@ -8,14 +8,19 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Any
+from typing import Annotated, Any
 
 import psycopg
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
 from sqlalchemy.engine import make_url
 
+from cua_rl.monitor.answers import REFUSALS
 from cua_rl.monitor.schemas import LiveEvent
+from cua_rl.monitor.security import CanRead
 
 logger = logging.getLogger(__name__)
+router = APIRouter(prefix="/api/events", tags=["live"], dependencies=[CanRead], responses=REFUSALS)
 
 _CHANNEL = "cua_rl"
 _KEPT_EVENTS = 10_000
@@ -26,7 +31,7 @@ _KEEPALIVE_S = 15.0
 
 @dataclass(eq=False, slots=True)
 class Follower:
-    """One listener. `has_missed` says that it was too slow and must load everything anew."""
+    """One client. `has_missed` means that it was too slow and must reload everything."""
 
     run_id: str | None
     queue: asyncio.Queue[LiveEvent] = field(default_factory=lambda: asyncio.Queue(_QUEUE_SIZE))
@@ -34,9 +39,9 @@ class Follower:
 
 
 class LiveFeed:
-    """Numbers events, keeps the latest ones for those who come back, and hands them to all followers.
+    """Numbers events, keeps the latest for clients that reconnect, and passes them to all followers.
 
-    An event's id holds which server numbered it: after a restart, whoever comes back is told to load everything anew.
+    Event ids identify the server process: after its restart, a client that reconnects is told to reload everything.
     """
 
     def __init__(self) -> None:
@@ -45,13 +50,10 @@ class LiveFeed:
         self._kept: deque[LiveEvent] = deque(maxlen=_KEPT_EVENTS)
         self._followers: set[Follower] = set()
 
-    @property
-    def num_followers(self) -> int:
-        return len(self._followers)
-
     def publish(self, event: LiveEvent) -> None:
-        """Number an event and hand it to everyone whom it concerns."""
-        event = event.model_copy(update={"event_id": self._take_id()})
+        """Number an event and pass it to the followers of its run."""
+        event = event.model_copy(update={"event_id": f"{self._epoch}-{self._next}"})
+        self._next += 1
         self._kept.append(event)
         for follower in self._followers:
             if not _concerns(event, follower.run_id):
@@ -61,12 +63,8 @@ class LiveFeed:
             except asyncio.QueueFull:
                 follower.has_missed = True
 
-    def _take_id(self) -> str:
-        number, self._next = self._next, self._next + 1
-        return f"{self._epoch}-{number}"
-
     def greeting(self, last_event_id: str | None, run_id: str | None) -> list[LiveEvent]:
-        """What a follower gets first: what it missed since `last_event_id`, or the advice to load everything anew."""
+        """The first events of a follower: those since `last_event_id`, or a `reset`."""
         here = f"{self._epoch}-{self._next - 1}"
         if not last_event_id:
             return [LiveEvent(event_id=here, kind="hello")]
@@ -78,7 +76,7 @@ class LiveFeed:
         return [LiveEvent(event_id=last_event_id, kind="hello")] + [e for e in missed if _concerns(e, run_id)]
 
     async def follow(self, last_event_id: str | None, run_id: str | None) -> AsyncGenerator[LiveEvent | None]:
-        """Events of a run, or of all; None now and then, to keep the connection alive."""
+        """Events of a run, or of all; None periodically, to keep the connection alive."""
         follower = Follower(run_id=run_id)
         greeting = self.greeting(last_event_id, run_id)
         self._followers.add(follower)  # in one go with the greeting: nothing falls between them
@@ -86,26 +84,19 @@ class LiveFeed:
             for event in greeting:
                 yield event
             while True:
-                yield await _next_event(follower)
+                try:
+                    async with asyncio.timeout(_KEEPALIVE_S):
+                        event = await follower.queue.get()
+                except TimeoutError:
+                    event = None
+                yield event
                 if follower.has_missed:
-                    _drain(follower)
+                    follower.has_missed = False
+                    while not follower.queue.empty():
+                        follower.queue.get_nowait()
                     yield LiveEvent(event_id=f"{self._epoch}-{self._next - 1}", kind="reset")
         finally:
             self._followers.discard(follower)
-
-
-async def _next_event(follower: Follower) -> LiveEvent | None:
-    try:
-        async with asyncio.timeout(_KEEPALIVE_S):
-            return await follower.queue.get()
-    except TimeoutError:
-        return None
-
-
-def _drain(follower: Follower) -> None:
-    follower.has_missed = False
-    while not follower.queue.empty():
-        follower.queue.get_nowait()
 
 
 def _concerns(event: LiveEvent, run_id: str | None) -> bool:
@@ -114,7 +105,7 @@ def _concerns(event: LiveEvent, run_id: str | None) -> bool:
 
 @asynccontextmanager
 async def listening(feed: LiveFeed, url: str, run_id_of: Callable[[int], str]) -> AsyncGenerator[None]:
-    """Publish what a database announces, over one connection, for as long as the context is open."""
+    """Publish the notifications of a database over one connection while the context is open."""
     task = asyncio.create_task(_listen_forever(feed, url, run_id_of), name="monitor-listen")
     try:
         yield
@@ -124,7 +115,7 @@ async def listening(feed: LiveFeed, url: str, run_id_of: Callable[[int], str]) -
 
 
 async def _listen_forever(feed: LiveFeed, url: str, run_id_of: Callable[[int], str]) -> None:
-    """Listen again and again; after a gap, followers are told to load everything anew."""
+    """Listen, reconnecting after errors; after a gap, followers are told to reload everything."""
     plain_url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     was_away = False
     while True:
@@ -148,7 +139,7 @@ async def _listen_forever(feed: LiveFeed, url: str, run_id_of: Callable[[int], s
 
 
 def parse_announcement(payload: str, run_id_of: Callable[[int], str]) -> LiveEvent | None:
-    """What a trigger announced, as an event; None for what some other program put on the channel."""
+    """The event that a trigger announced; None for a notification of another program."""
     try:
         said: Any = json.loads(payload)
         return LiveEvent(
@@ -164,3 +155,36 @@ def parse_announcement(payload: str, run_id_of: Callable[[int], str]) -> LiveEve
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def feed_of(request: Request) -> LiveFeed:
+    return request.app.state.feed
+
+
+@router.get(
+    "",
+    response_class=StreamingResponse,
+    responses={200: {"model": LiveEvent, "description": "text/event-stream; the data of each event is this JSON"}},
+)
+async def follow_events(
+    feed: Annotated[LiveFeed, Depends(feed_of)],
+    run_id: Annotated[str | None, Query(max_length=300, description="only this run; all runs if omitted")] = None,
+    last_event_id: Annotated[str | None, Header(max_length=100)] = None,
+) -> StreamingResponse:
+    """Announce changes of runs, steps, evaluations, groups, rollouts, turns and verdicts.
+
+    An event names what changed; fetch it by its route. With `Last-Event-ID`, missed events come first. The kinds
+    `hello` (at the start) and `reset` (reload everything) concern the stream itself.
+    """
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    stream = _lines(feed.follow(last_event_id, run_id))
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def _lines(events: AsyncGenerator[LiveEvent | None]) -> AsyncGenerator[str]:
+    yield "retry: 1000\n\n"
+    async for event in events:
+        if event is None:
+            yield ": still here\n\n"
+        else:
+            yield f"id: {event.event_id}\ndata: {event.model_dump_json(exclude_none=True)}\n\n"

@@ -1,4 +1,4 @@
-"""`python -m cua_rl.monitor.openapi` prints the API's schema, of which the web app's types are made."""
+"""`python -m cua_rl.monitor.openapi` prints the API schema, from which the web app's types are generated."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Cursors: where the next page of a list begins, as text that means nothing to whoever carries it."""
+"""Pagination cursors: opaque text that encodes where the next page starts."""
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -8,7 +8,7 @@ from cua_rl.errors import CuaError
 
 
 class CursorError(CuaError, ValueError):
-    """The text is no cursor of ours."""
+    """The text is not one of our cursors."""
 
 
 def encode_cursor(*keys: object) -> str:
@@ -21,7 +21,7 @@ def decode_number(cursor: str) -> int:
     """The one key of a list that is sorted by number.
 
     Raises:
-        CursorError: it is none of ours.
+        CursorError: it is not one of our cursors.
     """
     (key,) = _decode(cursor, 1)
     return _number(key)
@@ -31,7 +31,7 @@ def decode_time_and_number(cursor: str) -> tuple[datetime, int]:
     """The keys of a list that is sorted by time, then by number.
 
     Raises:
-        CursorError: it is none of ours.
+        CursorError: it is not one of our cursors.
     """
     time, number = _decode(cursor, 2)
     try:

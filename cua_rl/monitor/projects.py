@@ -1,4 +1,4 @@
-"""Projects: who may send runs. A token is shown once, when it is made; only its hash is kept."""
+"""Projects, which may send runs. A token is shown once, when it is created; only its hash is stored."""
 
 import re
 from hashlib import sha256
@@ -35,5 +35,5 @@ def find_project(connection: Connection, token: str) -> tuple[int, str] | None:
 
 
 def _hash(token: str) -> bytes:
-    """Tokens are random and long, so that one round is enough."""
+    """One round is enough, because tokens are long and random."""
     return sha256(token.encode("utf-8", "replace")).digest()

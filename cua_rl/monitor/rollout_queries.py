@@ -1,4 +1,4 @@
-"""Questions about rollouts: lists with filters, one rollout with its turns, verdicts of people."""
+"""Queries about rollouts: filtered lists, one rollout with its turns, human verdicts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from cua_rl.renderers.answers import parse_answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
-    """Which rollouts a list shows; None is all."""
+    """Filters of a list of rollouts; None means no filter."""
 
     phase: Phase | None = None
     step: int | None = None
@@ -120,7 +120,7 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
 
 
 async def _last_screens(run: RunAccess, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """What each rollout's device showed last, and the action if that is still to come."""
+    """The last screenshot of each rollout, and the action if its result is not known yet."""
     query = (
         select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
         .where(TurnRow.rollout_pk.in_(keys))
@@ -175,6 +175,9 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     task = None if row.task_pk is None else await session.get(TaskRow, row.task_pk)
     validation = await session.scalar(select(ValidationRow).where(ValidationRow.rollout_pk == row.id))
     device = await session.scalar(select(Environment).where(Environment.rollout_pk == row.id))
+    changes = select(StatusChange).where(StatusChange.rollout_pk == row.id).order_by(StatusChange.id)
+    siblings = select(RolloutRow.rollout_id, RolloutRow.member_index).where(RolloutRow.group_pk == row.group_pk)
+    siblings = siblings.order_by(RolloutRow.member_index, RolloutRow.id)
     return schemas.Rollout(
         **_item(run, overrides, row, group_id, phase, step),
         run_name=run.training.run_name,
@@ -187,24 +190,14 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         answer=row.answer,
         reward_parts=None if row.reward_parts is None else finite_values(row.reward_parts),
         ended_at=row.ended_at,
-        validation=None if validation is None else _validation(validation),
+        validation=None if validation is None else schemas.ValidationShown.model_validate(validation),
         judgement=await _judgement(run, row.id),
-        device=None if device is None else _device(device),
+        device=None if device is None else schemas.DeviceShown.model_validate(device),
         overrides=verdicts,
-        history=await _history(run, row.id),
+        history=[StatusChangeShown.model_validate(change) for change in await session.scalars(changes)],
         replayed_at_steps=await _replayed_at(run, row.id),
-        siblings=await _siblings(run, row.group_pk),
+        siblings=[schemas.Sibling.model_validate(sibling) for sibling in await session.execute(siblings)],
         turns=await _load_turns(run, row, phase),
-    )
-
-
-def _validation(row: ValidationRow) -> schemas.ValidationShown:
-    return schemas.ValidationShown(
-        query=row.query,
-        expected=row.expected,
-        actual=row.actual,
-        success=row.success,
-        duration_s=finite(row.duration_s) or 0.0,
     )
 
 
@@ -232,16 +225,6 @@ async def _judgement(run: RunAccess, rollout_pk: int) -> schemas.JudgementShown 
     )
 
 
-def _device(row: Environment) -> schemas.DeviceShown:
-    return schemas.DeviceShown(
-        device_id=row.device_id,
-        status=row.status,
-        error=row.error,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-    )
-
-
 async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Override]:
     """All verdicts on a rollout, oldest first."""
     query = select(RolloutOverride).where(RolloutOverride.rollout_pk == rollout_pk).order_by(RolloutOverride.id)
@@ -258,14 +241,6 @@ async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Overri
     ]
 
 
-async def _history(run: RunAccess, rollout_pk: int) -> list[StatusChangeShown]:
-    query = select(StatusChange).where(StatusChange.rollout_pk == rollout_pk).order_by(StatusChange.id)
-    return [
-        StatusChangeShown(old_status=row.old_status, new_status=row.new_status, changed_at=row.changed_at)
-        for row in await run.session.scalars(query)
-    ]
-
-
 async def _replayed_at(run: RunAccess, rollout_pk: int) -> list[int]:
     query = (
         select(Step.step)
@@ -275,18 +250,6 @@ async def _replayed_at(run: RunAccess, rollout_pk: int) -> list[int]:
         .order_by(Step.step)
     )
     return list(await run.session.scalars(query))
-
-
-async def _siblings(run: RunAccess, group_pk: int) -> list[schemas.Sibling]:
-    query = (
-        select(RolloutRow.rollout_id, RolloutRow.member_index)
-        .where(RolloutRow.group_pk == group_pk)
-        .order_by(RolloutRow.member_index, RolloutRow.id)
-    )
-    return [
-        schemas.Sibling(rollout_id=row.rollout_id, member_index=row.member_index)
-        for row in await run.session.execute(query)
-    ]
 
 
 async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[schemas.TurnDetail]:
@@ -311,10 +274,7 @@ async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[s
 async def _screenshots(run: RunAccess, hashes: Iterable[str]) -> dict[str, schemas.ScreenshotRef]:
     query = select(Screenshot.sha256, Screenshot.width_px, Screenshot.height_px)
     rows = await run.session.execute(query.where(Screenshot.sha256.in_(set(hashes))))
-    return {
-        row.sha256: schemas.ScreenshotRef(sha256=row.sha256, width_px=row.width_px, height_px=row.height_px)
-        for row in rows
-    }
+    return {row.sha256: schemas.ScreenshotRef.model_validate(row) for row in rows}
 
 
 def turn_detail(
@@ -324,7 +284,7 @@ def turn_detail(
     began: float,
     step: int | None,
 ) -> schemas.TurnDetail:
-    """A turn's row as it is shown; `began` is the rollout's start in Unix time."""
+    """A turn as the API returns it; `began` is the rollout's start in Unix time."""
     parsed = parse_answer(row.text)
     sampled, trained = row.sampling_logprobs, row.training_logprobs
     gaps = None if not trained else [abs(a - b) for a, b in zip(trained, sampled, strict=True)]

@@ -1,4 +1,4 @@
-"""Read API: rollouts, turns, tokens, tasks, screenshots; and the one thing that people may write, their verdict."""
+"""Read API: rollouts, turns, tokens, tasks, screenshots; and the only thing that people may write, verdicts."""
 
 from typing import Annotated, Literal
 
@@ -9,10 +9,10 @@ from cua_rl.database.models import Screenshot
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_queries, task_queries, token_texts
 from cua_rl.monitor import rollout_schemas as schemas
-from cua_rl.monitor.answers import SafeJson
+from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.rollout_queries import RolloutFilter
-from cua_rl.monitor.run_routes import LARGEST_INTEGER, REFUSALS, AllDatabases, Cursor, Id, Limit, Number, OpenRun
+from cua_rl.monitor.run_routes import LARGEST_INTEGER, AllDatabases, Cursor, Id, Limit, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page, RunStatus
 from cua_rl.monitor.security import CanRead, CanWrite
 from cua_rl.types import StopReason
@@ -72,7 +72,7 @@ async def download_rollout(run: OpenRun, rollout_id: Id) -> SafeJson:
 
 @router.get("/runs/{run_id}/rollouts/{rollout_id}/turns/{turn_index}/tokens", response_model=schemas.TurnTokens)
 async def get_tokens(run: OpenRun, rollout_id: Id, turn_index: Number) -> SafeJson:
-    """A turn's tokens with log-probabilities, and its prompt as the model read it."""
+    """A turn's tokens with log-probabilities, and its prompt."""
     return SafeJson((await token_texts.load_turn_tokens(run, rollout_id, turn_index)).model_dump(mode="json"))
 
 
@@ -84,7 +84,7 @@ async def list_overrides(run: OpenRun, rollout_id: Id) -> list[schemas.Override]
 
 @router.post("/runs/{run_id}/rollouts/{rollout_id}/overrides", status_code=201, dependencies=[CanWrite])
 async def add_override(run: OpenRun, rollout_id: Id, request: OverrideRequest) -> list[schemas.Override]:
-    """Add a verdict; answers all of them. What was trained on stays as it was."""
+    """Add a verdict; returns all of them. Training data do not change."""
     row = await rollout_queries.find_rollout(run, rollout_id)
     run.session.add(RolloutOverride(rollout_pk=row.id, **request.model_dump()))
     await run.session.commit()
@@ -93,13 +93,13 @@ async def add_override(run: OpenRun, rollout_id: Id, request: OverrideRequest) -
 
 @router.get("/runs/{run_id}/tasks")
 async def list_tasks(run: OpenRun) -> list[schemas.TaskStats]:
-    """Tasks of training steps, hardest first, then those that are only evaluated."""
+    """Trained tasks, hardest first, then tasks that are only evaluated."""
     return await task_queries.list_tasks(run)
 
 
 @router.get("/runs/{run_id}/tasks/{task_id:path}")
 async def get_task(run: OpenRun, task_id: Id) -> schemas.TaskDetail:
-    """One task over time, and where it fails."""
+    """One task over time, and its failures."""
     return await task_queries.load_task(run, task_id)
 
 

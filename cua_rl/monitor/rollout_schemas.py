@@ -1,22 +1,22 @@
-"""What the read API answers about steps, groups, rollouts, turns and tasks."""
+"""Responses of the read API about steps, groups, rollouts, turns and tasks."""
 
 from datetime import datetime
 from typing import Literal
 
 from pydantic import Field
 
-from cua_rl.monitor.schemas import Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
+from cua_rl.monitor.schemas import FaultBounds, Phase, Rate, RunStatus, Shown, StatusChange, StepStatus
 from cua_rl.types import JsonDict
 
 
 class RolloutCell(Shown):
-    """A rollout as a grid or a list shows it."""
+    """A rollout in a grid or a list."""
 
     rollout_id: str
     member_index: int
     status: RunStatus
     stop_reason: str | None
-    success: bool | None = Field(description="what the task's validator said")
+    success: bool | None = Field(description="the result of the task's validator")
     reward: float | None
     advantage: float | None
     num_turns: int
@@ -25,7 +25,7 @@ class RolloutCell(Shown):
     duration_s: float | None
     device_id: str | None
     error: str | None
-    override_success: bool | None = Field(description="what a person says instead, null if nobody does")
+    override_success: bool | None = Field(description="a person's verdict, null without one")
     override_reward: float | None
 
 
@@ -54,7 +54,7 @@ class GroupSummary(Shown):
     num_successes: int | None
     reward_mean: float | None
     reward_std: float | None
-    is_constant: bool = Field(description="all rewards equal: the group teaches nothing")
+    is_constant: bool = Field(description="all rewards are equal, so the group gives no training signal")
     started_at: datetime
     ended_at: datetime | None
     rollouts: list[RolloutCell]
@@ -73,7 +73,7 @@ class SourceDetail(Shown):
 
     run_id: str
     run_name: str
-    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
+    is_run_alive: bool = Field(description="running, with a heartbeat in the last minute")
     phase: Phase
     step: int
     status: StepStatus
@@ -85,20 +85,21 @@ class SourceDetail(Shown):
     num_datums: int | None
     datums_sha256: str | None
     success: Rate
+    fault_bounds: FaultBounds | None = Field(description="of a completed evaluation with faults")
     metrics: dict[str, float | None]
     started_at: datetime
     rollouts_ended_at: datetime | None
     ended_at: datetime | None
-    previous: SourceRef | None = Field(description="the step before, or the evaluation before, the baseline included")
+    previous: SourceRef | None = Field(description="the previous step, or evaluation including the baseline")
     next: SourceRef | None
     groups: list[GroupSummary]
 
 
 class ClockTurn(Shown):
-    """A turn on a group's clock."""
+    """A turn on the time axis of a group."""
 
     turn_index: int
-    started_s: float = Field(description="since the group's first rollout began")
+    started_s: float = Field(description="since the start of the group's first rollout")
     duration_s: float = Field(description="whole turn: request, action, screenshot")
     action: JsonDict | None
     failure_kind: str | None
@@ -108,16 +109,16 @@ class ClockTurn(Shown):
 
 
 class ClockRollout(RolloutCell):
-    started_s: float = Field(description="since the group's first rollout began")
+    started_s: float = Field(description="since the start of the group's first rollout")
     turns: list[ClockTurn]
 
 
 class GroupDetail(Shown):
-    """The rollouts of a group side by side, on one clock."""
+    """The rollouts of a group side by side, on a common time axis."""
 
     run_id: str
     run_name: str
-    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
+    is_run_alive: bool = Field(description="running, with a heartbeat in the last minute")
     phase: Phase
     step: int
     group: GroupSummary
@@ -126,7 +127,7 @@ class GroupDetail(Shown):
 
 
 class RolloutItem(RolloutCell):
-    """A rollout in a list that spans groups."""
+    """A rollout in a list across groups."""
 
     run_id: str
     phase: Phase
@@ -136,13 +137,11 @@ class RolloutItem(RolloutCell):
     seed: int
     instruction: str | None = None
     last_sha256: str | None = Field(default=None, description="the latest screenshot; only in lists")
-    last_action: JsonDict | None = Field(
-        default=None, description="done on that screenshot, null if it shows the outcome"
-    )
+    last_action: JsonDict | None = Field(default=None, description="the action on it, null if it shows the result")
 
 
 class ScreenshotRef(Shown):
-    """Bytes are at /api/screenshots/{sha256}."""
+    """A screenshot; its bytes are at /api/screenshots/{sha256}."""
 
     sha256: str
     width_px: int | None
@@ -155,14 +154,14 @@ class ToolCallShown(Shown):
 
 
 class TurnDetail(Shown):
-    """A turn without its tokens: those are at …/turns/{turn_index}/tokens."""
+    """A turn without its tokens, which are at …/turns/{turn_index}/tokens."""
 
     turn_index: int
     response_id: str
     policy_version: int = Field(description="the adapter that sampled the turn")
-    trained_at_step: int | None = Field(description="the step whose optimizer step used the turn")
+    trained_at_step: int | None = Field(description="the step that trained on the turn")
     stop: str
-    text: str = Field(description="everything sampled, without the end-of-turn token")
+    text: str = Field(description="the sampled text without the end-of-turn token")
     thinking: str | None
     answer: str = Field(description="text outside thinking and tool calls")
     tool_calls: list[ToolCallShown]
@@ -186,7 +185,7 @@ class TurnDetail(Shown):
 
 
 class PromptPart(Shown):
-    """A piece of the prompt as the model read it."""
+    """A chunk of the prompt."""
 
     kind: Literal["text", "image"]
     num_tokens: int
@@ -195,7 +194,7 @@ class PromptPart(Shown):
 
 
 class TurnTokens(Shown):
-    """Sampled tokens; all lists align. `texts` may split a character: its bytes show as hex, such as \\xf0."""
+    """Sampled tokens; all lists align. Bytes of a character that `texts` splits are shown in hex, such as \\xf0."""
 
     turn_index: int
     policy_version: int
@@ -219,7 +218,7 @@ class ValidationShown(Shown):
 class JudgeVoteShown(Shown):
     """One answer of a judge."""
 
-    success: bool | None = Field(description="null if the endpoint failed or the answer was no verdict")
+    success: bool | None = Field(description="null if the endpoint failed or the answer was malformed")
     reason: str
     score: float | None
     error: str | None
@@ -231,17 +230,17 @@ class JudgeVoteShown(Shown):
 
 
 class JudgementShown(Shown):
-    """What a judge said about the rollout."""
+    """A judge's result for the rollout."""
 
     model: str
     prompt: str
     prompt_sha256: str
     screenshots: str
-    decides: bool = Field(description="false beside a validator, which decides")
+    decides: bool = Field(description="false if the task has a validator, which then decides")
     success: bool | None = Field(description="null if no majority of the votes agrees")
     score: float | None
     reason: str
-    agreement: float | None = Field(description="share of the votes that say what the verdict says")
+    agreement: float | None = Field(description="share of the votes that agree with the verdict")
     votes: list[JudgeVoteShown]
     num_prompt_tokens: int
     num_answer_tokens: int
@@ -260,10 +259,10 @@ class DeviceShown(Shown):
 
 
 class Override(Shown):
-    """A person's verdict on a rollout; the newest one counts. Training data stay as they were."""
+    """A person's verdict on a rollout; the newest one counts. Training data do not change."""
 
     override_id: int
-    success: bool | None = Field(description="null takes earlier verdicts back")
+    success: bool | None = Field(description="null withdraws earlier verdicts")
     reward: float | None
     reason: str
     actor: str
@@ -279,7 +278,7 @@ class Rollout(RolloutItem):
     """A rollout with all its turns."""
 
     run_name: str
-    is_run_alive: bool = Field(description="running, with a sign of life in the last minute")
+    is_run_alive: bool = Field(description="running, with a heartbeat in the last minute")
     group_index: int
     category: str | None
     difficulty: str | None
@@ -298,7 +297,7 @@ class Rollout(RolloutItem):
 
 
 class TaskStats(Shown):
-    """How one task goes in a run: in its training steps, and in the latest evaluation that tried it."""
+    """Success of one task in a run: in training steps, and in the latest evaluation with it."""
 
     task_id: str
     instruction: str | None
@@ -308,7 +307,7 @@ class TaskStats(Shown):
     num_failed_groups: int = Field(description="groups without any success")
     success: Rate
     recent: Rate = Field(description="in the last quarter of the run's steps")
-    held_out: Rate = Field(description="in the latest evaluation that tried it, the baseline included")
+    held_out: Rate = Field(description="in the latest evaluation with the task, including the baseline")
     last_step: int | None
 
 
@@ -333,7 +332,7 @@ class Count(Shown):
 
 
 class TaskDetail(Shown):
-    """Success over time of one task, and where it fails."""
+    """Success of one task over time, and its failures."""
 
     run_id: str
     run_name: str
@@ -349,7 +348,7 @@ class TaskDetail(Shown):
     last_eval_step: int | None
     history: list[TaskPoint] = Field(description="training steps, then evaluations, each in order")
     examined: SourceRef | None = Field(
-        description="the evaluation that instances and failures are of; null: all training steps"
+        description="the evaluation to which instances and failures belong; null means all training steps"
     )
     instances: list[TaskInstance] = Field(description="hardest first, at most 100")
     stop_reasons: list[Count] = Field(description="of rollouts that failed")

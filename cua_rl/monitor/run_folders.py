@@ -1,7 +1,7 @@
-"""Runs with a database of their own: the folder of each holds an embedded Postgres, which has to run to be read.
+"""Runs with a database of their own: each run folder holds an embedded Postgres, which must run to be read.
 
-While a run goes on, its own server is used. Otherwise we start one, and stop it as soon as the run goes on: training
-never finds its database taken.
+While the run is in progress, its own server is used. Otherwise the monitor starts one, and stops it as soon as the run
+resumes, so that training never finds its database in use.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ _MAX_FOLDERS = 8
 
 
 def has_database(folder: Path) -> bool:
-    """Whether the folder is one of a run with a database of its own."""
+    """Whether the folder belongs to a run with its own database."""
     return (folder / "postgres" / "PG_VERSION").is_file()
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a run holds the folder's lock, which we never hold ourselves."""
+    """Whether a run holds the folder's lock; the monitor never takes it."""
     return is_locked(folder / RUN_LOCK)
 
 
 async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: str) -> None:
-    """Keep the folder's database among those that are shown, for as long as the task runs."""
+    """Show the folder's database for as long as the task runs."""
     data = folder / "postgres"
     while True:
         is_theirs = running_postgres_url(data) is not None
@@ -55,7 +55,7 @@ async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: s
 
 
 async def _wait_for_change(folder: Path, *, is_theirs: bool) -> None:
-    """Until the run's own server has stopped, or, while we have one, until the run goes on."""
+    """Wait until the run's own server has stopped or, if the server is ours, until the run resumes."""
     while (running_postgres_url(folder / "postgres") is not None) if is_theirs else not is_in_use(folder):  # noqa: ASYNC110
         await asyncio.sleep(_POLL_S)
 
@@ -77,7 +77,7 @@ async def _shown(databases: Databases, feed: LiveFeed, folder: Path, key: str) -
 
 
 async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> None:
-    """Show the newest runs with databases of their own below a folder, and those that begin later."""
+    """Show the newest runs with their own databases below a folder, and runs that start later."""
     shown: set[Path] = set()
     async with asyncio.TaskGroup() as tasks:
         while True:
@@ -89,13 +89,13 @@ async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> N
 
 
 def find_runs(root: Path) -> list[Path]:
-    """The newest runs directly below a folder; of older ones, name the folder to see it."""
+    """The newest runs directly below a folder; an older run is shown when its folder is named."""
     found = [path for path in root.glob("*") if has_database(path)]
     return sorted(found, key=lambda path: (path / "postgres" / "PG_VERSION").stat().st_mtime)[-_MAX_FOLDERS:]
 
 
 def _key(folder: Path) -> str:
-    """The folder's name as a part of addresses."""
+    """The folder's name as a part of run ids."""
     return "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in folder.name
     )

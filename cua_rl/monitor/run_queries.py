@@ -1,9 +1,10 @@
-"""Questions about runs: lists, figures, series. Each is a handful of statements, whatever the size of the run."""
+"""Queries about runs: lists, figures, series. Each takes a few statements, whatever the size of the run."""
 
+import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import and_, func, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,7 +15,7 @@ from cua_rl.masking import mask_secrets
 from cua_rl.metrics import meaning
 from cua_rl.monitor import schemas
 from cua_rl.monitor.databases import AnySelect, Database, RunAccess
-from cua_rl.monitor.figures import finite, finite_values, make_rate
+from cua_rl.monitor.figures import fault_bounds, finite, finite_values, make_rate
 from cua_rl.monitor.pages import decode_time_and_number, encode_cursor
 from cua_rl.monitor.run_summaries import evaluation_success, group_sums, step_success, summarise
 
@@ -47,7 +48,7 @@ async def list_runs(
 
 
 def first_page(runs: Sequence[schemas.RunSummary], limit: int) -> schemas.Page[schemas.RunSummary]:
-    """The newest `limit` of these runs, and where the next page begins."""
+    """The newest `limit` of these runs, and the cursor of the next page."""
     ordered = sorted(runs, key=_age, reverse=True)
     more = encode_cursor(*_age(ordered[limit - 1])) if len(ordered) > limit else None
     return schemas.Page(items=ordered[:limit], next_cursor=more)
@@ -63,7 +64,7 @@ def shown_config(training: Training) -> dict[str, Any]:
 
 
 async def load_run(run: RunAccess) -> schemas.Run:
-    """A run with its configuration and what hangs on it."""
+    """A run with its configuration, metrics, evaluations, checkpoints and status history."""
     session, training = run.session, run.training
     (summary,) = await summarise(session, run.database, [training])
     checkpoints = await session.scalars(
@@ -72,42 +73,28 @@ async def load_run(run: RunAccess) -> schemas.Run:
     history = await session.scalars(
         select(StatusChange).where(StatusChange.training_id == training.id).order_by(StatusChange.id)
     )
-    counts = (
-        await session.execute(
-            select(func.coalesce(func.sum(Group.num_rollouts), 0)).where(Group.training_id == training.id)
-        )
-    ).scalar_one()
-    running = (
-        await session.execute(
-            select(func.count())
-            .select_from(RolloutRow)
-            .join(Group, RolloutRow.group_pk == Group.id)
-            .where(Group.training_id == training.id, Group.status == "running", RolloutRow.status == "running")
-        )
-    ).scalar_one()
+    num_rollouts = await session.scalar(select(func.sum(Group.num_rollouts)).where(Group.training_id == training.id))
+    num_running = await session.scalar(
+        select(func.count())
+        .select_from(RolloutRow)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .where(Group.training_id == training.id, Group.status == "running", RolloutRow.status == "running")
+    )
     return schemas.Run(
         **summary.model_dump(),
         config=shown_config(training),
         first_step=training.first_step,
-        num_rollouts=int(counts or 0),
-        num_running_rollouts=running if summary.is_alive else 0,
+        num_rollouts=num_rollouts or 0,
+        num_running_rollouts=(num_running or 0) if summary.is_alive else 0,
         metrics=await _metric_infos(session, training.id),
         evaluations=await list_evaluations(session, training.id),
-        checkpoints=[
-            schemas.CheckpointInfo(
-                step=row.step, state_path=row.state_path, sampler_path=row.sampler_path, created_at=row.created_at
-            )
-            for row in checkpoints
-        ],
-        history=[
-            schemas.StatusChange(old_status=row.old_status, new_status=row.new_status, changed_at=row.changed_at)
-            for row in history
-        ],
+        checkpoints=[schemas.CheckpointInfo.model_validate(row) for row in checkpoints],
+        history=[schemas.StatusChange.model_validate(row) for row in history],
     )
 
 
 async def _metric_infos(session: AsyncSession, training_id: int) -> list[schemas.MetricInfo]:
-    """Metrics of the latest trained step; those that only earlier steps had come from the first one."""
+    """Metrics of the first and the latest trained step, with their latest values."""
     steps = select(Step.metrics).where(Step.training_id == training_id, Step.metrics.is_not(None)).limit(1)
     first = await session.scalar(steps.order_by(Step.step))
     last = await session.scalar(steps.order_by(Step.step.desc()))
@@ -147,6 +134,7 @@ async def list_evaluations(session: AsyncSession, training_id: int) -> list[sche
             num_groups=row.num_groups,
             num_ended_groups=row.num_ended_groups,
             success=make_rate(won, done),
+            fault_bounds=fault_bounds(row.metrics),
             by_category=categories.get(row.id, {}),
             by_difficulty=difficulties.get(row.id, {}),
             reward_mean=finite(mean),
@@ -177,7 +165,7 @@ async def _rates_by(session: AsyncSession, training_id: int, name: Any) -> dict[
 
 
 async def load_series(run: RunAccess, *, names: Sequence[str], from_step: int, max_points: int) -> schemas.MetricSeries:
-    """Metrics of all steps from `from_step` on, thinned to about `max_points` by leaving steps out evenly."""
+    """Metrics of all steps from `from_step` on, thinned evenly to about `max_points` steps."""
     session, training_id = run.session, run.training.id
     mine = and_(Step.training_id == training_id, Step.step >= from_step, Step.metrics.is_not(None))
     total = (await session.execute(select(func.count()).select_from(Step).where(mine))).scalar_one()
@@ -228,7 +216,7 @@ async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
 
 
 def _place(item: schemas.TimelineItem) -> tuple[int, int]:
-    """Where in the order of training something is: an evaluation after n steps comes after step n."""
+    """Position in the order of training: an evaluation after n steps follows step n."""
     return item.step, ("baseline", "step", "eval").index(item.phase)
 
 
@@ -257,3 +245,25 @@ def _timeline_item(phase: Any, row: Step | Eval, won: Any, done: Any, mean: Any)
         ended_at=ended,
         duration_s=None if ended is None else (ended - row.started_at).total_seconds(),
     )
+
+
+def compare_configs(configs: Sequence[Mapping[str, object]]) -> list[schemas.ConfigRow]:
+    """One row per setting of any configuration, nested settings with dots; differing settings come first."""
+    flat = [_flatten(config) for config in configs]
+    rows: list[schemas.ConfigRow] = []
+    for key in sorted({key for config in flat for key in config}):
+        values = [config.get(key) for config in flat]
+        is_different = len({json.dumps(value, sort_keys=True, default=str) for value in values}) > 1
+        rows.append(schemas.ConfigRow(key=key, values=values, is_different=is_different))
+    return sorted(rows, key=lambda row: (not row.is_different, row.key))
+
+
+def _flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """{"lora": {"rank": 8}} as {"lora.rank": 8}; lists stay whole."""
+    flat: dict[str, object] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flatten(cast("Mapping[str, object]", value), f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,21 +1,17 @@
 """Read API: runs, their series, steps and evaluations."""
 
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 
 from cua_rl.monitor import failure_queries, group_queries, run_queries, run_summaries, schemas
 from cua_rl.monitor import rollout_schemas as rollouts
-from cua_rl.monitor.answers import SafeJson
-from cua_rl.monitor.config_diff import compare_configs
+from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import Databases, RunAccess
 from cua_rl.monitor.security import CanRead
 
 LARGEST_INTEGER = 2**31 - 1
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schemas.Problem} for status in (400, 401, 404, 413, 421, 422, 503)
-}
 router = APIRouter(prefix="/api/runs", tags=["runs"], dependencies=[CanRead], responses=REFUSALS)
 
 Search = Annotated[str, Query(max_length=200, description="part of a name")]
@@ -71,7 +67,7 @@ async def compare_runs(
         async with databases.open_run(name) as run:
             summaries += await run_summaries.summarise(run.session, run.database, [run.training])
             configs.append(run_queries.shown_config(run.training))
-    return schemas.RunComparison(runs=summaries, config=compare_configs(configs))
+    return schemas.RunComparison(runs=summaries, config=run_queries.compare_configs(configs))
 
 
 @router.get("/{run_id}")
@@ -100,7 +96,7 @@ async def get_timeline(run: OpenRun) -> list[schemas.TimelineItem]:
 
 @router.get("/{run_id}/failures")
 async def get_failures(run: OpenRun) -> schemas.Failures:
-    """How rollouts and turns of training steps failed."""
+    """Failures of rollouts and turns, in training steps and in evaluations."""
     return await failure_queries.load_failures(run)
 
 
@@ -120,5 +116,5 @@ async def get_step(run: OpenRun, phase: Literal["baseline", "step", "eval"], ste
 async def get_group(
     run: OpenRun, phase: Literal["baseline", "step", "eval"], step: Number, group_id: Id
 ) -> rollouts.GroupDetail:
-    """A group's rollouts with their turns on one clock."""
+    """A group's rollouts with their turns on a common time axis."""
     return await group_queries.load_group(run, phase, step, group_id)

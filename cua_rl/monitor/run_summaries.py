@@ -1,4 +1,4 @@
-"""Summaries of runs, as lists show them: a handful of statements, however many runs."""
+"""Summaries of runs for lists: a few statements, however many runs."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,9 @@ async def summarise(
     evaluations = await evaluation_success(session, ids)
     times = await _step_times(session, ids)
     running = await _running_steps(session, ids)
-    projects = await _projects(session, ids)
+    senders = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
+    senders = senders.where(ProjectRun.training_id.in_(ids))
+    projects = {row.training_id: row.name for row in await session.execute(senders)}
     return [
         _summary(
             database,
@@ -47,20 +49,13 @@ async def summarise(
     ]
 
 
-async def _projects(session: AsyncSession, ids: Sequence[int]) -> dict[int, str]:
-    """Names of the projects that sent these runs."""
-    query = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
-    rows = await session.execute(query.where(ProjectRun.training_id.in_(ids)))
-    return {row.training_id: row.name for row in rows}
-
-
 _StepSuccess = tuple[int, int, int, float | None]  # step, successes, rollouts, mean reward
 
 
 def is_finished() -> ColumnElement[bool]:
-    """Of a step, joined with its training: trained, so that the slow rollouts count too.
+    """True for a step (joined with its training) that is trained, so that its slow rollouts are counted too.
 
-    Other systems (`image_token_id` is 0) do not say when a step of theirs is: it is when the next one has begun.
+    Other systems (`image_token_id` is 0) do not report this: their step is finished when the next one has started.
     """
     later = aliased(Step)
     has_next = exists().where(later.training_id == Step.training_id, later.step > Step.step)
@@ -97,7 +92,7 @@ _EvalSuccess = tuple[str, int, int, int]  # phase, step, successes, rollouts
 
 
 async def evaluation_success(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[_EvalSuccess]]:
-    """Success of the completed evaluations of each run, in order: what ends first says little about the rest."""
+    """Success of the completed evaluations of each run, in order; the first results of a running one are biased."""
     successes, rollouts, _ = group_sums()
     query = (
         select(Eval.training_id, Eval.phase, Eval.step, successes, rollouts)
@@ -127,7 +122,7 @@ async def _step_times(session: AsyncSession, ids: Sequence[int]) -> dict[int, li
 
 
 async def _running_steps(session: AsyncSession, ids: Sequence[int]) -> dict[int, schemas.RunningStep]:
-    """The step under way of each run; of those that an asynchronous run has begun, the one that is trained next."""
+    """The running step of each run; if an asynchronous run has started several, the one that is trained next."""
     successes, rollouts, _ = group_sums()
     query = (
         select(Step, successes.label("successes"), rollouts.label("rollouts"))
@@ -200,13 +195,13 @@ def _summary(
 
 
 def is_alive(training: Training, now: datetime | None = None) -> bool:
-    """Whether the run goes on: it has not ended, and its recorder gave a sign of life in the last minute."""
+    """Whether the run is in progress: it has not ended, and its last heartbeat is less than a minute old."""
     silent_s = ((now or datetime.now(UTC)) - training.heartbeat_at).total_seconds()
     return training.status == "running" and silent_s < _ALIVE_S
 
 
 def model_name(config: Mapping[str, Any]) -> str | None:
-    """What the run calls its model, else the name of the model's folder."""
+    """The configured model name, else the name of the model's folder."""
     name = config.get("model_name") or config.get("model_path")
     return (
         None

@@ -1,7 +1,7 @@
-"""What the read API answers, as pydantic models: the web app's types are generated from them.
+"""Responses of the read API as pydantic models, from which the web app's types are generated.
 
-A run is one training. `run_id` is opaque text that is part of addresses: `7`, or `folder.7` where several databases are
-shown. Times are ISO 8601 in UTC, durations seconds; a number that is not finite is null.
+A run is one training. `run_id` is opaque: `7`, or `folder.7` if several databases are shown. Times are ISO 8601 in
+UTC, durations are in seconds; non-finite numbers are null.
 """
 
 from datetime import datetime
@@ -18,13 +18,13 @@ StepStatus = Literal["rollouts", "training", "running", "completed", "failed", "
 
 
 class Shown(BaseModel):
-    """Base of everything that is answered; every field is there, null if nothing is known."""
+    """Base of all responses; every field is present, null if unknown."""
 
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True, from_attributes=True)
 
 
 class Page(Shown, Generic[Item]):
-    """A part of a list; ask again with `cursor=next_cursor` for what follows, null at its end."""
+    """One page of a list; request the next one with `cursor=next_cursor`, which is null on the last page."""
 
     items: list[Item]
     next_cursor: str | None = None
@@ -40,8 +40,16 @@ class Rate(Shown):
     high: float
 
 
+class FaultBounds(Shown):
+    """Success rate of first attempts if all that ended in a fault had failed (`worst`) or had succeeded (`best`)."""
+
+    num_faults: int
+    worst: float
+    best: float
+
+
 class RunningStep(Shown):
-    """The step under way and its groups that have ended: short rollouts end first, so this is no step's success."""
+    """The running step and its ended groups. Short rollouts end first, so this is not the step's success."""
 
     step: int
     num_groups: int
@@ -58,16 +66,16 @@ class RunSummary(Shown):
     project: str | None = Field(description="project whose token sent the run, null for a run of this database")
     model_name: str | None
     status: RunStatus
-    is_alive: bool = Field(description="running, with a sign of life in the last minute")
+    is_alive: bool = Field(description="running, with a heartbeat in the last minute")
     error: str | None
     num_completed_steps: int
     total_steps: int
-    progress: float = Field(description="share of steps that are done, 0 to 1; a step counts by its ended groups")
+    progress: float = Field(description="share of completed steps, 0 to 1; the running step counts by its ended groups")
     step_time_s: float | None = Field(description="median of the last ten steps")
     eta_s: float | None = Field(
-        description="expected time until the last step is done; null unless the run is alive and steps are left"
+        description="estimated time until the last step is done; null unless the run is alive and steps are left"
     )
-    elapsed_s: float = Field(description="until its end; until now if it is alive, else until it fell silent")
+    elapsed_s: float = Field(description="until its end; until now if it is alive, else until its last heartbeat")
     started_at: datetime
     ended_at: datetime | None
     heartbeat_at: datetime
@@ -83,7 +91,7 @@ class RunSummary(Shown):
 
 
 class MetricInfo(Shown):
-    """A metric that the run has, what it means and its latest value."""
+    """A metric of the run with its meaning and latest value."""
 
     name: str
     meaning: str | None
@@ -109,6 +117,7 @@ class Evaluation(Shown):
     num_groups: int
     num_ended_groups: int
     success: Rate
+    fault_bounds: FaultBounds | None = Field(description="null without faults, and until the evaluation is completed")
     by_category: dict[str, Rate]
     by_difficulty: dict[str, Rate]
     reward_mean: float | None
@@ -124,7 +133,7 @@ class StatusChange(Shown):
 
 
 class Run(RunSummary):
-    """A run with its configuration (secrets masked) and what hangs on it."""
+    """A run with its configuration (secrets masked), metrics, evaluations, checkpoints and status history."""
 
     config: JsonDict
     first_step: int
@@ -155,19 +164,19 @@ class MetricSeries(Shown):
 
 
 class FailureCounts(Shown):
-    """How rollouts that have ended failed, counted per step; every list aligns with `steps`."""
+    """Failures of ended rollouts, counted per step; every list aligns with `steps`."""
 
     steps: list[int]
     num_rollouts: list[int]
     num_successes: list[int]
     kinds: dict[str, list[int]] = Field(
-        description="rollouts without success: wrong_final_state if the agent said that it was done, else what ended it"
+        description="rollouts without success: wrong_final_state if the agent finished, else the stop reason"
     )
-    turn_failures: dict[str, list[int]] = Field(description="turns whose answer could not be understood, by kind")
+    turn_failures: dict[str, list[int]] = Field(description="turns whose answer could not be parsed, by kind")
 
 
 class Failures(Shown):
-    """What went wrong in training, and in evaluations, where step 0 is the baseline."""
+    """Failures in training and in evaluations, where step 0 is the baseline."""
 
     training: FailureCounts
     evaluations: FailureCounts
@@ -181,7 +190,7 @@ class ErrorCount(Shown):
 
 
 class ConfigRow(Shown):
-    """One setting in all compared runs, in the order in which they were asked for; null where a run lacks it."""
+    """One setting in all compared runs, in the requested order; null if a run does not have it."""
 
     key: str
     values: list[Any]
@@ -239,16 +248,16 @@ class LiveEvent(Shown):
 
 
 class Session(Shown):
-    """What whoever asks may do."""
+    """Permissions of the client."""
 
     can_read: bool
     can_write: bool
-    must_sign_in: bool = Field(description="true if reading needs a token here")
+    must_sign_in: bool = Field(description="true if reading requires a token")
     version: str
 
 
 class OverrideRequest(BaseModel):
-    """A verdict: success, reward or both; neither takes earlier verdicts back."""
+    """A verdict: success, reward or both; neither withdraws earlier verdicts."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -265,6 +274,6 @@ class SignIn(BaseModel):
 
 
 class Problem(Shown):
-    """Every refusal has this form."""
+    """Every error response has this format."""
 
     detail: Any

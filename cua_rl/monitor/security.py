@@ -1,4 +1,4 @@
-"""Who may read and write: tokens, hosts, origins, sizes, and what browsers are told about our pages."""
+"""Who may read and write: tokens, signing in, hosts, origins, body sizes, and security headers."""
 
 import hmac
 import secrets
@@ -6,16 +6,23 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
+from importlib.metadata import version
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from fastapi import Depends, HTTPException, Request, Security
+from fastapi import APIRouter, Depends, HTTPException, Request, Response, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cua_rl.monitor.answers import REFUSALS
+from cua_rl.monitor.schemas import Session, SignIn
+
+router = APIRouter(prefix="/api/session", tags=["session"], responses=REFUSALS)
+
 COOKIE = "cua_rl_monitor"
+_COOKIE_AGE_S = 30 * 24 * 3600
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 _INGEST_LIMIT_BYTES = 64 * 2**20
 _BODY_LIMIT_BYTES = 256 * 2**10
@@ -41,9 +48,9 @@ class AccessRules:
 
     write_token: str = field(repr=False)
     read_token: str | None = field(default=None, repr=False)
-    """None lets everyone read who reaches the server: only for loopback."""
+    """None lets every client read; only for loopback."""
     hosts: Sequence[str] = LOOPBACK_HOSTS
-    """Names by which the server may be asked; without a read token, others are refused (DNS rebinding)."""
+    """Allowed Host headers; without a read token, others are refused (DNS rebinding)."""
 
     def may_read(self, token: str | None) -> bool:
         return self.read_token is None or self.may_write(token) or _same(token, self.read_token)
@@ -65,7 +72,13 @@ def rules_of(request: Request) -> AccessRules:
     return request.app.state.rules
 
 
-def _cookie_token(request: Request) -> str | None:
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+
+
+def given_token(request: Request, bearer: Bearer) -> str | None:
+    """The token of the Authorization header, or of the cookie that signing in has set."""
+    if bearer is not None:
+        return bearer.credentials
     try:
         morsel = SimpleCookie(request.headers.get("cookie", "")).get(COOKIE)
     except CookieError:
@@ -73,25 +86,17 @@ def _cookie_token(request: Request) -> str | None:
     return None if morsel is None else morsel.value
 
 
-Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
-
-
-def given_token(request: Request, bearer: Bearer) -> str | None:
-    """The token of the Authorization header, or of the cookie that signing in has set."""
-    return bearer.credentials if bearer is not None else _cookie_token(request)
-
-
 GivenToken = Annotated[str | None, Depends(given_token)]
 
 
 def require_read(request: Request, token: GivenToken) -> None:
-    """Let pass who may read; 401 otherwise."""
+    """Require permission to read; 401 otherwise."""
     if not rules_of(request).may_read(token):
         raise _unauthorized("expected the monitor's read token, got none or another one; sign in with it")
 
 
 def require_write(request: Request, token: GivenToken, bearer: Bearer) -> None:
-    """Let pass who may write; a cookie counts only for pages of our own origin."""
+    """Require permission to write; a cookie is accepted only from our own origin."""
     if not rules_of(request).may_write(token):
         raise _unauthorized("expected the monitor's write token, got none or another one; it was printed at its start")
     if bearer is None and not _is_same_origin(request):
@@ -116,8 +121,45 @@ CanRead = Depends(require_read)
 CanWrite = Depends(require_write)
 
 
+Rules = Annotated[AccessRules, Depends(rules_of)]
+
+
+@router.get("")
+async def get_session(rules: Rules, token: GivenToken) -> Session:
+    """Permissions of the client; requires no token."""
+    return Session(
+        can_read=rules.may_read(token),
+        can_write=rules.may_write(token),
+        must_sign_in=not rules.may_read(None),
+        version=version("cua_rl"),
+    )
+
+
+@router.post("")
+async def sign_in(rules: Rules, sign_in: SignIn, request: Request, response: Response) -> Session:
+    """Store a read or write token in a cookie that scripts cannot read."""
+    if not (rules.may_write(sign_in.token) or (rules.read_token and rules.may_read(sign_in.token))):
+        raise HTTPException(401, "expected the monitor's read or write token, got another one; it prints them at start")
+    response.set_cookie(
+        COOKIE,
+        sign_in.token,
+        max_age=_COOKIE_AGE_S,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return await get_session(rules, sign_in.token)
+
+
+@router.delete("")
+async def sign_out(rules: Rules, response: Response) -> Session:
+    """Delete the cookie."""
+    response.delete_cookie(COOKIE)
+    return await get_session(rules, None)
+
+
 class _TooLarge(Exception):
-    """The body is larger than its route allows; frameworks answer 400 to what goes wrong while they read."""
+    """The body exceeds the limit of its route; without this error, the framework would answer 400."""
 
 
 class Guard:

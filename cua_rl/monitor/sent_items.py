@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from cua_rl.conversation import EncodedImage
-from cua_rl.database.encoding import encode_action, encode_prompt_chunks
+from cua_rl.database.turn_writer import turn_columns
 from cua_rl.events import (
     BatchTaken,
     CheckpointSaved,
@@ -26,12 +26,14 @@ from cua_rl.events import (
     TurnTaken,
 )
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, Turn
+from cua_rl.types import Rollout, StopReason, Turn
 
 Reference = tuple[str, str]
 """Kind and client id of an item."""
 _KINDS = {"baseline": "baselines", "step": "steps", "eval": "evals"}
 TRAINING: Reference = ("training", "training")
+_COLUMNS_SENT_OTHERWISE = ("text", "request", "started_at", "before_sha256", "after_sha256")
+"""Columns of a turn for which the interface has a field; the others travel in `cua_rl`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,9 @@ class ItemMaker:
         )
 
     def _source_started(self, event: SourceStarted, at: datetime) -> Iterator[SentItem]:
-        self._sources[event.source] = _SourceState(num_groups=len(event.tasks))
+        self._sources[event.source] = _SourceState(
+            num_groups=len(event.tasks) if event.num_groups is None else event.num_groups
+        )
         yield from {_task_id(task): _task_item(task) for task in event.tasks}.values()
         yield self._source_item(
             event.source,
@@ -180,7 +184,7 @@ class ItemMaker:
         return SentItem(kind="rollouts", client_id=rollout_id, payload=head | dict(payload), references=references)
 
     def _turn(self, rollout_id: str, turn: Turn) -> SentItem:
-        after = turn.agent.after
+        after, columns = turn.agent.after, turn_columns(turn, self._image_token_id)
         payload: dict[str, Any] = {
             "turn": turn.index + 1,
             "start_time": _iso(datetime.fromtimestamp(turn.model.started_at, UTC)),
@@ -190,7 +194,7 @@ class ItemMaker:
             "screen_before": self._image(rollout_id, turn.agent.before),
             "screen_after": None if after is None else self._image(rollout_id, after),
             "model_specific_input_json": dict(turn.model.request),
-            "cua_rl": self._exact_turn(turn),
+            "cua_rl": {name: value for name, value in columns.items() if name not in _COLUMNS_SENT_OTHERWISE},
         }
         images = [self._image(rollout_id, one) for one in turn.model.prompt.images]
         payload["cua_rl"]["images"] = [image for image in images if image.startswith("data:")]
@@ -204,37 +208,15 @@ class ItemMaker:
         known.add(image.sha256)
         return image.data_url()
 
-    def _exact_turn(self, turn: Turn) -> dict[str, Any]:
-        model = turn.model
-        exact: dict[str, Any] = {
-            "response_id": model.response_id,
-            "prompt_token_ids": model.prompt.token_ids(self._image_token_id),
-            "prompt_chunks": encode_prompt_chunks(model.prompt),
-            "sampled_tokens": list(model.sampled_tokens),
-            "sampling_logprobs": list(model.sampling_logprobs),
-            "policy_version": model.policy_version,
-            "stop": model.stop,
-            "prompt_matches_renderer": model.prompt_matches_renderer,
-            "cached_tokens": model.cached_tokens,
-            "started_unix_s": model.started_at,
-            "duration_s": model.duration_s,
-            "durations_s": dict(turn.agent.durations_s),
-            "action_error": turn.agent.action_error,
-        }
-        if turn.agent.action is not None:
-            exact["action"] = encode_action(turn.agent.action)
-        if model.failure is not None:
-            exact |= {"failure_kind": model.failure.kind, "failure_message": model.failure.message}
-        return exact
-
     def _group_ended(self, event: GroupEnded, at: datetime) -> Iterator[SentItem]:
         group = event.group
         advantages = event.advantages or (None,) * len(group.rollouts)
         for position, rollout in enumerate(group.rollouts):
             ours = {"group_id": group.group_id, "position": position, "advantage": advantages[position]}
             yield from self._rollout_ended(event.source, rollout, at, ours)
-        for rollout in group.faulty:
-            yield from self._rollout_ended(event.source, rollout, at, {"group_id": group.group_id})
+        for position, rollout in enumerate(group.faulty):
+            ours = {"group_id": group.group_id, "position": position}
+            yield from self._rollout_ended(event.source, rollout, at, ours)
         state = self._sources.get(event.source)
         if state is not None:
             state.num_ended += 1
@@ -244,22 +226,22 @@ class ItemMaker:
     def _rollout_ended(
         self, source: RolloutSource, rollout: Rollout, at: datetime, ours: Mapping[str, Any]
     ) -> Iterator[SentItem]:
-        is_fault = rollout.stop_reason.is_fault
+        is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
         yield SentItem(
             kind="environments",
             client_id=f"{rollout.rollout_id}:env",
             payload={
-                "status": "error" if rollout.stop_reason == "device_error" else "terminated",
+                "status": "error" if is_broken else "terminated",
                 "gbox_id": rollout.device_id or "none",
                 "termination_time": _iso(at),
-                "error_message": rollout.error,
+                "error_message": rollout.error if is_broken else None,
             },
         )
         reward = rollout.reward
         payload = {
             "group_num": rollout.group_index,
             "env_index": rollout.member_index,
-            "status": "failed" if is_fault else "completed",
+            "status": "failed" if rollout.stop_reason.is_fault else "completed",
             "end_time": _iso(at),
             "rollout_time": rollout.duration_s,
             "num_turns": len(rollout.turns),

@@ -1,4 +1,4 @@
-"""The monitor on a socket."""
+"""Serves the monitor on a socket."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ _GRACE_S = 1  # event streams never end by themselves
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves signals to the process it runs in, and says when it is ready."""
+    """Leaves signal handling to the process, and sets `ready` when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -31,10 +31,10 @@ class _QuietServer(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(app: ASGIApp, host: str, port: int) -> AsyncGenerator[str]:
-    """Serve until left; gives the address. Port 0 takes a free one.
+    """Serve while the context is open; yields the address. Port 0 picks a free port.
 
     Raises:
-        ConfigError: host or port cannot be listened on.
+        ConfigError: cannot listen on host and port.
     """
     listener = _listen(host, port)
     bound_host, bound_port = listener.getsockname()[:2]

@@ -1,4 +1,4 @@
-"""A queue on disk: items wait here while the monitor is away, and survive the end of the run. Blocking."""
+"""An on-disk queue: items wait here during an outage of the monitor and survive the end of the run. Blocking."""
 
 import json
 import os
@@ -11,7 +11,7 @@ _SEGMENT_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Lines that wait, oldest first, and where the next ones begin."""
+    """Queued lines, oldest first, and the position after them."""
 
     lines: Sequence[bytes]
     segment: int
@@ -21,7 +21,7 @@ class Waiting:
 class Spool:
     """Lines in files of about 8 MiB (`000001.jsonl`), read and deleted in order; `position.json` says how far.
 
-    At most `max_bytes` wait: what comes then is not taken, and counted in `num_refused`.
+    Holds at most `max_bytes`; lines beyond that are dropped and counted in `num_refused`.
     """
 
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
@@ -40,7 +40,7 @@ class Spool:
 
     @property
     def num_bytes(self) -> int:
-        """How much waits."""
+        """Size of the queue."""
         return self._num_bytes
 
     def append(self, lines: Iterable[bytes]) -> None:
@@ -62,7 +62,7 @@ class Spool:
             file.writelines(taken)
 
     def peek(self, *, max_lines: int, max_bytes: int) -> Waiting | None:
-        """The oldest lines, at least one; None if nothing waits."""
+        """The oldest lines, at least one; None if the queue is empty."""
         while True:
             lines, size = self._read(max_lines, max_bytes)
             if lines:
@@ -90,7 +90,7 @@ class Spool:
         return lines, size
 
     def acknowledge(self, done: Waiting) -> None:
-        """These lines have arrived."""
+        """Remove lines that have arrived."""
         self._num_bytes -= done.offset - self._offset
         self._offset = done.offset
         self._save_position()
@@ -115,7 +115,7 @@ class Spool:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Drop the end of a line that was being written when the process died."""
+    """Remove a partial last line, left by a process that died while writing."""
     if not path.exists():
         return
     data = path.read_bytes()

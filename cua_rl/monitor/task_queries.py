@@ -1,4 +1,4 @@
-"""Questions about tasks: which are hard, how one of them went over time, and where it fails."""
+"""Queries about tasks: the hardest ones, and the history and failures of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _MAX_INSTANCES, _MAX_CHECKS, _MAX_ROLLOUTS = 100, 10, 20
 
 
 async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
-    """Tasks of the run, those of its training steps hardest first, then those that are only evaluated."""
-    recent_from = await _recent_from(run)
-    is_recent = Step.step >= recent_from
+    """Tasks of the run: trained ones, hardest first, then those that are only evaluated."""
+    last_step = await run.session.scalar(select(func.max(Step.step)).where(Step.training_id == run.training.id))
+    is_recent = Step.step > int((last_step or 0) * 0.75)  # the last quarter of the run's steps
     successes, rollouts = func.sum(Group.num_successes), func.sum(Group.num_rollouts)
     query = (
         select(
@@ -61,7 +61,7 @@ async def list_tasks(run: RunAccess) -> list[schemas.TaskStats]:
 
 
 async def _held_out(run: RunAccess) -> dict[str, Any]:
-    """Per task, what it is and its successes and rollouts in the latest evaluation that tried it."""
+    """By task: its description, and its successes and rollouts in the latest evaluation with it."""
     query = (
         select(
             Group.task_id,
@@ -96,12 +96,6 @@ def _only_evaluated(
         held_out=make_rate(won, done),
         last_step=None,
     )
-
-
-async def _recent_from(run: RunAccess) -> int:
-    """Where the last quarter of the run's steps begins."""
-    query = select(func.max(Step.step)).where(Step.training_id == run.training.id)
-    return int((await run.session.scalar(query) or 0) * 0.75) + 1
 
 
 async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
@@ -146,7 +140,7 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """Which groups of a task are examined together: a policy before training fails in other ways than one after it."""
+    """The groups of a task that are analysed together; before training, a policy fails differently."""
 
     condition: ColumnElement[bool]
     ref: schemas.SourceRef | None
@@ -154,7 +148,7 @@ class _Scope:
 
 
 async def _scope(run: RunAccess, task_id: str, *, is_trained: bool) -> _Scope:
-    """Training steps, or for tasks that are only evaluated the latest evaluation."""
+    """All training steps, or the latest evaluation for tasks that are only evaluated."""
     if is_trained:
         return _Scope(Group.step_id.is_not(None), None)
     query = (
@@ -228,7 +222,7 @@ async def _instances(run: RunAccess, task_id: str, scope: _Scope) -> list[schema
 
 
 def _failed(run: RunAccess, task_id: str, scope: _Scope, *names: Any) -> AnySelect:
-    """Counts of failed rollouts of a task by what `names` say."""
+    """Failed rollouts of a task, counted by `names`."""
     return (
         select(*names, func.count().label("count"))
         .select_from(RolloutRow)

@@ -1,4 +1,4 @@
-"""Tokens as text: the run's own tokenizer, if it is on this machine."""
+"""Decodes tokens with the run's own tokenizer, if it is on this machine."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ _TINY_MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"
 
 
 class TokenTexts:
-    """What every token id stands for, as bytes."""
+    """The bytes of every token id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -39,7 +39,7 @@ class TokenTexts:
         return b"".join(self._bytes.get(symbol, symbol.encode()) for symbol in symbols)
 
     def texts(self, tokens: Sequence[int]) -> list[str]:
-        r"""One text per token; bytes that are part of a character only show as hex: \xe6."""
+        r"""The text of each token; bytes of an incomplete character are shown in hex: \xe6."""
         return [self.token_bytes(token).decode("utf-8", "backslashreplace") for token in tokens]
 
     def joined(self, tokens: Sequence[int]) -> str:
@@ -48,7 +48,7 @@ class TokenTexts:
 
 
 def _byte_symbols() -> dict[str, bytes]:
-    """Byte-level vocabularies write every byte as one printable character: those that are printable as themselves."""
+    """Byte-level vocabularies map every byte to a printable character, printable bytes to themselves."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): bytes([byte]) for byte in printable}
@@ -63,19 +63,13 @@ async def find_token_texts(config: Mapping[str, Any]) -> TokenTexts | None:
     folders = [Path(str(config["model_path"]))] if config.get("model_path") else []
     if config.get("model_name") is None and config.get("model_path"):
         folders.append(_TINY_MODEL)
-    return await asyncio.to_thread(_first, tuple(folders))
-
-
-def _first(folders: tuple[Path, ...]) -> TokenTexts | None:
-    for folder in folders:
-        path = folder / "tokenizer.json"
-        if path.is_file():
-            return _load(path)
-    return None
+    paths = [folder / "tokenizer.json" for folder in folders]
+    path = next((path for path in paths if path.is_file()), None)
+    return None if path is None else await asyncio.to_thread(_load_token_texts, path)
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path) -> TokenTexts:
+def _load_token_texts(path: Path) -> TokenTexts:
     return TokenTexts(Tokenizer.from_file(str(path)))
 
 

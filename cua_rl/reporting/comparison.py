@@ -29,14 +29,14 @@ class ModelRow:
     success_rate_by_category: Mapping[str, float]
     success_rate_by_difficulty: Mapping[str, float]
     worst: float
-    """The success rate of first tries if all that a fault ended had failed."""
+    """Success rate of first attempts if all faulty ones had failed."""
     best: float
-    """The same if they had succeeded."""
+    """The same if they had all succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRow:
-    """A model against the first one on the tasks that both attempted; differences are second minus first."""
+    """Comparison of a model with the first one on the tasks that both attempted: second minus first."""
 
     first: str
     second: str
@@ -54,7 +54,7 @@ class PairRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All models, and each later one against the first."""
+    """All models, and the comparison of each with the first."""
 
     models: tuple[ModelRow, ...]
     pairs: tuple[PairRow, ...]

@@ -1,4 +1,4 @@
-"""Files of one JSON object a line that survive a crash: appended durably, read past damage, rewritten in one step."""
+"""JSON Lines files that survive a crash: durable appends, damaged lines skipped, atomic rewrites."""
 
 import json
 import logging
@@ -11,10 +11,11 @@ logger = logging.getLogger(__name__)
 
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
-    """Append one line, durable on return; a line that a crash cut short is closed off first."""
+    """Append one line, durable on return; a line that a crash truncated is terminated first."""
     line = json.dumps(record, allow_nan=False) + "\n"
     with path.open("a+b") as file:
-        if file.tell() and not _ends_with_newline(file.fileno(), file.tell()):
+        size = file.tell()
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             line = "\n" + line
         file.write(line.encode())
         file.flush()
@@ -22,7 +23,7 @@ def append_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_records(path: Path) -> list[dict[str, object]]:
-    """All records in order; a damaged line is skipped with a warning that names it. No file, no records."""
+    """All records in order; damaged lines are skipped with a warning. A missing file has no records."""
     if not path.exists():
         return []
     records: list[dict[str, object]] = []
@@ -40,19 +41,15 @@ def read_records(path: Path) -> list[dict[str, object]]:
 
 
 def write_records(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Replace the file by these records in one step."""
+    """Replace the file by these records atomically."""
     write_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the file by this text in one step: a reader sees the old or the new one, never half."""
+    """Replace the file by this text atomically: a reader sees the old or the new text."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def _ends_with_newline(descriptor: int, size: int) -> bool:
-    return os.pread(descriptor, 1, size - 1) == b"\n"

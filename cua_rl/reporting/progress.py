@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar in a terminal, one line per step everywhere."""
+"""Progress on the console: one line per step, and a live bar in a terminal."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class ProgressDisplay:
             self.note(text)
 
     def begin_steps(self) -> None:
-        """The first step begins: the time left is measured from here."""
+        """The first step starts; the estimate of the remaining time is based on the time since then."""
         self._began_at = self._clock()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -64,7 +64,7 @@ class ProgressDisplay:
         self.note(format_evaluation_line(label, suite, metrics))
 
     def _eta_s(self, step: int, metrics: Mapping[str, float]) -> float | None:
-        """Seconds left at the pace so far, evaluations included; the last step's own pace before anything is known."""
+        """Remaining seconds at the average pace so far, evaluations included; before that, at the last step's pace."""
         num_left = self._total_steps - step
         if self._began_at is not None:
             return (self._clock() - self._began_at) / (step - self._first_step + 1) * num_left

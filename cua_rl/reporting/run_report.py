@@ -1,4 +1,4 @@
-"""Everything a run tells the world while it runs: the loop reports here, once per step and once per evaluation."""
+"""Reports of a running training: the loop calls it once per step and once per evaluation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class RunReport:
         self.display.step(step, metrics)
 
     def log_group(self, index: int, rewards: Sequence[float]) -> None:
-        """A group of a training step has ended; only the first few of a step are told of."""
+        """A group of a training step has ended; called for the first few of a step only."""
         self.display.group(index, rewards)
 
     def log_evaluation(self, phase: Phase, step: int, result: Result) -> None:

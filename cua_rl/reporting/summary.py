@@ -1,4 +1,4 @@
-"""What a run came to: summary.json for machines, a table for people."""
+"""Results of a run: summary.json and a table."""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from cua_rl.reporting.step_line import format_duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """The figures that a run is judged by; None where it did not measure them."""
+    """The results of a run; None for what it did not measure."""
 
     run_name: str
     log_path: str
@@ -35,7 +35,7 @@ class RunSummary:
 
 
 def write_summary(path: Path, summary: RunSummary) -> None:
-    """Write summary.json in one step."""
+    """Write summary.json atomically."""
     figures = {name: value for name, value in asdict(summary).items() if name != "extras"}
     write_text(path, json.dumps({**figures, **summary.extras}, indent=2) + "\n")
 

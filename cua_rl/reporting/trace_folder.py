@@ -2,7 +2,7 @@
 
     trace/step-000003/02-00-5f0c.../turn-01.png ... rollout.md
 
-Turns are written as they are taken, on a thread; training never waits for the pictures.
+A thread writes turns as they are taken; training never waits for it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _STRIP_PX = 16
 
 
 class TraceRecorder:
-    """A `Recorder` that keeps events with another one and writes rollouts into `folder`; an async context manager."""
+    """A `Recorder` that passes events to another one and writes rollouts into `folder`; an async context manager."""
 
     def __init__(self, inner: Recorder, folder: Path) -> None:
         self._inner = inner
@@ -37,7 +37,7 @@ class TraceRecorder:
         self._has_failed = False
 
     async def record(self, event: Event) -> None:
-        """Keep the event, and queue what is to be written of it."""
+        """Pass the event on, and queue its turns and rollouts for writing."""
         await self._inner.record(event)
         if isinstance(event, RolloutStarted | TurnTaken | GroupEnded) and not self._has_failed:
             await self._queue.put(event)
@@ -77,7 +77,8 @@ class TraceRecorder:
             case TurnTaken() if event.rollout_id in self._rollouts:
                 _write_turn(self._rollouts[event.rollout_id], event.turn)
             case GroupEnded():
-                advantages = dict(zip(_ids(event.group.compared), event.advantages or (), strict=False))
+                ids = [rollout.rollout_id for rollout in event.group.compared]
+                advantages = dict(zip(ids, event.advantages or (), strict=False))
                 for rollout in (*event.group.rollouts, *event.group.faulty):
                     folder = self._rollouts.pop(rollout.rollout_id, None)
                     if folder is not None:
@@ -141,10 +142,6 @@ def _ending(rollout: Rollout, advantage: float | None) -> str:
         facts["validation"] = f"{seen.query} was {seen.actual!r}, expected {seen.expected!r}: {seen.success}"
     facts |= {"reward": None if rollout.reward is None else rollout.reward.total, "advantage": advantage}
     return "\n## End\n\n" + "".join(f"{name}: {value}\n" for name, value in facts.items() if value is not None)
-
-
-def _ids(rollouts: tuple[Rollout, ...]) -> list[str]:
-    return [rollout.rollout_id for rollout in rollouts]
 
 
 def _append(folder: Path, text: str) -> None:

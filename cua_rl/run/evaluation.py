@@ -21,8 +21,8 @@ from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.judge.judge import Judge
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
-from cua_rl.reporting.comparison_plot import write_comparison_plot
 from cua_rl.reporting.json_lines import append_record, read_records
+from cua_rl.reporting.plots import write_comparison_plot
 from cua_rl.rollout.run import RecordingAccess
 from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.evaluation_config import EvaluateConfig

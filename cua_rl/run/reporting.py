@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.reporting.metric_log import MetricLog
+from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
-from cua_rl.reporting.reward_plot import write_reward_plot
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.summary import RunSummary, print_summary, write_summary
 from cua_rl.run.log_directory import LogDirectory

@@ -8,7 +8,7 @@ from rich.console import Console
 from cua_rl.evaluation.attempts import Attempt
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.reporting.comparison import format_markdown, print_comparison, write_comparison
-from cua_rl.reporting.comparison_plot import write_comparison_plot
+from cua_rl.reporting.plots import write_comparison_plot
 
 
 def attempt(model: str, position: int, success: bool | None, number: int = 0) -> Attempt:

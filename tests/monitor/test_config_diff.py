@@ -2,7 +2,7 @@
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.config import LossConfig
-from cua_rl.monitor.config_diff import compare_configs
+from cua_rl.monitor.run_queries import compare_configs
 from cua_rl.run.training_config import CLIConfig
 
 

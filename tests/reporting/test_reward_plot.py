@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from cua_rl.reporting.json_lines import append_record
-from cua_rl.reporting.reward_plot import smooth, write_reward_plot
+from cua_rl.reporting.plots import smooth, write_reward_plot
 
 
 def write_metrics(path: Path, num_steps: int) -> None:

@@ -6,8 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cua_rl.actions import Click, TypeText, Wait
-from cua_rl.database.columns import escape_json, escape_text, unescape_json, unescape_text
-from cua_rl.database.encoding import decode_action, decode_more_actions, encode_action, encode_actions
+from cua_rl.database.columns import (
+    decode_action,
+    decode_more_actions,
+    encode_action,
+    encode_actions,
+    escape_json,
+    escape_text,
+    unescape_json,
+    unescape_text,
+)
 from cua_rl.errors import DatabaseError
 from cua_rl.events import RolloutSource, TurnTaken
 from tests.real.database.conftest import run_sql

@@ -9,14 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from cua_rl.database.migrations import migrate
 from cua_rl.database.models import Base, Environment, RolloutRow, Step, Training, TurnRow
 from cua_rl.database.postgres import EmbeddedPostgres
-from cua_rl.database.queries import (
-    find_training,
-    latest_trainings,
-    load_datums_sha256,
-    load_evals,
-    load_steps,
-    load_training_logprobs,
-)
+from cua_rl.database.queries import find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
@@ -90,9 +83,11 @@ async def test_groups_are_rebuilt_bit_for_bit(url: str, session: AsyncSession) -
     assert rebuilt == [group]
     assert await load_advantages(session, training.training_id, 1) == [advantages_of(group)]
     rollout = group.rollouts[0]
-    assert await load_training_logprobs(session, training.training_id, rollout.rollout_id) == {
-        turn.index: tuple(value - 0.1 for value in turn.model.sampling_logprobs) for turn in rollout.turns
-    }
+    of_rollout = select(TurnRow.turn_index, TurnRow.training_logprobs).join(RolloutRow).order_by(TurnRow.turn_index)
+    stored = await session.execute(of_rollout.where(RolloutRow.rollout_id == rollout.rollout_id))
+    assert [(index, logprobs) for index, logprobs in stored] == [
+        (turn.index, [value - 0.1 for value in turn.model.sampling_logprobs]) for turn in rollout.turns
+    ]
 
 
 async def test_queries_tell_what_was_measured(url: str, session: AsyncSession) -> None:
@@ -104,9 +99,8 @@ async def test_queries_tell_what_was_measured(url: str, session: AsyncSession) -
     assert await find_training(session, "another") is None
     [step] = await load_steps(session, training.training_id)
     assert (step.status, step.metrics) == ("completed", {"loss/policy": 0.1 + 0.2, "odd": float("inf")})
-    [evaluation] = await load_evals(session, training.training_id)
-    assert (evaluation.phase, evaluation.step, evaluation.metrics) == ("eval", 1, {"eval/success": 0.5})
-    assert await load_datums_sha256(session, training.training_id, 1) == f"{1:064x}"
+    assert step.datums_sha256 == f"{1:064x}"
+    assert run_sql(url, "SELECT phase, step, metrics FROM evals") == [("eval", 1, {"eval/success": 0.5})]
     with pytest.raises(DatabaseError, match="expected step 3"):
         await load_groups(session, training.training_id, 3)
 
@@ -192,7 +186,7 @@ async def test_a_resumed_attempt_voids_what_will_run_again(url: str, session: As
         training = (await session.scalars(select(Training))).one()
         assert (training.status, training.num_attempts, training.num_completed_steps) == ("running", 2, 1)
         assert [row.step for row in await load_steps(session, training.id)] == [1]
-        assert [row.phase for row in await load_evals(session, training.id)] == ["baseline"]
+        assert run_sql(url, "SELECT phase FROM evals") == [("baseline",)]
         assert len((await session.scalars(select(RolloutRow))).all()) == 8  # two groups of three and one faulty each
 
         for event in (*source_events(groups[2], step=2), step_end(groups[2], step=2)):

@@ -216,6 +216,9 @@ async def test_what_the_monitor_counts_itself_is_what_was_measured(monitor: Moni
         assert one["reward_mean"] == pytest.approx(numbers[f"{HELD_OUT}/reward/mean"])
         low, high = numbers[f"{HELD_OUT}/success_rate_low"], numbers[f"{HELD_OUT}/success_rate_high"]
         assert (one["success"]["low"], one["success"]["high"]) == pytest.approx((low, high))
+        bounds = {name: numbers.get(f"{HELD_OUT}/success_rate_{name}") for name in ("worst", "best")}
+        num_faults = numbers[f"{HELD_OUT}/num_faults"]
+        assert one["fault_bounds"] == (bounds | {"num_faults": num_faults} if num_faults else None)
     for item in await monitor.json(f"{RUN}/timeline"):
         is_step = item["phase"] == "step"
         source = await monitor.json(f"{RUN}/{item['phase']}/{item['step']}")

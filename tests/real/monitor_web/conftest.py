@@ -1,9 +1,10 @@
 """A monitor on a port, over a real Postgres with a recorded run, and Chromium in front of it."""
 
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -25,6 +26,11 @@ playwright = pytest.importorskip("playwright.async_api", reason="pip install pla
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_STEPS = 4
+WITH_FAULTS = {
+    "eval/held_out/num_faults": 3.0,
+    "eval/held_out/success_rate_worst": 0.25,
+    "eval/held_out/success_rate_best": 0.5,
+}
 
 
 @dataclass(kw_only=True)
@@ -36,12 +42,12 @@ class RecordedRun:
     policy: RandomTaps
     num_steps: int = 0
 
-    async def add_evaluation(self, phase: str) -> None:
+    async def add_evaluation(self, phase: str, metrics: Mapping[str, float] = MappingProxyType({})) -> None:
         source = RolloutSource(phase=phase, step=self.num_steps)  # pyright: ignore[reportArgumentType]
         self.policy.done_share = 0.5  # where it has done nothing: a wrong final state
         await seed_monitor.run_source(self.recorder, self.policy, source, num_groups=8, turns=2)
         self.policy.done_share = 0.0
-        await self.recorder.record(EvaluationEnded(source=source, metrics={}))
+        await self.recorder.record(EvaluationEnded(source=source, metrics=metrics))
         await self.recorder.flush()
 
     async def add_step(self, *, turns: int = 3, pause_s: float = 0.0) -> None:
@@ -105,7 +111,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
             await ended.add_evaluation("baseline")
             for _ in range(NUM_STEPS):
                 await ended.add_step()
-            await ended.add_evaluation("eval")
+            await ended.add_evaluation("eval", WITH_FAULTS)
             await first.record(TrainingEnded(status="completed"))
             await first.flush()
             running = await _begin(second, renderer, "second", learning_rate=1e-3)

@@ -152,6 +152,22 @@ async def test_evaluations_speak_of_evaluation_and_step_on_from_the_baseline(win
         assert f"{rate['num_successes']} of {rate['num_rollouts']}" in await _stat(window, label)
 
 
+async def test_an_evaluation_with_faults_shows_what_they_leave_open(window: Window) -> None:
+    run, page = window.site.ended.run_id, window.page
+    told = "3 faults: 25 % to 50 %"
+    await window.open(f"/runs/{run}")
+    assert told in await _stat(window, "Held-out success")
+    await window.open(f"/runs/{run}?tab=evals")
+    rows = page.locator("tbody tr").filter(has=page.locator("[data-row]"))
+    await rows.first.wait_for()
+    assert [told in text for text in await rows.all_inner_texts()] == [False, True]  # the baseline met none
+    await window.open(f"/runs/{run}/eval/{NUM_STEPS}")
+    assert "25 % to 50 %, 3 faults" in await _stat(window, "Success with faults")
+    await window.open(f"/runs/{run}/baseline/0")
+    await page.locator(".cell").first.wait_for()
+    assert await page.get_by_text("Success with faults").count() == 0
+
+
 async def test_categories_and_difficulties_have_tables_of_their_own(window: Window) -> None:
     run, page = window.site.ended.run_id, window.page
     await window.open(f"/runs/{run}?tab=evals")

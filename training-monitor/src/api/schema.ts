@@ -35,8 +35,8 @@ export interface paths {
          * Follow Events
          * @description Announce changes of runs, steps, evaluations, groups, rollouts, turns and verdicts.
          *
-         *     An event names what changed; ask for it by its route. With `Last-Event-ID`, what was missed comes first. The kinds
-         *     `hello` (at the start) and `reset` (load everything anew) are about the stream itself.
+         *     An event names what changed; fetch it by its route. With `Last-Event-ID`, missed events come first. The kinds
+         *     `hello` (at the start) and `reset` (reload everything) concern the stream itself.
          */
         get: operations["follow_events_api_events_get"];
         put?: never;
@@ -58,10 +58,10 @@ export interface paths {
         put?: never;
         /**
          * Ingest Batch
-         * @description Store what a project sends: runs, tasks, steps, rollouts, turns and what belongs to them.
+         * @description Store runs, tasks, steps, rollouts and turns that a project sends.
          *
-         *     An item that was sent before, by its `client_id`, is updated. Items that cannot be stored are listed in `errors`,
-         *     the others are stored; the status is 422 only if nothing was.
+         *     An item whose `client_id` was sent before is updated. Items that cannot be stored are listed in `errors`, the others
+         *     are stored; the status is 422 only if nothing was stored.
          */
         post: operations["ingest_batch_api_ingest_batch_post"];
         delete?: never;
@@ -159,7 +159,7 @@ export interface paths {
         };
         /**
          * Get Failures
-         * @description How rollouts and turns of training steps failed.
+         * @description Failures of rollouts and turns, in training steps and in evaluations.
          */
         get: operations["get_failures_api_runs__run_id__failures_get"];
         put?: never;
@@ -265,7 +265,7 @@ export interface paths {
         put?: never;
         /**
          * Add Override
-         * @description Add a verdict; answers all of them. What was trained on stays as it was.
+         * @description Add a verdict; returns all of them. Training data do not change.
          */
         post: operations["add_override_api_runs__run_id__rollouts__rollout_id__overrides_post"];
         delete?: never;
@@ -283,7 +283,7 @@ export interface paths {
         };
         /**
          * Get Tokens
-         * @description A turn's tokens with log-probabilities, and its prompt as the model read it.
+         * @description A turn's tokens with log-probabilities, and its prompt.
          */
         get: operations["get_tokens_api_runs__run_id__rollouts__rollout_id__turns__turn_index__tokens_get"];
         put?: never;
@@ -303,7 +303,7 @@ export interface paths {
         };
         /**
          * List Tasks
-         * @description Tasks of training steps, hardest first, then those that are only evaluated.
+         * @description Trained tasks, hardest first, then tasks that are only evaluated.
          */
         get: operations["list_tasks_api_runs__run_id__tasks_get"];
         put?: never;
@@ -323,7 +323,7 @@ export interface paths {
         };
         /**
          * Get Task
-         * @description One task over time, and where it fails.
+         * @description One task over time, and its failures.
          */
         get: operations["get_task_api_runs__run_id__tasks__task_id__get"];
         put?: never;
@@ -383,7 +383,7 @@ export interface paths {
         };
         /**
          * Get Group
-         * @description A group's rollouts with their turns on one clock.
+         * @description A group's rollouts with their turns on a common time axis.
          */
         get: operations["get_group_api_runs__run_id___phase___step__groups__group_id__get"];
         put?: never;
@@ -423,18 +423,18 @@ export interface paths {
         };
         /**
          * Get Session
-         * @description What the asker may do; needs no token.
+         * @description Permissions of the client; requires no token.
          */
         get: operations["get_session_api_session_get"];
         put?: never;
         /**
          * Sign In
-         * @description Keep a read or write token in a cookie that scripts cannot see.
+         * @description Store a read or write token in a cookie that scripts cannot read.
          */
         post: operations["sign_in_api_session_post"];
         /**
          * Sign Out
-         * @description Forget the cookie.
+         * @description Delete the cookie.
          */
         delete: operations["sign_out_api_session_delete"];
         options?: never;
@@ -501,7 +501,7 @@ export interface components {
             override_reward: number | null;
             /**
              * Override Success
-             * @description what a person says instead, null if nobody does
+             * @description a person's verdict, null without one
              */
             override_success: boolean | null;
             /** Reward */
@@ -515,7 +515,7 @@ export interface components {
             started_at: string;
             /**
              * Started S
-             * @description since the group's first rollout began
+             * @description since the start of the group's first rollout
              */
             started_s: number;
             /**
@@ -527,7 +527,7 @@ export interface components {
             stop_reason: string | null;
             /**
              * Success
-             * @description what the task's validator said
+             * @description the result of the task's validator
              */
             success: boolean | null;
             /** Turns */
@@ -535,7 +535,7 @@ export interface components {
         };
         /**
          * ClockTurn
-         * @description A turn on a group's clock.
+         * @description A turn on the time axis of a group.
          */
         ClockTurn: {
             /** Action */
@@ -557,7 +557,7 @@ export interface components {
             failure_kind: string | null;
             /**
              * Started S
-             * @description since the group's first rollout began
+             * @description since the start of the group's first rollout
              */
             started_s: number;
             /** Turn Index */
@@ -565,7 +565,7 @@ export interface components {
         };
         /**
          * ConfigRow
-         * @description One setting in all compared runs, in the order in which they were asked for; null where a run lacks it.
+         * @description One setting in all compared runs, in the requested order; null if a run does not have it.
          */
         ConfigRow: {
             /** Is Different */
@@ -625,6 +625,8 @@ export interface components {
             };
             /** Ended At */
             ended_at: string | null;
+            /** @description null without faults, and until the evaluation is completed */
+            fault_bounds: components["schemas"]["FaultBounds"] | null;
             /** Group Size */
             group_size: number;
             /** Metrics */
@@ -660,12 +662,12 @@ export interface components {
         };
         /**
          * FailureCounts
-         * @description How rollouts that have ended failed, counted per step; every list aligns with `steps`.
+         * @description Failures of ended rollouts, counted per step; every list aligns with `steps`.
          */
         FailureCounts: {
             /**
              * Kinds
-             * @description rollouts without success: wrong_final_state if the agent said that it was done, else what ended it
+             * @description rollouts without success: wrong_final_state if the agent finished, else the stop reason
              */
             kinds: {
                 [key: string]: number[];
@@ -678,7 +680,7 @@ export interface components {
             steps: number[];
             /**
              * Turn Failures
-             * @description turns whose answer could not be understood, by kind
+             * @description turns whose answer could not be parsed, by kind
              */
             turn_failures: {
                 [key: string]: number[];
@@ -686,7 +688,7 @@ export interface components {
         };
         /**
          * Failures
-         * @description What went wrong in training, and in evaluations, where step 0 is the baseline.
+         * @description Failures in training and in evaluations, where step 0 is the baseline.
          */
         Failures: {
             /**
@@ -698,8 +700,20 @@ export interface components {
             training: components["schemas"]["FailureCounts"];
         };
         /**
+         * FaultBounds
+         * @description Success rate of first attempts if all that ended in a fault had failed (`worst`) or had succeeded (`best`).
+         */
+        FaultBounds: {
+            /** Best */
+            best: number;
+            /** Num Faults */
+            num_faults: number;
+            /** Worst */
+            worst: number;
+        };
+        /**
          * GroupDetail
-         * @description The rollouts of a group side by side, on one clock.
+         * @description The rollouts of a group side by side, on a common time axis.
          */
         GroupDetail: {
             /** Duration S */
@@ -707,7 +721,7 @@ export interface components {
             group: components["schemas"]["GroupSummary"];
             /**
              * Is Run Alive
-             * @description running, with a sign of life in the last minute
+             * @description running, with a heartbeat in the last minute
              */
             is_run_alive: boolean;
             /**
@@ -743,7 +757,7 @@ export interface components {
             instruction: string | null;
             /**
              * Is Constant
-             * @description all rewards equal: the group teaches nothing
+             * @description all rewards are equal, so the group gives no training signal
              */
             is_constant: boolean;
             /** Num Faulty */
@@ -780,7 +794,7 @@ export interface components {
         };
         /**
          * IngestAnswer
-         * @description Ids of what was stored, in the order in which it was sent.
+         * @description Ids of the stored items, in the order in which they were sent.
          */
         IngestAnswer: {
             /** Actions */
@@ -899,7 +913,7 @@ export interface components {
             score: number | null;
             /**
              * Success
-             * @description null if the endpoint failed or the answer was no verdict
+             * @description null if the endpoint failed or the answer was malformed
              */
             success: boolean | null;
             /**
@@ -910,12 +924,12 @@ export interface components {
         };
         /**
          * JudgementShown
-         * @description What a judge said about the rollout.
+         * @description A judge's result for the rollout.
          */
         JudgementShown: {
             /**
              * Agreement
-             * @description share of the votes that say what the verdict says
+             * @description share of the votes that agree with the verdict
              */
             agreement: number | null;
             /**
@@ -925,7 +939,7 @@ export interface components {
             cost_usd: number | null;
             /**
              * Decides
-             * @description false beside a validator, which decides
+             * @description false if the task has a validator, which then decides
              */
             decides: boolean;
             /** Duration S */
@@ -983,7 +997,7 @@ export interface components {
         };
         /**
          * Mapped
-         * @description The id under which later items refer to this one.
+         * @description The id by which later items refer to this one.
          */
         Mapped: {
             /** Client Id */
@@ -993,7 +1007,7 @@ export interface components {
         };
         /**
          * MetricInfo
-         * @description A metric that the run has, what it means and its latest value.
+         * @description A metric of the run with its meaning and latest value.
          */
         MetricInfo: {
             /** Area */
@@ -1030,7 +1044,7 @@ export interface components {
         };
         /**
          * Override
-         * @description A person's verdict on a rollout; the newest one counts. Training data stay as they were.
+         * @description A person's verdict on a rollout; the newest one counts. Training data do not change.
          */
         Override: {
             /** Actor */
@@ -1048,13 +1062,13 @@ export interface components {
             reward: number | null;
             /**
              * Success
-             * @description null takes earlier verdicts back
+             * @description null withdraws earlier verdicts
              */
             success: boolean | null;
         };
         /**
          * OverrideRequest
-         * @description A verdict: success, reward or both; neither takes earlier verdicts back.
+         * @description A verdict: success, reward or both; neither withdraws earlier verdicts.
          */
         OverrideRequest: {
             /** Actor */
@@ -1082,7 +1096,7 @@ export interface components {
         };
         /**
          * Problem
-         * @description Every refusal has this form.
+         * @description Every error response has this format.
          */
         Problem: {
             /** Detail */
@@ -1090,7 +1104,7 @@ export interface components {
         };
         /**
          * PromptPart
-         * @description A piece of the prompt as the model read it.
+         * @description A chunk of the prompt.
          */
         PromptPart: {
             /**
@@ -1167,14 +1181,14 @@ export interface components {
             instruction: string | null;
             /**
              * Is Run Alive
-             * @description running, with a sign of life in the last minute
+             * @description running, with a heartbeat in the last minute
              */
             is_run_alive: boolean;
             /** @description null if no judge was asked */
             judgement: components["schemas"]["JudgementShown"] | null;
             /**
              * Last Action
-             * @description done on that screenshot, null if it shows the outcome
+             * @description the action on it, null if it shows the result
              */
             last_action: {
                 [key: string]: unknown;
@@ -1194,7 +1208,7 @@ export interface components {
             override_reward: number | null;
             /**
              * Override Success
-             * @description what a person says instead, null if nobody does
+             * @description a person's verdict, null without one
              */
             override_success: boolean | null;
             /** Overrides */
@@ -1241,7 +1255,7 @@ export interface components {
             stop_reason: string | null;
             /**
              * Success
-             * @description what the task's validator said
+             * @description the result of the task's validator
              */
             success: boolean | null;
             /** Tags */
@@ -1254,7 +1268,7 @@ export interface components {
         };
         /**
          * RolloutCell
-         * @description A rollout as a grid or a list shows it.
+         * @description A rollout in a grid or a list.
          */
         RolloutCell: {
             /** Advantage */
@@ -1275,7 +1289,7 @@ export interface components {
             override_reward: number | null;
             /**
              * Override Success
-             * @description what a person says instead, null if nobody does
+             * @description a person's verdict, null without one
              */
             override_success: boolean | null;
             /** Reward */
@@ -1296,13 +1310,13 @@ export interface components {
             stop_reason: string | null;
             /**
              * Success
-             * @description what the task's validator said
+             * @description the result of the task's validator
              */
             success: boolean | null;
         };
         /**
          * RolloutItem
-         * @description A rollout in a list that spans groups.
+         * @description A rollout in a list across groups.
          */
         RolloutItem: {
             /** Advantage */
@@ -1319,7 +1333,7 @@ export interface components {
             instruction: string | null;
             /**
              * Last Action
-             * @description done on that screenshot, null if it shows the outcome
+             * @description the action on it, null if it shows the result
              */
             last_action: {
                 [key: string]: unknown;
@@ -1339,7 +1353,7 @@ export interface components {
             override_reward: number | null;
             /**
              * Override Success
-             * @description what a person says instead, null if nobody does
+             * @description a person's verdict, null without one
              */
             override_success: boolean | null;
             /**
@@ -1371,7 +1385,7 @@ export interface components {
             stop_reason: string | null;
             /**
              * Success
-             * @description what the task's validator said
+             * @description the result of the task's validator
              */
             success: boolean | null;
             /** Task Id */
@@ -1379,7 +1393,7 @@ export interface components {
         };
         /**
          * Run
-         * @description A run with its configuration (secrets masked) and what hangs on it.
+         * @description A run with its configuration (secrets masked), metrics, evaluations, checkpoints and status history.
          */
         Run: {
             /** @description success on held-out tasks before training */
@@ -1392,7 +1406,7 @@ export interface components {
             };
             /**
              * Elapsed S
-             * @description until its end; until now if it is alive, else until it fell silent
+             * @description until its end; until now if it is alive, else until its last heartbeat
              */
             elapsed_s: number;
             /** Ended At */
@@ -1401,7 +1415,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless the run is alive and steps are left
+             * @description estimated time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /** Evaluations */
@@ -1417,7 +1431,7 @@ export interface components {
             history: components["schemas"]["StatusChange"][];
             /**
              * Is Alive
-             * @description running, with a sign of life in the last minute
+             * @description running, with a heartbeat in the last minute
              */
             is_alive: boolean;
             /** @description success on held-out tasks, latest evaluation */
@@ -1449,7 +1463,7 @@ export interface components {
             num_running_rollouts: number;
             /**
              * Progress
-             * @description share of steps that are done, 0 to 1; a step counts by its ended groups
+             * @description share of completed steps, 0 to 1; the running step counts by its ended groups
              */
             progress: number;
             /**
@@ -1517,7 +1531,7 @@ export interface components {
             baseline: components["schemas"]["Rate"] | null;
             /**
              * Elapsed S
-             * @description until its end; until now if it is alive, else until it fell silent
+             * @description until its end; until now if it is alive, else until its last heartbeat
              */
             elapsed_s: number;
             /** Ended At */
@@ -1526,7 +1540,7 @@ export interface components {
             error: string | null;
             /**
              * Eta S
-             * @description expected time until the last step is done; null unless the run is alive and steps are left
+             * @description estimated time until the last step is done; null unless the run is alive and steps are left
              */
             eta_s: number | null;
             /**
@@ -1536,7 +1550,7 @@ export interface components {
             heartbeat_at: string;
             /**
              * Is Alive
-             * @description running, with a sign of life in the last minute
+             * @description running, with a heartbeat in the last minute
              */
             is_alive: boolean;
             /** @description success on held-out tasks, latest evaluation */
@@ -1556,7 +1570,7 @@ export interface components {
             num_completed_steps: number;
             /**
              * Progress
-             * @description share of steps that are done, 0 to 1; a step counts by its ended groups
+             * @description share of completed steps, 0 to 1; the running step counts by its ended groups
              */
             progress: number;
             /**
@@ -1610,7 +1624,7 @@ export interface components {
         };
         /**
          * RunningStep
-         * @description The step under way and its groups that have ended: short rollouts end first, so this is no step's success.
+         * @description The running step and its ended groups. Short rollouts end first, so this is not the step's success.
          */
         RunningStep: {
             /** Num Ended Groups */
@@ -1623,7 +1637,7 @@ export interface components {
         };
         /**
          * ScreenshotRef
-         * @description Bytes are at /api/screenshots/{sha256}.
+         * @description A screenshot; its bytes are at /api/screenshots/{sha256}.
          */
         ScreenshotRef: {
             /** Height Px */
@@ -1635,7 +1649,7 @@ export interface components {
         };
         /**
          * Session
-         * @description What whoever asks may do.
+         * @description Permissions of the client.
          */
         Session: {
             /** Can Read */
@@ -1644,7 +1658,7 @@ export interface components {
             can_write: boolean;
             /**
              * Must Sign In
-             * @description true if reading needs a token here
+             * @description true if reading requires a token
              */
             must_sign_in: boolean;
             /** Version */
@@ -1671,13 +1685,15 @@ export interface components {
             datums_sha256: string | null;
             /** Ended At */
             ended_at: string | null;
+            /** @description of a completed evaluation with faults */
+            fault_bounds: components["schemas"]["FaultBounds"] | null;
             /** Group Size */
             group_size: number;
             /** Groups */
             groups: components["schemas"]["GroupSummary"][];
             /**
              * Is Run Alive
-             * @description running, with a sign of life in the last minute
+             * @description running, with a heartbeat in the last minute
              */
             is_run_alive: boolean;
             /** Metrics */
@@ -1698,7 +1714,7 @@ export interface components {
             phase: "baseline" | "step" | "eval";
             /** Policy Version */
             policy_version: number;
-            /** @description the step before, or the evaluation before, the baseline included */
+            /** @description the previous step, or evaluation including the baseline */
             previous: components["schemas"]["SourceRef"] | null;
             /** Rollouts Ended At */
             rollouts_ended_at: string | null;
@@ -1778,7 +1794,7 @@ export interface components {
         };
         /**
          * TaskDetail
-         * @description Success over time of one task, and where it fails.
+         * @description Success of one task over time, and its failures.
          */
         TaskDetail: {
             /** @description before training, null if the task is not evaluated */
@@ -1787,7 +1803,7 @@ export interface components {
             category: string | null;
             /** Difficulty */
             difficulty: string | null;
-            /** @description the evaluation that instances and failures are of; null: all training steps */
+            /** @description the evaluation to which instances and failures belong; null means all training steps */
             examined: components["schemas"]["SourceRef"] | null;
             /**
              * Failed Checks
@@ -1872,14 +1888,14 @@ export interface components {
         };
         /**
          * TaskStats
-         * @description How one task goes in a run: in its training steps, and in the latest evaluation that tried it.
+         * @description Success of one task in a run: in training steps, and in the latest evaluation with it.
          */
         TaskStats: {
             /** Category */
             category: string | null;
             /** Difficulty */
             difficulty: string | null;
-            /** @description in the latest evaluation that tried it, the baseline included */
+            /** @description in the latest evaluation with the task, including the baseline */
             held_out: components["schemas"]["Rate"];
             /** Instruction */
             instruction: string | null;
@@ -1953,7 +1969,7 @@ export interface components {
         };
         /**
          * TurnDetail
-         * @description A turn without its tokens: those are at …/turns/{turn_index}/tokens.
+         * @description A turn without its tokens, which are at …/turns/{turn_index}/tokens.
          */
         TurnDetail: {
             /**
@@ -2034,7 +2050,7 @@ export interface components {
             stop: string;
             /**
              * Text
-             * @description everything sampled, without the end-of-turn token
+             * @description the sampled text without the end-of-turn token
              */
             text: string;
             /** Thinking */
@@ -2043,7 +2059,7 @@ export interface components {
             tool_calls: components["schemas"]["ToolCallShown"][];
             /**
              * Trained At Step
-             * @description the step whose optimizer step used the turn
+             * @description the step that trained on the turn
              */
             trained_at_step: number | null;
             /** Turn Index */
@@ -2051,7 +2067,7 @@ export interface components {
         };
         /**
          * TurnTokens
-         * @description Sampled tokens; all lists align. `texts` may split a character: its bytes show as hex, such as \xf0.
+         * @description Sampled tokens; all lists align. Bytes of a character that `texts` splits are shown in hex, such as \xf0.
          */
         TurnTokens: {
             /** Advantage */
@@ -2184,7 +2200,7 @@ export interface operations {
     follow_events_api_events_get: {
         parameters: {
             query?: {
-                /** @description only this run; all of them if left out */
+                /** @description only this run; all runs if omitted */
                 run_id?: string | null;
             };
             header?: {

@@ -25,6 +25,7 @@ export type TaskStats = Schemas["TaskStats"];
 export type TaskDetail = Schemas["TaskDetail"];
 export type LiveEvent = Schemas["LiveEvent"];
 export type Evaluation = Schemas["Evaluation"];
+export type FaultBounds = Schemas["FaultBounds"];
 export type Rate = Schemas["Rate"];
 export type Judgement = Schemas["JudgementShown"];
 export type Override = Schemas["Override"];

@@ -5,7 +5,7 @@ import { MetricChart } from "../charts/MetricChart";
 import type { Series } from "../charts/series";
 import { formatDuration, formatNumber, formatPercent } from "../format";
 import { Link, navigate } from "../router";
-import { Empty, IntervalBar, Panel, StatusBadge } from "../ui/parts";
+import { Empty, FaultBoundsNote, IntervalBar, Panel, StatusBadge } from "../ui/parts";
 
 const UNIT: [number, number] = [0, 1.02];
 const percent = (value: number) => formatPercent(value);
@@ -67,7 +67,7 @@ function EvaluationRow({ run, evaluation }: { run: Run; evaluation: Evaluation }
       <td><Link className="text-link" data-row to={sourcePage(run.run_id, evaluation.phase, evaluation.step)}>{sourceName(evaluation.phase, evaluation.step)}</Link></td>
       <td><StatusBadge status={evaluation.status} alive={run.is_alive} /></td>
       <td className="interval-cell">{success.rate === null ? null : <IntervalBar value={success.rate} low={success.low} high={success.high} />}</td>
-      <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span></td>
+      <td className="right"><b>{formatPercent(success.rate, 1)}</b>{evaluation.status === "running" ? <span className="faint"> so far, </span> : " "}<span className="faint">{formatPercent(success.low)} to {formatPercent(success.high)}</span>{evaluation.fault_bounds && <div><FaultBoundsNote bounds={evaluation.fault_bounds} /></div>}</td>
       <td className="right">{success.num_successes} / {success.num_rollouts}</td>
       <td className="right">{formatNumber(evaluation.reward_mean, 3)}</td>
       <td className="right mono">{evaluation.policy_version}</td>

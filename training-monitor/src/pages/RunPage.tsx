@@ -6,7 +6,7 @@ import { useSearchParam } from "../router";
 import { whenSeen } from "../runs";
 import { useNow } from "../ui/clock";
 import { useShortcuts } from "../ui/keys";
-import { Loaded, PageHead, Problem, Stat, Tabs } from "../ui/parts";
+import { FaultBoundsNote, Loaded, PageHead, Problem, Stat, Tabs } from "../ui/parts";
 import { RunCharts } from "./RunCharts";
 import { RunConfig } from "./RunConfig";
 import { RunEvals } from "./RunEvals";
@@ -103,6 +103,7 @@ function TimeStat({ run }: { run: Run }) {
 
 function RunStats({ run }: { run: Run }) {
   const { baseline, last_eval: held } = run;
+  const bounds = run.evaluations.filter((one) => one.status === "completed").at(-1)?.fault_bounds;
   return (
     <dl className="stats">
       <Stat label="Steps">{run.num_completed_steps}<small>of {run.total_steps}</small></Stat>
@@ -115,6 +116,7 @@ function RunStats({ run }: { run: Run }) {
         {baseline && held ? <span className="dim">{formatPercent(baseline.rate)} → </span> : null}
         {formatPercent((held ?? baseline)?.rate, 0)}
         {(held ?? baseline) && <small>{formatPercent((held ?? baseline)?.low)} to {formatPercent((held ?? baseline)?.high)}</small>}
+        {bounds && <small><FaultBoundsNote bounds={bounds} /></small>}
       </Stat>
       <Stat label="Reward" hint="of the latest finished step">{formatNumber(run.reward_mean, 3)}</Stat>
       <Stat label="Rollouts">{run.num_rollouts.toLocaleString("en-US")}<small>{run.num_running_rollouts ? `${run.num_running_rollouts} running` : ""}</small></Stat>

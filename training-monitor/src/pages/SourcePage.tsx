@@ -77,6 +77,7 @@ function SourceStats({ source }: { source: SourceDetail }) {
   return (
     <dl className="stats">
       <Stat label={source.ended_at === null ? "Success so far" : "Success"} hint="with its 95 % interval; rollouts that end first are short ones">{formatPercent(success.rate, 1)}<small>{success.rate === null ? "" : `${formatPercent(success.low)} to ${formatPercent(success.high)}`}</small></Stat>
+      {source.fault_bounds && <Stat label="Success with faults" hint="of first attempts, if all faulty ones had failed, and if all had succeeded">{formatPercent(source.fault_bounds.worst)}<small>to {formatPercent(source.fault_bounds.best)}, {plural(source.fault_bounds.num_faults, "fault")}</small></Stat>}
       <Stat label={source.ended_at === null ? "Reward so far" : "Reward"}>{formatNumber(metrics["reward/mean"] ?? meanReward(source.groups), 3)}</Stat>
       <Stat label="Groups">{source.num_ended_groups}<small>of {source.num_groups} × {source.group_size}</small></Stat>
       {isStep && <Stat label="Constant groups" hint="all rewards equal: they teach nothing">{constant}<small>{plural(source.num_datums ?? 0, "datum").replace("datums", "data")} trained on</small></Stat>}

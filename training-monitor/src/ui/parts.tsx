@@ -1,6 +1,7 @@
 import { useEffect, useLayoutEffect, useRef, useState, type FormEvent, type KeyboardEvent, type ReactNode } from "react";
 import { ApiError, signIn, type Query } from "../api/cache";
-import { formatPercent, words } from "../format";
+import type { FaultBounds } from "../api/types";
+import { formatPercent, plural, words } from "../format";
 import { Link } from "../router";
 
 const STATUS_TONES: Record<string, string> = {
@@ -297,6 +298,16 @@ export function IntervalBar(props: { value: number; low: number | null | undefin
       {low != null && high != null && <i className="range" style={{ left: percent(low), width: percent(high - low) }} />}
       <i className="mark" style={{ left: `calc(${percent(value)} - 1px)` }} />
     </div>
+  );
+}
+
+/** What faults leave open of an evaluation's success; nothing without faults. */
+export function FaultBoundsNote({ bounds }: { bounds: FaultBounds | null | undefined }) {
+  if (!bounds) return null;
+  return (
+    <span className="warn nowrap" title="Success rate of first attempts if all faulty ones had failed, and if all had succeeded">
+      {plural(bounds.num_faults, "fault")}: {formatPercent(bounds.worst)} to {formatPercent(bounds.best)}
+    </span>
   );
 }
 

@@ -1,4 +1,4 @@
-"""reward.png: training success per step, with the evaluations and their uncertainty, drawn from metrics.jsonl."""
+"""Plots: reward.png, a run's success per step with its evaluations; results.png, the comparison of models."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,12 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
+from cua_rl.reporting.comparison import Comparison
 from cua_rl.reporting.json_lines import read_records
 
 TRAINING_COLOUR = "#4c78a8"
 EVALUATION_COLOUR = "#d95f02"
+MODEL_COLOURS = ("#4c78a8", "#d95f02", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#555555")
 SMOOTHING_STEPS = 3.0  # width of the Gaussian: about a tenth of a short run, so that trends stay and noise goes
 
 
@@ -22,35 +24,61 @@ class _Evaluation:
 
 
 def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite: str = "held_out") -> None:
-    """Draw the run that metrics.jsonl tells; about half a second of work, so call it on a thread."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Plot the run in metrics.jsonl; takes about half a second, so call it on a thread."""
     records = read_records(metrics_path)
-    figure: Any = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes: Any = figure.subplots()
+    figure, axes = _make_axes(8, 4.5, title)
     num_steps = max((int(_number(record["step"])) for record in records), default=0)
     _draw_training(axes, records)
     evaluations = _read_evaluations(records, suite)
     if evaluations:
         _draw_evaluations(axes, evaluations)
-    axes.set_title(title, loc="left", fontsize=11)
     axes.set_xlabel("training step")
     axes.set_ylabel("success rate")
     axes.set_xlim(-0.03 * max(1, num_steps), 1.03 * max(1, num_steps))
     axes.set_ylim(-0.02, 1.02)
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.8)
+    axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
+    _save(figure, image_path)
+
+
+def write_comparison_plot(image_path: Path, comparison: Comparison, *, title: str) -> None:
+    """Plot every model's success rate with its interval, and by category; takes about half a second."""
+    groups = list(dict.fromkeys(name for model in comparison.models for name in model.success_rate_by_category))
+    groups = ["all tasks", *(groups if len(groups) > 1 else [])]
+    figure, axes = _make_axes(max(5.0, 2.0 + 1.5 * len(groups)), 4.5, title)
+    for index in range(len(comparison.models)):
+        _draw_model(axes, comparison, index, groups)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_xlim(-0.5, len(groups) - 0.5)
+    axes.set_ylim(0, 1.08)
+    axes.set_ylabel("success rate (over all tasks with 95 % interval)")
+    axes.grid(visible=True, axis="y", color="#e6e6e6", linewidth=0.8)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    _save(figure, image_path)
+
+
+def _make_axes(width: float, height: float, title: str) -> tuple[Any, Any]:
+    """An empty figure and its axes; matplotlib loads here, because it takes a while."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure: Any = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: Any = figure.subplots()
+    axes.set_title(title, loc="left", fontsize=11)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
+    return figure, axes
+
+
+def _save(figure: Any, image_path: Path) -> None:
     partial = image_path.with_name(f".{image_path.name}.partial")
     figure.savefig(partial, format="png")
     partial.replace(image_path)
 
 
 def smooth(steps: Sequence[float], values: Sequence[float], width: float = SMOOTHING_STEPS) -> list[float]:
-    """Gaussian-weighted mean of the neighbours of each step: unevenly spaced steps are fine, ends are not padded."""
+    """Gaussian-weighted mean around each step; steps may be unevenly spaced, ends are not padded."""
     smoothed: list[float] = []
     for centre in steps:
         weights = [exp(-0.5 * ((step - centre) / width) ** 2) for step in steps]
@@ -115,6 +143,19 @@ def _read_evaluations(records: Sequence[Mapping[str, object]], suite: str) -> li
         if record.get(prefix) is not None
     }
     return [evaluations[step] for step in sorted(evaluations)]
+
+
+def _draw_model(axes: Any, comparison: Comparison, index: int, groups: list[str]) -> None:
+    """One bar per group of tasks; the interval is that of all tasks."""
+    model, width = comparison.models[index], 0.8 / len(comparison.models)
+    rates = [model.success_rate, *(model.success_rate_by_category.get(name, 0.0) for name in groups[1:])]
+    places = [place - 0.4 + width * (index + 0.5) for place in range(len(groups))]
+    axes.bar(places, rates, 0.92 * width, color=MODEL_COLOURS[index % len(MODEL_COLOURS)], label=model.name)
+    spread = [[model.success_rate - model.low], [model.high - model.success_rate]]
+    axes.errorbar(places[:1], rates[:1], yerr=spread, fmt="none", ecolor="#333333", capsize=4, linewidth=1.4)
+    for place, rate in zip(places, rates, strict=True):
+        top = model.high if place == places[0] else rate
+        axes.annotate(f"{100 * rate:.0f} %", (place, top + 0.01), ha="center", va="bottom", fontsize=8)
 
 
 def _number(value: object) -> float:

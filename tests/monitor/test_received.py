@@ -1,0 +1,86 @@
+"""What other programs send, in our words."""
+
+import pytest
+
+from cua_rl.events import Phase, RolloutSource
+from cua_rl.monitor.ingest_schemas import SentAction, SentEnvironment, SentRollout, SentSource, SentTurn
+from cua_rl.monitor.received import (
+    ItemRefused,
+    action_columns,
+    device_columns,
+    rollout_columns,
+    source_report,
+    turn_columns,
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "told", "stored"),
+    [("step", "rollout_running", "rollouts"), ("step", "training", "training"), ("eval", "pending", "running")],
+)
+def test_statuses_become_ours(phase: Phase, told: str, stored: str) -> None:
+    report = source_report(SentSource(training_id=1, step=2, status=told), phase)
+    assert (report.source, report.columns["status"]) == (RolloutSource(phase=phase, step=2), stored)
+    assert "ended_at" not in report.columns
+
+
+def test_a_status_that_we_do_not_know_is_refused_with_those_that_we_do() -> None:
+    with pytest.raises(ItemRefused, match=r"expected a status among .*completed.*got 'fine'"):
+        source_report(SentSource(training_id=1, step=2, status="fine"), "step")
+
+
+def test_an_evaluation_without_a_number_is_at_step_0_and_a_step_without_one_is_refused() -> None:
+    assert source_report(SentSource(training_id=1), "baseline").source == RolloutSource(phase="baseline", step=0)
+    with pytest.raises(ItemRefused, match="expected the number of a step"):
+        source_report(SentSource(training_id=1), "step")
+
+
+def test_figures_with_fields_of_their_own_get_our_metric_names() -> None:
+    item = SentSource.model_validate(
+        {"training_id": 1, "step": 1, "loss": 0.5, "reward_mean": 0.25, "metrics_json": '{"a": 2, "b": true, "c": "x"}'}
+    )
+    assert source_report(item, "step").columns["metrics"] == {"loss/total": 0.5, "reward/mean": 0.25, "a": 2.0}
+
+
+def test_a_rollout_stops_for_the_reason_that_its_sender_implies() -> None:
+    finished = SentRollout(rollout_id="r", status="completed", task_completed=True)
+    assert rollout_columns(finished)["stop_reason"] == "finished"
+    assert rollout_columns(finished.model_copy(update={"ran_out_of_turns": True}))["stop_reason"] == "max_turns"
+    assert "stop_reason" not in rollout_columns(SentRollout(rollout_id="r", status="failed", task_completed=True))
+    with pytest.raises(ItemRefused, match="expected a stop_reason among"):
+        rollout_columns(SentRollout(rollout_id="r", cua_rl={"stop_reason": "bored"}))
+
+
+def test_a_turn_has_its_thinking_in_its_text_and_its_stages_under_our_names() -> None:
+    timings = {"stage_timings": {"model_inference": 1.5, "action_exec": 0.25, "screenshot_after": "slow"}}
+    columns = turn_columns(SentTurn(rollout_id=1, turn=1, text="I tap.", thinking="Red.", metrics_json=timings))
+    assert columns["text"] == "<think>\nRed.\n</think>\n\nI tap."
+    assert (columns["durations_s"], columns["duration_s"]) == ({"respond": 1.5, "execute": 0.25}, 1.5)
+
+
+@pytest.mark.parametrize(
+    "exact",
+    [
+        {"prompt_token_ids": [1, True]},
+        {"sampling_logprobs": ["-0.5"]},
+        {"prompt_token_ids": [1, 2], "prompt_chunks": [{"text": 1}]},
+    ],
+)
+def test_tokens_that_are_none_are_refused(exact: dict[str, object]) -> None:
+    with pytest.raises(ItemRefused, match="expected cua_rl"):
+        turn_columns(SentTurn(rollout_id=1, turn=1, cua_rl=exact))
+
+
+def test_tokens_of_an_action_count_only_with_a_log_probability_each() -> None:
+    action = SentAction(turn_id=1, action_type="click", action_args={"x": 3}, tokens=[1, 2], logprobs=[-0.5, -1])
+    assert action_columns(action) == {
+        "action": {"x": 3, "type": "click"},
+        "sampled_tokens": [1, 2],
+        "sampling_logprobs": [-0.5, -1.0],
+    }
+    assert "sampled_tokens" not in action_columns(action.model_copy(update={"logprobs": [-0.5]}))
+
+
+def test_a_device_that_its_sender_terminated_is_released() -> None:
+    columns = device_columns(SentEnvironment(env_type="gbox", box_type="android", status="terminated"))
+    assert (columns["device_id"], columns["status"]) == ("android", "released")
