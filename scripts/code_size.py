@@ -23,11 +23,11 @@ CORE = ("types", "rl", "rollout", "agent", "sampling", "training", "renderers", 
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 11_024,
-    "all code lines": 42_929,
-    "single-use helpers %": 28.7,
-    "small modules with one importer": 24,
-    "settings in train --help": 138,
+    "core code lines": 10_450,
+    "all code lines": 41_600,
+    "single-use helpers %": 19.9,
+    "small modules with one importer": 15,
+    "settings in train --help": 35,
 }
 """The code may shrink but not grow: lower a limit when a change gets below it."""
 

@@ -1,5 +1,5 @@
-"""Sends a run to another monitor while it goes on: through a queue on disk, in batches, again and again until it
-arrives. Training never waits for it and never fails by it.
+"""Sends a run to a remote monitor while it is in progress: in batches from an on-disk queue, with retries. Training
+never waits for it and never fails because of it.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ _HOPELESS = (400, 413, 415, 422)
 
 
 class SendError(CuaError):
-    """A batch did not arrive; it is sent again."""
+    """A batch did not arrive; it is retried."""
 
 
 class _Refused(CuaError):
-    """A batch that will never be taken, however often it is sent."""
+    """A batch that the monitor rejects; a retry would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorAddress:
-    """Where to send to, and as whom."""
+    """Address and credentials of a remote monitor."""
 
     base_url: str
     token: str
@@ -60,9 +60,9 @@ class MonitorAddress:
 
 
 class SendingRecorder:
-    """A `Recorder` that keeps events with another one and sends them to a monitor; an async context manager.
+    """A `Recorder` that passes events to another one and sends them to a monitor; an async context manager.
 
-    What has not arrived when the context is left, waits in `folder` for a run that goes on there.
+    Unsent data stays in `folder` and is sent when the run resumes there.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class SendingRecorder:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """How much has not arrived yet."""
+        """Size of the unsent data."""
         return self._spool.num_bytes
 
     async def record(self, event: Event) -> None:
-        """Keep the event, and queue it for the monitor."""
+        """Pass the event on, and queue it for the monitor."""
         await self._inner.record(event)
         if not self._is_failed:
             await self._queue.put((event, datetime.now(UTC)))
 
     async def flush(self) -> None:
-        """Wait until the other recorder has everything; the monitor is not waited for."""
+        """Flush the other recorder; does not wait for the monitor."""
         await self._inner.flush()
 
     async def wait_until_sent(self) -> None:
@@ -139,7 +139,7 @@ class SendingRecorder:
             await self._client.aclose()
 
     async def _guarded(self, work: Any) -> None:
-        """A mistake in here ends the sending, never the training."""
+        """Run a background task; its failure ends the sending, never the training."""
         try:
             with boundary(SendError, "sending to the monitor"):
                 await work
@@ -166,7 +166,7 @@ class SendingRecorder:
 
     def _append(self, events: Sequence[tuple[Event, datetime]]) -> None:
         refused = self._spool.num_refused
-        self._spool.append(_encode(item) for event, at in events for item in self._maker.make(event, at))
+        self._spool.append(item.to_line() for event, at in events for item in self._maker.make(event, at))
         if self._spool.num_refused > refused == 0:
             logger.error(
                 "the queue for the monitor is full (%.0f MB in %s): newer items are left out, the run's own database "
@@ -181,7 +181,8 @@ class SendingRecorder:
             self._has_more.clear()
             waiting = await asyncio.to_thread(self._spool.peek, max_lines=_BATCH_LINES, max_bytes=_BATCH_BYTES)
             if waiting is None:
-                self._is_drained.set()
+                if not self._has_more.is_set():  # nothing was queued while we looked
+                    self._is_drained.set()
                 await self._has_more.wait()
                 continue
             try:
@@ -199,17 +200,20 @@ class SendingRecorder:
             await asyncio.to_thread(self._spool.acknowledge, waiting)
 
     async def _send(self, waiting: Waiting) -> None:
-        """Send lines in as few requests as their references allow; raises `SendError` if one does not arrive."""
-        items = [_decode(line) for line in waiting.lines]
+        """Send items in as few requests as their references allow; raises `SendError` if one does not arrive."""
+        items = [SentItem.from_line(line) for line in waiting.lines]
         while items:
             wave, items = self._next_wave(items)
             if not wave:
-                self._refuse(items, "refers to an item that was not stored")
-                return
+                waiting_items = [item for item in items if item.waits_for_rollouts]
+                stuck = [item for item in items if not item.waits_for_rollouts]
+                self._refuse(stuck or items, "refers to an item that was not stored")
+                items = waiting_items if stuck else []
+                continue
             await self._post(wave)
 
     def _next_wave(self, items: Sequence[SentItem]) -> tuple[list[SentItem], list[SentItem]]:
-        """Items whose references are known, and the rest; items that are the same thing keep their order."""
+        """Items whose references are known, and the rest; updates of the same item keep their order."""
         wave: list[SentItem] = []
         rest: list[SentItem] = []
         held: set[Reference] = set()
@@ -217,6 +221,8 @@ class SendingRecorder:
             name = (item.kind, item.client_id)
             is_ready = all(reference in self._ids and reference not in held for reference in item.references.values())
             has_training = any(one.kind == "training" for one in wave)
+            if item.waits_for_rollouts:
+                is_ready &= "rollouts" not in {kind for kind, _ in held} | {one.kind for one in wave}
             if not is_ready or name in held or (item.kind == "training" and wave) or has_training:
                 rest.append(item)
                 held.add(name)
@@ -288,23 +294,10 @@ _REFERRED = ("tasks", "environments", "steps", "baselines", "evals", "rollouts")
 
 
 def _ids_of(answer: Mapping[str, Any]) -> list[tuple[Reference, int]]:
-    """Ids of what later items refer to."""
+    """Ids to which later items may refer."""
     found: list[tuple[Reference, int]] = []
     if answer.get("training_id") is not None:
         found.append((TRAINING, int(answer["training_id"])))
     for kind in _REFERRED:
         found += [((kind, str(one["client_id"])), int(one["id"])) for one in answer.get(kind, [])]
     return found
-
-
-def _encode(item: SentItem) -> bytes:
-    line = {"kind": item.kind, "client_id": item.client_id, "payload": item.payload, "references": item.references}
-    return json.dumps(line, default=str).encode()
-
-
-def _decode(line: bytes) -> SentItem:
-    fields = json.loads(line)
-    references = {name: (str(kind), str(client_id)) for name, (kind, client_id) in fields["references"].items()}
-    return SentItem(
-        kind=fields["kind"], client_id=fields["client_id"], payload=fields["payload"], references=references
-    )

@@ -1,12 +1,13 @@
-"""A run's events as items for another monitor, in the form of the ingest interface.
+"""Converts a run's events to items of the ingest API.
 
-What refers to something sent before names it (`references`), because its id is known only once that has been stored.
+An item names the items that it refers to (`references`), because their ids are known only after they were stored.
 """
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from cua_rl.conversation import EncodedImage
@@ -44,6 +45,21 @@ class SentItem:
     client_id: str
     payload: Mapping[str, Any]
     references: Mapping[str, Reference] = field(default_factory=dict[str, Reference])
+    waits_for_rollouts: bool = False
+    """Rollouts that were queued before it must be stored first, because it refers to their groups."""
+
+    def to_line(self) -> bytes:
+        """The item as a line of the on-disk queue."""
+        fields = {"kind": self.kind, "client_id": self.client_id, "payload": self.payload}
+        fields |= {"references": self.references, "waits_for_rollouts": self.waits_for_rollouts}
+        return json.dumps(fields, default=str).encode()
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Self:
+        """The inverse of `to_line`."""
+        fields = json.loads(line)
+        references = {name: (str(kind), str(client_id)) for name, (kind, client_id) in fields["references"].items()}
+        return cls(**fields | {"references": references})
 
 
 @dataclass(slots=True)
@@ -63,7 +79,7 @@ class ItemMaker:
         self._sent_images: dict[str, set[str]] = {}
 
     def make(self, event: Event, at: datetime) -> list[SentItem]:
-        """Items that say what an event says; none for events that nobody else can use."""
+        """The items for an event."""
         return list(self._items(event, at))
 
     def _items(self, event: Event, at: datetime) -> Iterator[SentItem]:
@@ -91,10 +107,14 @@ class ItemMaker:
     def _source_changed(self, event: EvaluationEnded | BatchTaken | CheckpointSaved, at: datetime) -> SentItem:
         match event:
             case EvaluationEnded():
-                return self._source_item(event.source, _ended(at) | _eval_figures(event.metrics))
+                metrics = event.metrics
+                suites = [name for name in metrics if name.count("/") == 2 and name.endswith("/success_rate")]
+                figures = {"metrics_json": dict(metrics), "success_rate": metrics[suites[0]] if suites else None}
+                return self._source_item(event.source, _ended(at) | figures)
             case BatchTaken():
                 taken = {"cua_rl": {"group_ids": list(event.group_ids)}}
-                return self._source_item(RolloutSource(phase="step", step=event.step), taken)
+                item = self._source_item(RolloutSource(phase="step", step=event.step), taken)
+                return replace(item, waits_for_rollouts=True)
             case CheckpointSaved():
                 step = RolloutSource(phase="step", step=event.step)
                 return self._source_item(step, {"checkpoint_path": event.state_path})
@@ -201,7 +221,7 @@ class ItemMaker:
         return _turn_item(rollout_id, turn.index, payload)
 
     def _image(self, rollout_id: str, image: EncodedImage) -> str:
-        """The image, or only its hash if an earlier turn of the rollout has sent it."""
+        """The image as a data URI, or its hash if an earlier turn of the rollout has sent it."""
         known = self._sent_images.setdefault(rollout_id, set())
         if image.sha256 in known:
             return f"sha256:{image.sha256}"
@@ -263,7 +283,19 @@ class ItemMaker:
         }
         yield self._rollout_item(source, rollout.rollout_id, None, payload)
         if rollout.validation is not None:
-            yield _validation_item(rollout)
+            found = rollout.validation
+            yield SentItem(
+                kind="validations",
+                client_id=f"{rollout.rollout_id}:validation",
+                payload={
+                    "validation_query": found.query,
+                    "expected_result": found.expected,
+                    "actual_result": found.actual,
+                    "success": found.success,
+                    "execution_time": found.duration_s,
+                },
+                references={"rollout_id": ("rollouts", rollout.rollout_id)},
+            )
         self._sent_images.pop(rollout.rollout_id, None)
 
     def _step_trained(self, event: StepTrained, at: datetime) -> Iterator[SentItem]:
@@ -293,11 +325,6 @@ def _ended(at: datetime) -> dict[str, Any]:
     return {"status": "completed", "end_time": _iso(at)}
 
 
-def _eval_figures(metrics: Mapping[str, float]) -> dict[str, Any]:
-    rates = [value for name, value in metrics.items() if name.count("/") == 2 and name.endswith("/success_rate")]
-    return {"metrics_json": dict(metrics), "success_rate": rates[0] if rates else None}
-
-
 def _task_id(task: Task) -> str:
     return f"{task.task_id}@{task.seed}"
 
@@ -325,23 +352,6 @@ def _turn_item(rollout_id: str, index: int, payload: Mapping[str, Any]) -> SentI
         client_id=f"{rollout_id}:turn:{index + 1}",
         payload=payload,
         references={"rollout_id": ("rollouts", rollout_id)},
-    )
-
-
-def _validation_item(rollout: Rollout) -> SentItem:
-    assert rollout.validation is not None
-    validation = rollout.validation
-    return SentItem(
-        kind="validations",
-        client_id=f"{rollout.rollout_id}:validation",
-        payload={
-            "validation_query": validation.query,
-            "expected_result": validation.expected,
-            "actual_result": validation.actual,
-            "success": validation.success,
-            "execution_time": validation.duration_s,
-        },
-        references={"rollout_id": ("rollouts", rollout.rollout_id)},
     )
 
 

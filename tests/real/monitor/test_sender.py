@@ -6,15 +6,16 @@ from pathlib import Path
 
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import make_writer_engine
-from cua_rl.events import Event, TrainingEnded
+from cua_rl.events import BatchTaken, Event, TrainingEnded
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from scripts.check_ingest_outage import SAME
 from tests.fakes import FakeRecorder
 from tests.real.database.conftest import run_sql, with_database
-from tests.real.database.recorded import IMAGE_TOKEN, start
+from tests.real.database.recorded import IMAGE_TOKEN, start, step_end
+from tests.real.database.test_asynchronous import FIRST, SECOND, begun, ended
 from tests.real.monitor.conftest import serving
-from tests.real.monitor.events import make_step_events
+from tests.real.monitor.events import make_step_events, with_images
 
 
 def events() -> list[Event]:
@@ -52,6 +53,39 @@ async def test_nothing_is_lost_or_doubled_while_the_monitor_is_away(server_url: 
         assert num_before != run_sql(target, "SELECT count(*) FROM turns")
         for table, query in SAME.items():
             assert run_sql(target, query) == run_sql(url, query), table
+    finally:
+        run_sql(server_url, "DROP DATABASE sent WITH (FORCE)")
+
+
+async def test_an_asynchronous_run_has_the_same_steps_at_the_monitor(server_url: str, url: str, tmp_path: Path) -> None:
+    run_sql(server_url, "CREATE DATABASE sent TEMPLATE migrated")
+    target = with_database(server_url, "sent")
+    first, second = (with_images(group) for group in (FIRST, SECOND))
+    happened = [
+        *(start(), begun(2), *ended(second, 2), begun(1), BatchTaken(step=1, group_ids=("group 1",)), step_end(second)),
+        *(*ended(first, 2), begun(3), BatchTaken(step=2, group_ids=("group 0",)), step_end(first, step=2)),
+    ]
+    try:
+        engine = make_writer_engine(target)
+        _, token = create_project(engine, "p")
+        engine.dispose()
+        async with serving(target) as port, DatabaseRecorder(url, image_token_id=IMAGE_TOKEN) as own:
+            address = MonitorAddress(base_url=f"http://127.0.0.1:{port}", token=token)
+            async with SendingRecorder(own, address, tmp_path, image_token_id=IMAGE_TOKEN) as recorder:
+                for event in happened:
+                    await recorder.record(event)
+                await asyncio.wait_for(recorder.wait_until_sent(), 30)
+                await own.flush()
+        steps = (
+            "SELECT step, array_agg(group_id), steps.status, num_groups, num_ended_groups, cardinality(task_pks)"
+            " FROM steps LEFT JOIN groups ON step_id = steps.id GROUP BY steps.id ORDER BY step"
+        )
+        history = (
+            "SELECT step, new_status FROM status_history JOIN steps ON step_id = steps.id"
+            " ORDER BY step, status_history.id"
+        )
+        for query in (*SAME.values(), steps, history):
+            assert run_sql(target, query) == run_sql(url, query), query
     finally:
         run_sql(server_url, "DROP DATABASE sent WITH (FORCE)")
 
