@@ -60,7 +60,10 @@ def test_a_process_runs_until_it_has_ended() -> None:
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_processes_are_found_by_an_argument(platform: str, tmp_path: Path) -> None:
     argument = f"--user-data-dir={tmp_path}"
-    with subprocess.Popen(["sh", "-c", "read line", "sh", argument], stdin=subprocess.PIPE) as child:
+    command = ["sh", "-c", "echo started; read line", "sh", argument]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # while it is being started, the kernel does not show its arguments yet
         found = processes_with_argument(argument, platform)
         child.communicate(b"\n")
 
