@@ -243,15 +243,21 @@ async def test_killing_the_server_in_mid_flight_loses_no_turn(
     agent = gateway.openai_client("hit")
     asked = [asyncio.create_task(agent.responses.create(model="policy", input=[question(n)])) for n in range(12)]
     await asyncio.sleep(0.7)  # some are being sampled now
-    engine = next(
-        process for process in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(process.cmdline())
-    )
-    os.kill(engine.pid, signal.SIGKILL)
+    os.kill(engine_process(vllm).pid, signal.SIGKILL)
     answers = await asyncio.gather(*asked)
     turns = gateway.close_rollout("hit")
     assert vllm.num_restarts == 1
     assert sorted(turn.response_id for turn in turns) == sorted(answer.id for answer in answers)
     assert {turn.policy_version for turn in turns} == {7}
+
+
+def engine_process(server: VllmServer) -> psutil.Process:
+    """The engine of this server: other tests of this process may have one of their own."""
+    port = server.base_url.rpartition(":")[2]
+    for process in psutil.Process().children(recursive=True):
+        if process.cmdline()[1:2] == ["-m"] and port in process.cmdline():
+            return next(child for child in process.children() if "EngineCore" in " ".join(child.cmdline()))
+    raise AssertionError(f"expected a model server on port {port} among our processes, found none")
 
 
 async def test_a_server_says_before_training_how_many_screenshots_it_takes(vllm: VllmServer) -> None:
