@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -41,7 +41,6 @@ from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, o
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
 from cua_rl.settings import check_numbers, setting
-from cua_rl.types import Rollout
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots
 
@@ -92,7 +91,18 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
             judged, judgements = await _judge_all(database, training_id, known, judge)
     if not confusion(judged).num_verdicts:
         raise JudgeError(f"expected verdicts of {judge_config.model!r}, got none: {judgements[0].reason}")
-    record = calibration_json(_identity(judge_config), judged, _account(config, judgements))
+    record = calibration_json(
+        JudgeIdentity(
+            model=judge_config.model,
+            prompt_sha256=judge_config.prompt_sha256,
+            num_votes=judge_config.num_votes,
+            screenshots=judge_config.screenshots,
+            extra=judge_config.extra,
+            fingerprint=judge_config.fingerprint,
+        ),
+        judged,
+        _account(config, judgements),
+    )
     await asyncio.to_thread(_write, path, record)
     _print(judge_config, judged, judgements)
     print(f"record in {path}")
@@ -134,7 +144,7 @@ async def _judge_all(
     """Judge the rollouts in batches, so that their screenshots fit into memory."""
     judged: list[Judged] = []
     judgements: list[Judgement] = []
-    for batch in _batches(known):
+    for batch in (known[start : start + _BATCH] for start in range(0, len(known), _BATCH)):
         async with database.sessions() as session:
             rollouts = await load_rollouts(session, training_id, [item.rollout_id for item in batch])
         cases = [
@@ -148,36 +158,20 @@ async def _judge_all(
         ]
         said = await asyncio.gather(*(judge.judge(case, decides=False) for case in cases))
         judgements += said
-        judged += [_judged(*one) for one in zip(batch, rollouts, said, strict=True)]
+        judged += [
+            Judged(
+                rollout_id=item.rollout_id,
+                task_id=rollout.task_id,
+                category=item.category,
+                truth=rollout.success,
+                verdict=judgement.success,
+                agreement=judgement.agreement,
+                reason=judgement.reason,
+            )
+            for item, rollout, judgement in zip(batch, rollouts, said, strict=True)
+        ]
         print(f"{len(judged)} of {len(known)}", flush=True)
     return judged, judgements
-
-
-def _batches(known: Sequence[KnownRollout]) -> Iterator[Sequence[KnownRollout]]:
-    return (known[start : start + _BATCH] for start in range(0, len(known), _BATCH))
-
-
-def _judged(item: KnownRollout, rollout: Rollout, judgement: Judgement) -> Judged:
-    return Judged(
-        rollout_id=item.rollout_id,
-        task_id=rollout.task_id,
-        category=item.category,
-        truth=rollout.success,
-        verdict=judgement.success,
-        agreement=judgement.agreement,
-        reason=judgement.reason,
-    )
-
-
-def _identity(config: JudgeConfig) -> JudgeIdentity:
-    return JudgeIdentity(
-        model=config.model,
-        prompt_sha256=config.prompt_sha256,
-        num_votes=config.num_votes,
-        screenshots=config.screenshots,
-        extra=config.extra,
-        fingerprint=config.fingerprint,
-    )
 
 
 def _account(config: CalibrateConfig, judgements: Sequence[Judgement]) -> dict[str, object]:
