@@ -159,17 +159,16 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
     async with (
         EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
-        VllmServer(config, folder / "server.log", make_command=serve_command) as server,
+        VllmServer(ServerConfig(model_path=TINY_QWEN3_VL), folder / "server.log", make_command=serve_command) as server,
         SlowSampler(server) as sampler,
     ):
         await migrate(postgres.url)
         async with DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as database:
             recorder = CountingRecorder(database)
-            await recorder.record(
-                TrainingStarted(
-                    run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
-                )
+            started = TrainingStarted(
+                run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
             )
+            await recorder.record(started)
 
             async def make_phone(_: DeviceRequest) -> RemotePhone:
                 return RemotePhone(screens)
