@@ -152,7 +152,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def measure(options: argparse.Namespace, folder: Path) -> None:
     """Run and print."""
     renderer = make_renderer(TINY_QWEN3_VL)
-    config = ServerConfig(model_path=TINY_QWEN3_VL)
     trainer, log, rng = IdleTrainer(), MemoryLog(), Random(1)
     tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
     shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")

@@ -40,7 +40,8 @@ def _decode(uri: str) -> EncodedImage | None:
     _, comma, encoded = uri.partition(";base64,")
     try:
         data = b64decode(encoded, validate=True) if comma else b""
-        image_format = next((name for start, name in _FORMATS.items() if data.startswith(start)), None)
+        found = (name for start, name in _FORMATS.items() if data.startswith(start))
+        image_format: ImageFormat | None = next(found, None)
         width_px, height_px = (0, 0) if image_format is None else image_size(data)
     except (ValueError, RequestError):
         return None
