@@ -334,7 +334,7 @@ async def run_loop(
 def freeze_loaded_objects() -> None:
     """Exclude all objects loaded so far from garbage collection: they live as long as the process.
 
-    Every full collection walked over it and held the event loop for up to 0.3 s.
+    A full collection that traverses them blocks the event loop for up to 0.3 s.
     """
     gc.collect()
     gc.freeze()
