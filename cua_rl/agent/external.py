@@ -21,8 +21,8 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.agent.tools import Finish
 from cua_rl.devices.device import Device
 from cua_rl.errors import AgentError
+from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
-from cua_rl.types import Json
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,9 @@ from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device
 from cua_rl.errors import ConfigError, SamplingError, boundary
+from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types import AgentTurn, Json, StopReason
+from cua_rl.types import AgentTurn, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

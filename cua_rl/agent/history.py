@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from cua_rl.errors import ConfigError
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 DROPPED_IMAGE = "(old screenshot left out)"
 

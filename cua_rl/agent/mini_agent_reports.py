@@ -26,7 +26,7 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.conversation import EncodedImage
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 _STEP_STARTS = ("step_start", "turn_start")
 _STEP_ENDS = ("step_end", "turn_end")

@@ -29,7 +29,7 @@ from cua_rl.actions import (
 )
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import DeviceKind
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0

@@ -6,10 +6,11 @@ from functools import partial
 
 from cua_rl.evaluation.statistics import pass_at_k, success_interval
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+from cua_rl.types import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from cua_rl.conversation import Item, ParsedAnswer, Tool
 from cua_rl.errors import ConfigError
+from cua_rl.model_input import ModelInput
 from cua_rl.renderers.chat_format import is_thinking_model
 from cua_rl.renderers.qwen3_vl import load_qwen3, load_qwen3_vl, load_qwen3_vl_thinking
 from cua_rl.renderers.replay import ReplayedItem
-from cua_rl.types import ModelInput
 
 
 class Renderer(Protocol):

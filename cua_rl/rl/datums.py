@@ -12,8 +12,9 @@ from enum import StrEnum
 from hashlib import sha256
 from itertools import groupby
 
+from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.rl.advantages import ScoredGroup
-from cua_rl.types import Datum, EncodedTextChunk, ModelInput, ModelTurn, Rollout
+from cua_rl.types import Datum, ModelTurn, Rollout
 
 TurnLogprobs = tuple[tuple[int, tuple[float, ...]], ...]
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from cua_rl.errors import ParityError
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.model_input import ImageChunk
+from cua_rl.types import Datum
 
 LIKELY_CAUSES = (
     "the server serves another adapter than the trainer holds, the image preprocessing differs (resize limits, "

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from cua_rl.policy import AdapterRef
 from cua_rl.sampling.canary import Canary, canary_datum
-from cua_rl.types import AdapterRef, Datum
+from cua_rl.types import Datum
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
 NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still use it), and one more for inspection

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from cua_rl.evaluation.evaluate import EvalResult
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
@@ -23,7 +24,7 @@ from cua_rl.rl.step_metrics import rollout_metrics
 from cua_rl.rl.train_step import Trainer, TrainStepResult, TrainStepSettings
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+from cua_rl.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,10 @@ from typing import Protocol
 
 from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.judge.request import Case
-from cua_rl.judgement import Judgement
+from cua_rl.judgement import Judgement, Validation
+from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.tasks.task import Task
-from cua_rl.types import StopReason, Turn, Validation
+from cua_rl.types import StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,18 @@ class Outcome:
             case _:
                 raise error
         return cls(stop_reason=stop_reason, error=str(error))
+
+    def evidence(self, turns: Sequence[Turn]) -> Evidence | None:
+        """The input of the reward function; None if a fault ended the rollout."""
+        if self.validation is None:
+            return None
+        return build_evidence(
+            self.validation,
+            self.stop_reason,
+            turns,
+            max_turns=self.max_turns,
+            first_success_turn=self.first_success_turn,
+        )
 
 
 class Judge(Protocol):

@@ -14,9 +14,10 @@ from typing import Any, Self, TypeVar
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.policy import AdapterRef
 from cua_rl.processes import OwnedProcess
 from cua_rl.training import wire
-from cua_rl.types import AdapterRef, Datum
+from cua_rl.types import Datum
 
 _WORKER = "cua_rl.training.worker"
 

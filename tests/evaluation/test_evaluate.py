@@ -8,9 +8,9 @@ from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import Evaluator, TaskOutcomes, summarise
 from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted
 from cua_rl.metrics import check_names
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.types import AdapterRef, SamplingParams
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
 SOURCE = RolloutSource(phase="eval", step=7)
