@@ -1,4 +1,4 @@
-"""What a model reads: text tokens and images, in order."""
+"""Model inputs: text tokens and images in the order in which the model reads them."""
 
 from dataclasses import dataclass
 

@@ -82,7 +82,7 @@ class AgentTurn:
     action: Action | None = None
     """None if the answer could not be parsed or ended the rollout."""
     action_error: str | None = None
-    """What the model was told if its answer could not be parsed or its action could not be executed."""
+    """The error message to the model if its answer could not be parsed or its action could not be executed."""
     after: EncodedImage | None = None
     """None if nothing was executed."""
     durations_s: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTask:
-    """What an agent is told to do in one rollout."""
+    """The task of an agent in one rollout."""
 
     rollout_id: str
     instruction: str

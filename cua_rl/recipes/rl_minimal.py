@@ -17,7 +17,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.agent.history import FullHistory
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
 from cua_rl.devices.pool import open_pool
 from cua_rl.evaluation.attempts import NoRecorder
@@ -115,7 +114,7 @@ async def open_engine(folder: Path) -> AsyncGenerator[tuple[TrainingClient, Samp
         runner = RolloutRunner(
             devices=pool,
             gateway=Gateway(sampler, RENDERER, EXPLORING),  # gives every rollout an OpenAI address, keeps its tokens
-            agent=GBoxAgent(history=FullHistory()),
+            agent=GBoxAgent(),
             reward=binary_reward,
             recorder=NoRecorder(),
             max_turns=20,

@@ -18,7 +18,7 @@ NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still us
 
 
 class WeightSource(Protocol):
-    """What publication needs of the trainer."""
+    """The trainer, as far as publication uses it."""
 
     async def save_state(self, path: Path) -> None: ...
 
@@ -99,7 +99,7 @@ class ServedPolicy:
 
 
 class CanaryTrainer(Protocol):
-    """What the canary needs of the trainer."""
+    """The trainer, as far as the canary uses it."""
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
 

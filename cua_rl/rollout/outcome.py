@@ -1,4 +1,4 @@
-"""How a rollout ended, and what its validator and judge say of it."""
+"""The outcome of a rollout: its stop reason, and the verdict of validator or judge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +64,7 @@ class Judge(Protocol):
 async def ask_judge(
     judge: Judge | None, task: Task, outcome: Outcome, turns: Sequence[Turn], *, always: bool
 ) -> Outcome:
-    """The outcome with the judge's verdict, if a verdict is needed; with `always`, also beside a validator.
+    """The outcome with the judge's verdict, if one is needed; with `always`, also if a validator decides.
 
     If nothing else validates the task, a missing verdict is a fault of the task. A rollout that ended before its first
     turn, for instance because its first prompt did not fit, has failed and needs no verdict.

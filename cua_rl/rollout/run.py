@@ -101,7 +101,7 @@ class RolloutRunner:
         )
 
     async def _attempt(self, plan: RolloutPlan, rollout_id: str, turns: list[Turn]) -> Outcome:
-        """Lease, prepare, act, validate; `turns` fills up on the way, so that a fault keeps what was done."""
+        """Lease, prepare, act, validate; turns are appended to `turns` as they happen, so that a fault keeps them."""
         task, max_turns = plan.task, min(plan.task.max_turns, self.max_turns)
         first_success_turn: int | None = None
 

@@ -269,7 +269,7 @@ def _parts(
     )
     own_temperature = config.evaluation.eval_temperature
     evaluator = Evaluator(
-        plan.eval_tasks,
+        tasks=plan.eval_tasks,
         runner=make_run_runner(),
         params=_sampling_params(config, config.temperature if own_temperature is None else own_temperature),
         recorder=recorder,

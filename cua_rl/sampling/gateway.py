@@ -23,6 +23,7 @@ from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.http_server import serve_app
 from cua_rl.model_input import ModelInput
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
@@ -30,13 +31,7 @@ from cua_rl.renderers.openai_items import conversation_from_chat, conversation_f
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
-from cua_rl.sampling.gateway_app import (
-    ContextOverflow,
-    UnknownRollout,
-    in_process_client,
-    make_gateway_app,
-    serve_app,
-)
+from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers

@@ -111,8 +111,8 @@ class TrainingClient:
         return output
 
     async def trainer_metrics(self) -> dict[str, float]:
-        """What the trainer computed since the last time, how fast and in how much memory, under metric names."""
-        return dict((await self._ask(wire.TakeAccount(), wire.AccountOutput)).metrics)
+        """Work, speed and memory of the trainer since the last call, under metric names."""
+        return dict((await self._ask(wire.TrainerMetrics(), wire.TrainerMetricsOutput)).metrics)
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false
-"""What a policy loss is combined with: the weight of off-policy tokens, and the KL divergence from the reference.
+"""Terms beyond the policy loss itself: the weight of off-policy tokens, and the KL divergence from the reference.
 
 Shapes and names as in `losses.py`.
 """

@@ -11,6 +11,7 @@ from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.pool import DevicePool, PoolLimits
 from cua_rl.events import RolloutSource
+from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import score_reward
@@ -18,7 +19,6 @@ from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.gym_executions import GYM, GymExecutions

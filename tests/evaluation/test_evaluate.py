@@ -42,7 +42,7 @@ def make_evaluator(agent: FakeAgent, recorder: FakeRecorder, num_attempts: int) 
     )
     tasks = [make_task("first"), make_task("second", seed=2)]
     params = SamplingParams(max_tokens=8, temperature=0.0)
-    return Evaluator(tasks, runner=runner, params=params, recorder=recorder, num_attempts=num_attempts)
+    return Evaluator(tasks=tasks, runner=runner, params=params, recorder=recorder, num_attempts=num_attempts)
 
 
 def test_a_summary_by_hand() -> None:

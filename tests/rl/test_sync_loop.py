@@ -68,7 +68,7 @@ def settings(**changes: Any) -> LoopSettings:
 
 def parts(agent: FakeAgent, trainer: FakeTrainer | None = None) -> tuple[LoopParts, Bench, Log, FakePolicy]:
     bench, log, policy = Bench(agent), Log(), FakePolicy()
-    evaluator = Evaluator([make_task(seed=9)], runner=bench.runner, params=PARAMS, recorder=bench.recorder)
+    evaluator = Evaluator(tasks=[make_task(seed=9)], runner=bench.runner, params=PARAMS, recorder=bench.recorder)
     made = LoopParts(
         tasks=Seeds(),
         runner=bench.runner,

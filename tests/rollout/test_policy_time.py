@@ -76,7 +76,7 @@ class Waiting:
 async def evaluate(agent: Any, limits: TimeLimits, num_tasks: int = 400) -> EvalResult:
     bench = SlowBench(agent, max_devices=num_tasks, time_limits=limits)
     tasks = [make_task(f"task-{number}", seed=number) for number in range(num_tasks)]
-    evaluator = Evaluator(tasks, runner=bench.runner, params=PARAMS, recorder=bench.recorder)
+    evaluator = Evaluator(tasks=tasks, runner=bench.runner, params=PARAMS, recorder=bench.recorder)
     return await evaluator.run(RolloutSource(phase="eval", step=0), AdapterRef(path=None, policy_version=0))  # type: ignore[arg-type]
 
 
