@@ -27,7 +27,6 @@ from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.evaluation.judge_calibration import (
     Confusion,
     Judged,
-    JudgeIdentity,
     Rate,
     calibration_json,
     confusion,
@@ -92,7 +91,7 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
             judged, judgements = await _judge_all(database, training_id, known, judge)
     if not confusion(judged).num_verdicts:
         raise JudgeError(f"expected verdicts of {judge_config.model!r}, got none: {judgements[0].reason}")
-    record = calibration_json(_identity(judge_config), judged, _account(config, judgements))
+    record = calibration_json(judge_config, judged, _account(config, judgements))
     await asyncio.to_thread(_write, path, record)
     _print(judge_config, judged, judgements)
     print(f"record in {path}")
@@ -166,17 +165,6 @@ def _judged(item: KnownRollout, rollout: Rollout, judgement: Judgement) -> Judge
         verdict=judgement.success,
         agreement=judgement.agreement,
         reason=judgement.reason,
-    )
-
-
-def _identity(config: JudgeConfig) -> JudgeIdentity:
-    return JudgeIdentity(
-        model=config.model,
-        prompt_sha256=config.prompt_sha256,
-        num_votes=config.num_votes,
-        screenshots=config.screenshots,
-        extra=config.extra,
-        fingerprint=config.fingerprint,
     )
 
 

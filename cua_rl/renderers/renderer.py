@@ -7,10 +7,10 @@ from typing import Protocol
 
 from cua_rl.conversation import Item, ParsedAnswer, Tool
 from cua_rl.errors import ConfigError
+from cua_rl.model_input import ModelInput
 from cua_rl.renderers.chat_format import is_thinking_model
 from cua_rl.renderers.qwen3_vl import load_qwen3, load_qwen3_vl, load_qwen3_vl_thinking
 from cua_rl.renderers.replay import ReplayedItem
-from cua_rl.types import ModelInput
 
 
 class Renderer(Protocol):
@@ -84,23 +84,22 @@ def make_renderer(model_path: Path, renderer_name: str | None = None) -> Rendere
     Raises:
         ConfigError: no such renderer, none for this type of model, or files missing in the folder.
     """
-    name = renderer_name or _detect_name(model_path)
+    name = renderer_name
+    if not name:
+        path = model_path / "config.json"
+        if not path.is_file():
+            raise ConfigError(
+                f"expected a model folder with {str(path)!r}, got no such file; give the path of a downloaded model"
+            )
+        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+        if model_type not in _NAME_OF_MODEL_TYPE:
+            raise ConfigError(
+                f"expected a model_type among {sorted(_NAME_OF_MODEL_TYPE)} in {str(path)!r}, got {model_type!r}; "
+                f"use such a model, or set renderer_name to one of {sorted(_LOADERS)}"
+            )
+        name = _NAME_OF_MODEL_TYPE[model_type]
+        if name == "qwen3_vl" and is_thinking_model(model_path):
+            name = "qwen3_vl_thinking"
     if name not in _LOADERS:
         raise ConfigError(f"expected a renderer among {sorted(_LOADERS)}, got {name!r}; correct renderer_name")
     return _LOADERS[name](model_path)
-
-
-def _detect_name(model_path: Path) -> str:
-    path = model_path / "config.json"
-    if not path.is_file():
-        raise ConfigError(
-            f"expected a model folder with {str(path)!r}, got no such file; give the path of a downloaded model"
-        )
-    model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-    if model_type not in _NAME_OF_MODEL_TYPE:
-        raise ConfigError(
-            f"expected a model_type among {sorted(_NAME_OF_MODEL_TYPE)} in {str(path)!r}, got {model_type!r}; "
-            f"use such a model, or set renderer_name to one of {sorted(_LOADERS)}"
-        )
-    name = _NAME_OF_MODEL_TYPE[model_type]
-    return "qwen3_vl_thinking" if name == "qwen3_vl" and is_thinking_model(model_path) else name

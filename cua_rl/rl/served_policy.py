@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from cua_rl.policy import AdapterRef
 from cua_rl.sampling.canary import Canary, canary_datum
-from cua_rl.types import AdapterRef, Datum
+from cua_rl.types import Datum
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
 NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still use it), and one more for inspection
 
 
 class WeightSource(Protocol):
-    """What publication needs of the trainer."""
+    """The trainer, as far as publication uses it."""
 
     async def save_state(self, path: Path) -> None: ...
 
@@ -98,7 +99,7 @@ class ServedPolicy:
 
 
 class CanaryTrainer(Protocol):
-    """What the canary needs of the trainer."""
+    """The trainer, as far as the canary uses it."""
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
 

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from random import Random
 from typing import Protocol
 
@@ -24,7 +25,7 @@ Rows = Sequence[tuple[float, ...]]
 
 
 class Trainer(Protocol):
-    """What a training step needs of the trainer (Tinker's verbs)."""
+    """The trainer, as far as a training step uses it (Tinker's verbs)."""
 
     async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
 
@@ -51,7 +52,7 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepSettings:
-    """How a batch is trained on."""
+    """Training configuration of a step."""
 
     loss: LossConfig
     optim: OptimConfig
@@ -151,8 +152,8 @@ def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: i
 async def _complete_advantages(
     trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings
 ) -> tuple[list[Datum], Rows | None, dict[str, float]]:
-    """Apply what needs the whole step: batch standard deviation and KL penalty. Also reference log-probabilities if the
-    loss has a KL term, and metrics.
+    """Complete the advantages with terms over the whole batch: its standard deviation and the KL penalty. Also returns
+    reference log-probabilities if the loss has a KL term, and metrics.
     """
     completed, metrics = list(datums), dict[str, float]()
     if settings.advantages == "batch_std":
@@ -241,19 +242,17 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     weights = [part.get("optim/trained_tokens", 1.0) for part in parts]
     combined: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        present = [(part[name], weight) for part, weight in zip(parts, weights, strict=True) if name in part]
-        combined[name] = _combine(name, [value for value, _ in present], [weight for _, weight in present])
+        values = [part[name] for part in parts if name in part]
+        if name in _COUNTS:
+            combined[name] = sum(values)
+        elif name.endswith(("max", "_p99")):
+            combined[name] = max(values)
+        elif name.endswith("min"):
+            combined[name] = min(values)
+        else:
+            present = [weight for part, weight in zip(parts, weights, strict=True) if name in part]
+            combined[name] = sum(map(mul, values, present)) / sum(present)
     return combined
-
-
-def _combine(name: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    if name in _COUNTS:
-        return sum(values)
-    if name.endswith(("max", "_p99")):
-        return max(values)
-    if name.endswith("min"):
-        return min(values)
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
 async def _measure_move(

@@ -185,7 +185,7 @@ class VllmServer:
             self._ready.set()
 
     async def _restart(self, status: int) -> None:
-        """Start again and call the hooks, which restore state; a failure on the way counts as another death."""
+        """Start again and call the hooks, which restore state; a failure in between counts as another crash."""
         while True:
             if self.num_restarts >= self._max_restarts:
                 raise SamplingError(

@@ -25,10 +25,10 @@ from typing import Any, cast, get_args
 
 from cua_rl.devices.device import AppDevice, Device, ShellDevice
 from cua_rl.errors import ConfigError, TaskError, boundary
+from cua_rl.judgement import Validation
 from cua_rl.tasks.adb_client import AdbClient
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 Hook = Callable[..., Any]
 """A function of a folder, plain or async: (adb) or (adb, answer)."""

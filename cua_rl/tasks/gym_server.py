@@ -16,9 +16,10 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.gym.fields import GymTaskRef, first_text, mapping, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
+from cua_rl.json_types import Json
+from cua_rl.judgement import Validation
 from cua_rl.tasks.source_config import training_ids
 from cua_rl.tasks.task import Difficulty, Task, Template
-from cua_rl.types import Json, Validation
 
 DEFAULT_BASE_URL = "http://localhost:5010"
 DEFAULT_GYM_ID = "umetrip"

@@ -10,7 +10,7 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.simulator.start import Start
-from cua_rl.types import Validation
+from cua_rl.judgement import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]

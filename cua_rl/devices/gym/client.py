@@ -13,7 +13,7 @@ import httpx
 from cua_rl.devices.device import AgentReport
 from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef, mapping, parse_evaluation, parse_execution
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 logger = logging.getLogger(__name__)
 

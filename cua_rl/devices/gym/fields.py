@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

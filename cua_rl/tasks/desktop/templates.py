@@ -12,8 +12,8 @@ from cua_rl.actions import Action, PressKey, TypeText, Wait
 from cua_rl.devices.desktop.device import LinuxDesktop
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
+from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 FIRST_EVAL_SEED = 1_000_000
 _TRAIN_WORDS = (

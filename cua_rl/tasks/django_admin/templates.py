@@ -8,10 +8,10 @@ from random import Random
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.errors import TaskError
+from cua_rl.judgement import Validation
 from cua_rl.tasks.django_admin.server import LentSite
 from cua_rl.tasks.django_admin.state import Names, Person, SiteState, draw_names
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 ADMIN_BROWSER = DeviceAbilities(
     name="a browser with a Django admin site",

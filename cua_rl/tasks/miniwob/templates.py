@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.judgement import Validation
 from cua_rl.tasks.miniwob.pages import begin, html_folder, read_result
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 DEVELOPMENT = (
     "click-button", "click-checkboxes", "click-checkboxes-soft", "click-collapsible-2-nodelay", "click-color",
