@@ -153,24 +153,22 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def measure(options: argparse.Namespace, folder: Path) -> None:
     """Run and print."""
     renderer = make_renderer(TINY_QWEN3_VL)
-    config = ServerConfig(model_path=TINY_QWEN3_VL)
     trainer, log, rng = IdleTrainer(), MemoryLog(), Random(1)
     tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
     shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
     screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
     async with (
         EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
-        VllmServer(config, folder / "server.log", make_command=serve_command) as server,
+        VllmServer(ServerConfig(model_path=TINY_QWEN3_VL), folder / "server.log", make_command=serve_command) as server,
         SlowSampler(server) as sampler,
     ):
         await migrate(postgres.url)
         async with DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as database:
             recorder = CountingRecorder(database)
-            await recorder.record(
-                TrainingStarted(
-                    run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
-                )
+            started = TrainingStarted(
+                run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
             )
+            await recorder.record(started)
 
             async def make_phone(_: DeviceRequest) -> RemotePhone:
                 return RemotePhone(screens)

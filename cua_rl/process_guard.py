@@ -15,15 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
-
-ListDescendants = Callable[[], list[int]]
-"""Numbers of all living processes that the command has started, itself included."""
 
 
 def main(arguments: list[str], platform: str = sys.platform) -> int:
@@ -37,7 +33,18 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
     child = subprocess.Popen(command, preexec_fn=lambda: _prepare_child(libc))
     while child.poll() is None and not _closed(lifeline):
         pass
-    _stop(child, stop_timeout_s, _descendants if platform == "linux" else lambda: _session_members(child.pid))
+    # numbers of all living processes that the command has started, itself included
+    descendants = _descendants if platform == "linux" else lambda: _session_members(child.pid)
+    _signal_all(signal.SIGTERM, descendants())
+    deadline = time.monotonic() + stop_timeout_s
+    while descendants() and time.monotonic() < deadline:
+        _reap(child)
+        time.sleep(_POLL_S)
+    while left := descendants():
+        _signal_all(signal.SIGKILL, left)
+        _reap(child)
+        time.sleep(_POLL_S)
+    child.wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
@@ -52,19 +59,6 @@ def _prepare_child(libc: ctypes.CDLL | None) -> None:
 def _closed(lifeline: int) -> bool:
     readable, _, _ = select.select([lifeline], [], [], _POLL_S)
     return bool(readable) and os.read(lifeline, 1) == b""
-
-
-def _stop(child: subprocess.Popen[bytes], stop_timeout_s: float, descendants: ListDescendants) -> None:
-    _signal_all(signal.SIGTERM, descendants())
-    deadline = time.monotonic() + stop_timeout_s
-    while descendants() and time.monotonic() < deadline:
-        _reap(child)
-        time.sleep(_POLL_S)
-    while left := descendants():
-        _signal_all(signal.SIGKILL, left)
-        _reap(child)
-        time.sleep(_POLL_S)
-    child.wait()
 
 
 def _reap(child: subprocess.Popen[bytes]) -> None:

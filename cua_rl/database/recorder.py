@@ -9,7 +9,7 @@ from typing import Self
 
 import psycopg
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
@@ -175,13 +175,9 @@ def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent]) -> Scop
                 write_heartbeat(connection, scope, datetime.now(UTC))
                 return scope
         except (OperationalError, InterfaceError) as error:
-            if _is_passing(error):
+            # a retry helps after a lost connection, a shutdown, a full disk or a deadlock
+            cause = error.orig
+            state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+            if state is None or state[:2] in _PASSING_STATES:
                 raise _Away(str(error.orig).strip().splitlines()[0]) from error
             raise
-
-
-def _is_passing(error: DBAPIError) -> bool:
-    """True for a lost connection, a shutdown, a full disk or a deadlock: SQLSTATE classes for which a retry helps."""
-    cause = error.orig
-    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    return state is None or state[:2] in _PASSING_STATES

@@ -178,14 +178,6 @@ def _explain(error: BaseException) -> str:
 
 def _parse(batch: _Batch, item_class: type[_Item], payload: dict[str, Any]) -> tuple[_Item, dict[str, Any]]:
     """The item, and its payload; images in it are stored and replaced by their hashes."""
-    _check_depth(payload)
-    without_images, images = take_images(payload)
-    if images:
-        insert_images(batch.connection, images)
-    return item_class.model_validate(without_images), without_images
-
-
-def _check_depth(payload: dict[str, Any]) -> None:
     front: list[dict[str, Any] | list[Any]] = [payload]
     depth = 0
     while front:
@@ -194,6 +186,10 @@ def _check_depth(payload: dict[str, Any]) -> None:
             raise ItemRefused(f"expected JSON at most {_MAX_DEPTH} levels deep, got more")
         inner = [item for value in front for item in (value.values() if isinstance(value, dict) else value)]
         front = [item for item in inner if isinstance(item, dict | list)]
+    without_images, images = take_images(payload)
+    if images:
+        insert_images(batch.connection, images)
+    return item_class.model_validate(without_images), without_images
 
 
 def _store_training(batch: _Batch, payload: dict[str, Any]) -> int:
@@ -242,7 +238,11 @@ def _store_row(batch: _Batch, kind: str, item: sent.Sent, item_id: int) -> int |
         case sent.SentTask():
             return add_tasks(batch.connection, [received.task_of(item)])[0]
         case sent.SentEnvironment():
-            return _update_device(batch, item_id)
+            # it has a row from the moment at which a rollout uses it
+            known = batch.find_item("environments", item_id)
+            query = select(Environment.rollout_pk).where(Environment.id == known.row_id)
+            used_by = None if known.row_id is None else batch.connection.scalar(query)
+            return known.row_id if used_by is None else _write_device(batch, used_by, known.payload)
         case sent.SentSource():
             batch.require_run(item.training_id)
             return batch.write(received.source_report(item, _PHASES[kind]))
@@ -313,14 +313,6 @@ def _find_source(batch: _Batch, item: sent.SentRollout) -> SourceRow:
     if found is None:
         raise ItemRefused(f"expected a parent that is still there, got {kind} {item_id}; send it again")
     return found
-
-
-def _update_device(batch: _Batch, item_id: int) -> int | None:
-    """An environment has a row from the moment at which a rollout uses it."""
-    known = batch.find_item("environments", item_id)
-    query = select(Environment.rollout_pk).where(Environment.id == known.row_id)
-    rollout_pk = None if known.row_id is None else batch.connection.scalar(query)
-    return known.row_id if rollout_pk is None else _write_device(batch, rollout_pk, known.payload)
 
 
 def _write_device(batch: _Batch, rollout_pk: int, payload: Mapping[str, Any]) -> int:

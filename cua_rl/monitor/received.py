@@ -60,6 +60,11 @@ class ItemRefused(CuaError):
 def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_name: str, folder: str) -> TrainingReport:
     """The run of that name in `folder`; fields of the payload without a column become settings."""
     ours = item.cua_rl
+    attempt = ours.get("attempt")
+    try:
+        attempt_id = None if attempt is None else UUID(str(attempt))
+    except ValueError:
+        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {str(attempt)[:100]!r}") from None
     columns: Columns = {}
     if item.status is not None:
         columns["status"] = _ENDED.get(item.status, "running")
@@ -73,7 +78,7 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
     return TrainingReport(
         run_name=run_name,
         log_path=folder,
-        attempt_id=_attempt_id(ours.get("attempt")),
+        attempt_id=attempt_id,
         image_token_id=int(ours.get("image_token_id", 0)),
         first_step=int(ours.get("first_step", 1)),
         kept_group_ids=_names(ours.get("kept_group_ids")),
@@ -81,13 +86,6 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
         settings=mask_secrets(settings | _as_object(item.config_json)),
         columns=columns,
     )
-
-
-def _attempt_id(given: object) -> UUID | None:
-    try:
-        return None if given is None else UUID(str(given))
-    except ValueError:
-        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {str(given)[:100]!r}") from None
 
 
 def _names(given: object) -> tuple[str, ...]:
@@ -124,7 +122,16 @@ def source_report(item: sent.SentSource, phase: Phase) -> SourceReport:
     is_step = phase == "step"
     if is_step and (item.step is None or item.step < 0):
         raise ItemRefused(f"expected the number of a step, 0 or more, got {item.step!r}")
-    columns = _group_counts(item)
+    progress = _as_object(item.rollout_progress)
+    counts = {
+        "num_groups": progress.get("total_groups", item.total_tasks),
+        "num_ended_groups": progress.get("completed_groups", item.completed_tasks),
+    }
+    columns: Columns = {
+        name: min(max(0, int(value)), 2**31 - 1)
+        for name, value in counts.items()
+        if isinstance(value, int | float) and abs(value) < 1e9
+    }
     metrics = _metrics(item)
     if metrics:
         columns["metrics"] = metrics
@@ -170,19 +177,6 @@ def _metrics(item: sent.SentSource) -> dict[str, float]:
         name[:300]: float(value)
         for name, value in _as_object(item.metrics_json).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    }
-
-
-def _group_counts(item: sent.SentSource) -> Columns:
-    progress = _as_object(item.rollout_progress)
-    counts = {
-        "num_groups": progress.get("total_groups", item.total_tasks),
-        "num_ended_groups": progress.get("completed_groups", item.completed_tasks),
-    }
-    return {
-        name: min(max(0, int(value)), 2**31 - 1)
-        for name, value in counts.items()
-        if isinstance(value, int | float) and abs(value) < 1e9
     }
 
 

@@ -1,6 +1,6 @@
 """Queries about rollouts: filtered lists, one rollout with its turns, human verdicts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import Any, cast
@@ -70,15 +70,7 @@ async def list_rollouts(
     run: RunAccess, wanted: RolloutFilter, *, cursor: str | None, limit: int
 ) -> Page[schemas.RolloutItem]:
     """Rollouts of a run, newest first."""
-    query = _filtered(_rollouts_of(run), wanted).order_by(RolloutRow.id.desc()).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(RolloutRow.id < decode_number(cursor))
-    rows = (await run.session.execute(query)).all()
-    more = encode_cursor(rows[limit - 1][0].id) if len(rows) > limit else None
-    return Page(items=await rollout_items(run, rows[:limit]), next_cursor=more)
-
-
-def _filtered(query: AnySelect, wanted: RolloutFilter) -> AnySelect:
+    query = _rollouts_of(run)
     exact = {
         RolloutRow.task_id: wanted.task_id,
         RolloutRow.seed: wanted.seed,
@@ -100,13 +92,28 @@ def _filtered(query: AnySelect, wanted: RolloutFilter) -> AnySelect:
             RolloutRow.rollout_id.startswith(wanted.search, autoescape=True)
             | RolloutRow.task_id.icontains(wanted.search, autoescape=True)
         )
-    return query
+    query = query.order_by(RolloutRow.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        query = query.where(RolloutRow.id < decode_number(cursor))
+    rows = (await run.session.execute(query)).all()
+    more = encode_cursor(rows[limit - 1][0].id) if len(rows) > limit else None
+    return Page(items=await rollout_items(run, rows[:limit]), next_cursor=more)
 
 
 async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.RolloutItem]:
     """Rows of `_rollouts_of` as items."""
     overrides = await load_overrides(run.session, (row[0].id for row in rows))
-    screens = await _last_screens(run, [row[0].id for row in rows])
+    # the last screenshot of each rollout, and the action if its result is not known yet
+    last = (
+        select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
+        .where(TurnRow.rollout_pk.in_([row[0].id for row in rows]))
+        .order_by(TurnRow.rollout_pk, TurnRow.turn_index.desc())
+        .ext(distinct_on(TurnRow.rollout_pk))
+    )
+    screens: dict[int, dict[str, Any]] = {
+        key: {"last_sha256": after or before, "last_action": None if after else action}
+        for key, before, after, action in await run.session.execute(last)
+    }
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
     instructions = {key: text for key, text in await run.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
     return [
@@ -117,20 +124,6 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
         )
         for row in rows
     ]
-
-
-async def _last_screens(run: RunAccess, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The last screenshot of each rollout, and the action if its result is not known yet."""
-    query = (
-        select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
-        .where(TurnRow.rollout_pk.in_(keys))
-        .order_by(TurnRow.rollout_pk, TurnRow.turn_index.desc())
-        .ext(distinct_on(TurnRow.rollout_pk))
-    )
-    return {
-        key: {"last_sha256": after or before, "last_action": None if after else action}
-        for key, before, after, action in await run.session.execute(query)
-    }
 
 
 async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> list[schemas.RolloutItem]:
@@ -178,6 +171,13 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     changes = select(StatusChange).where(StatusChange.rollout_pk == row.id).order_by(StatusChange.id)
     siblings = select(RolloutRow.rollout_id, RolloutRow.member_index).where(RolloutRow.group_pk == row.group_pk)
     siblings = siblings.order_by(RolloutRow.member_index, RolloutRow.id)
+    replays = (
+        select(Step.step)
+        .join(Group, Group.step_id == Step.id)
+        .join(Replay, Replay.group_pk == Group.id)
+        .where(Replay.rollout_pk == row.id)
+        .order_by(Step.step)
+    )
     return schemas.Rollout(
         **_item(run, overrides, row, group_id, phase, step),
         run_name=run.training.run_name,
@@ -195,7 +195,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         device=None if device is None else schemas.DeviceShown.model_validate(device),
         overrides=verdicts,
         history=[StatusChangeShown.model_validate(change) for change in await session.scalars(changes)],
-        replayed_at_steps=await _replayed_at(run, row.id),
+        replayed_at_steps=list(await run.session.scalars(replays)),
         siblings=[schemas.Sibling.model_validate(sibling) for sibling in await session.execute(siblings)],
         turns=await _load_turns(run, row, phase),
     )
@@ -241,17 +241,6 @@ async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Overri
     ]
 
 
-async def _replayed_at(run: RunAccess, rollout_pk: int) -> list[int]:
-    query = (
-        select(Step.step)
-        .join(Group, Group.step_id == Step.id)
-        .join(Replay, Replay.group_pk == Group.id)
-        .where(Replay.rollout_pk == rollout_pk)
-        .order_by(Step.step)
-    )
-    return list(await run.session.scalars(query))
-
-
 async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[schemas.TurnDetail]:
     num_prompt_tokens = func.cardinality(TurnRow.prompt_token_ids)
     query = (
@@ -261,7 +250,13 @@ async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[s
         .options(defer(TurnRow.prompt_token_ids), defer(TurnRow.prompt_chunks), defer(TurnRow.sampled_tokens))
     )
     rows = (await run.session.execute(query)).all()
-    shots = await _screenshots(run, (sha for row, _ in rows for sha in (row.before_sha256, row.after_sha256) if sha))
+    seen = select(Screenshot.sha256, Screenshot.width_px, Screenshot.height_px)
+    found = await run.session.execute(
+        seen.where(
+            Screenshot.sha256.in_({sha for row, _ in rows for sha in (row.before_sha256, row.after_sha256) if sha})
+        )
+    )
+    shots = {row.sha256: schemas.ScreenshotRef.model_validate(row) for row in found}
     began = rollout.started_unix_s or rollout.started_at.timestamp()
     step = None
     if phase == "step" and any(row.training_logprobs is not None for row, _ in rows):
@@ -269,12 +264,6 @@ async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[s
             select(Step.step).join(Group, Group.step_id == Step.id).where(Group.id == rollout.group_pk)
         )
     return [turn_detail(row, count, shots, began, step) for row, count in rows]
-
-
-async def _screenshots(run: RunAccess, hashes: Iterable[str]) -> dict[str, schemas.ScreenshotRef]:
-    query = select(Screenshot.sha256, Screenshot.width_px, Screenshot.height_px)
-    rows = await run.session.execute(query.where(Screenshot.sha256.in_(set(hashes))))
-    return {row.sha256: schemas.ScreenshotRef.model_validate(row) for row in rows}
 
 
 def turn_detail(

@@ -183,7 +183,11 @@ class Guard:
                 return  # what the application makes of it
             if message["type"] == "http.response.start":
                 has_started = True
-                _add_headers(MutableHeaders(scope=message), path)
+                outgoing = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    outgoing.setdefault(name, value)
+                if path.startswith("/api/"):
+                    outgoing.setdefault("Cache-Control", "no-store")
             await send(message)
 
         def refuse() -> None:
@@ -233,10 +237,3 @@ def _limited(receive: Receive, limit: int, refuse: Callable[[], None]) -> Receiv
         return message
 
     return receive_limited
-
-
-def _add_headers(headers: MutableHeaders, path: str) -> None:
-    for name, value in _HEADERS.items():
-        headers.setdefault(name, value)
-    if path.startswith("/api/"):
-        headers.setdefault("Cache-Control", "no-store")

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -40,7 +40,6 @@ from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, o
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
 from cua_rl.settings import check_numbers, setting
-from cua_rl.types import Rollout
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots
 
@@ -133,7 +132,7 @@ async def _judge_all(
     """Judge the rollouts in batches, so that their screenshots fit into memory."""
     judged: list[Judged] = []
     judgements: list[Judgement] = []
-    for batch in _batches(known):
+    for batch in (known[start : start + _BATCH] for start in range(0, len(known), _BATCH)):
         async with database.sessions() as session:
             rollouts = await load_rollouts(session, training_id, [item.rollout_id for item in batch])
         cases = [
@@ -147,25 +146,20 @@ async def _judge_all(
         ]
         said = await asyncio.gather(*(judge.judge(case, decides=False) for case in cases))
         judgements += said
-        judged += [_judged(*one) for one in zip(batch, rollouts, said, strict=True)]
+        judged += [
+            Judged(
+                rollout_id=item.rollout_id,
+                task_id=rollout.task_id,
+                category=item.category,
+                truth=rollout.success,
+                verdict=judgement.success,
+                agreement=judgement.agreement,
+                reason=judgement.reason,
+            )
+            for item, rollout, judgement in zip(batch, rollouts, said, strict=True)
+        ]
         print(f"{len(judged)} of {len(known)}", flush=True)
     return judged, judgements
-
-
-def _batches(known: Sequence[KnownRollout]) -> Iterator[Sequence[KnownRollout]]:
-    return (known[start : start + _BATCH] for start in range(0, len(known), _BATCH))
-
-
-def _judged(item: KnownRollout, rollout: Rollout, judgement: Judgement) -> Judged:
-    return Judged(
-        rollout_id=item.rollout_id,
-        task_id=rollout.task_id,
-        category=item.category,
-        truth=rollout.success,
-        verdict=judgement.success,
-        agreement=judgement.agreement,
-        reason=judgement.reason,
-    )
 
 
 def _account(config: CalibrateConfig, judgements: Sequence[Judgement]) -> dict[str, object]:

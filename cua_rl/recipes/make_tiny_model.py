@@ -8,7 +8,6 @@ last stage leaves a policy that succeeds sometimes and explores: what reinforcem
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -56,7 +55,16 @@ async def main(config: TinyModelConfig) -> None:
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = Path(scratch) / "trainer.log"
         async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
-            await _train(config, client, renderer)
+            random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
+            held_out = await _held_out_datums(config, renderer)
+            await imitate(
+                client,
+                num_steps=num_steps,
+                draw_batch=partial(_draw_batch, config, renderer, random),
+                learning_rate=partial(_learning_rate, config, num_steps),
+                evaluate=partial(_evaluate, client, held_out),
+                is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
+            )
             await client.save_weights_for_sampler(config.output_path)
     print(f"saved {config.output_path}")
 
@@ -67,19 +75,6 @@ async def _make_grounded_model(config: TinyModelConfig, scratch: Path) -> Path:
     arguments = (folder, config.seed, config.grounding_steps)
     await run_stage("cua_rl.supervised.grounding", *arguments, scratch=scratch)
     return folder
-
-
-async def _train(config: TinyModelConfig, client: TrainingClient, renderer: Renderer) -> None:
-    random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
-    held_out = await _held_out_datums(config, renderer)
-    await imitate(
-        client,
-        num_steps=num_steps,
-        draw_batch=partial(_draw_batch, config, renderer, random),
-        learning_rate=partial(_learning_rate, config, num_steps),
-        evaluate=partial(_evaluate, client, held_out),
-        is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
-    )
 
 
 async def _draw_batch(config: TinyModelConfig, renderer: Renderer, random: Random, step: int) -> list[Datum]:
@@ -120,12 +115,9 @@ async def _evaluate(client: TrainingClient, held_out: dict[str, list[Datum]]) ->
     shares: list[str] = []
     for family, datums in held_out.items():
         logprobs = await client.forward(datums)
-        shares.append(f"{family}={_mean_probability(logprobs):.3f}")
+        probability = sum(math.exp(sum(row)) for row in logprobs) / len(logprobs)
+        shares.append(f"{family}={probability:.3f}")
     return " ".join(shares)
-
-
-def _mean_probability(logprobs: Sequence[Sequence[float]]) -> float:
-    return sum(math.exp(sum(row)) for row in logprobs) / len(logprobs)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,16 @@ async def main(config: TinyPageModelConfig) -> None:
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = scratch / "trainer.log"
         async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
-            await _train(config, client, make_renderer(start), screens)
+            renderer = make_renderer(start)
+            seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]  # the last screens are never trained on
+            await imitate(
+                client,
+                num_steps=config.perfect_steps + config.imperfect_steps,
+                draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
+                learning_rate=lambda _: config.learning_rate,
+                evaluate=partial(_evaluate, client, renderer, held_out),
+                is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
+            )
             await client.save_weights_for_sampler(config.output_path)
     print(f"saved {config.output_path} {time.monotonic() - started:.0f}s")
 
@@ -116,21 +125,6 @@ async def _find_screens(config: TinyPageModelConfig, scratch: Path) -> Path:
         )
         await asyncio.to_thread(write_screens, path, screens)
     return path
-
-
-async def _train(
-    config: TinyPageModelConfig, client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]
-) -> None:
-    """Imitate the experts; the last screens are never trained on."""
-    seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]
-    await imitate(
-        client,
-        num_steps=config.perfect_steps + config.imperfect_steps,
-        draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
-        learning_rate=lambda _: config.learning_rate,
-        evaluate=partial(_evaluate, client, renderer, held_out),
-        is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
-    )
 
 
 async def _draw_batch(

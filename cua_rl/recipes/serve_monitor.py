@@ -86,19 +86,13 @@ async def _find_source(source: str | None, environ: Mapping[str, str]) -> tuple[
     if named is not None:
         await check_connection(named)
         return named, None
-    folder = _absolute(source or "runs")
-    if not folder.is_dir():
-        if source is None:
-            return None, folder  # runs may begin later
+    folder = await asyncio.to_thread(lambda: Path(source or "runs").expanduser().absolute())
+    if source is not None and not folder.is_dir():  # the default folder may not exist yet: runs may begin later
         raise ConfigError(
             f"source: expected a database URL, or the folder of a run or of runs, got {source!r}; "
             "postgresql://user:password@host/database has the form of a URL"
         )
     return None, folder
-
-
-def _absolute(folder: str) -> Path:
-    return Path(folder).expanduser().absolute()
 
 
 def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:

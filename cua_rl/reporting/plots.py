@@ -29,7 +29,18 @@ def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite
     figure, axes = _make_axes(8, 4.5, title)
     num_steps = max((int(_number(record["step"])) for record in records), default=0)
     _draw_training(axes, records)
-    evaluations = _read_evaluations(records, suite)
+    prefix = f"eval/{suite}/success_rate"
+    by_step = {
+        int(_number(record["step"])): _Evaluation(
+            step=int(_number(record["step"])),
+            rate=_number(record[prefix]),
+            low=_number(record.get(f"{prefix}_low", record[prefix])),
+            high=_number(record.get(f"{prefix}_high", record[prefix])),
+        )
+        for record in records
+        if record.get(prefix) is not None
+    }
+    evaluations = [by_step[step] for step in sorted(by_step)]
     if evaluations:
         _draw_evaluations(axes, evaluations)
     axes.set_xlabel("training step")
@@ -47,7 +58,16 @@ def write_comparison_plot(image_path: Path, comparison: Comparison, *, title: st
     groups = ["all tasks", *(groups if len(groups) > 1 else [])]
     figure, axes = _make_axes(max(5.0, 2.0 + 1.5 * len(groups)), 4.5, title)
     for index in range(len(comparison.models)):
-        _draw_model(axes, comparison, index, groups)
+        # one bar per group of tasks; the interval is that of all tasks
+        model, width = comparison.models[index], 0.8 / len(comparison.models)
+        rates = [model.success_rate, *(model.success_rate_by_category.get(name, 0.0) for name in groups[1:])]
+        places = [place - 0.4 + width * (index + 0.5) for place in range(len(groups))]
+        axes.bar(places, rates, 0.92 * width, color=MODEL_COLOURS[index % len(MODEL_COLOURS)], label=model.name)
+        spread = [[model.success_rate - model.low], [model.high - model.success_rate]]
+        axes.errorbar(places[:1], rates[:1], yerr=spread, fmt="none", ecolor="#333333", capsize=4, linewidth=1.4)
+        for place, rate in zip(places, rates, strict=True):
+            top = model.high if place == places[0] else rate
+            axes.annotate(f"{100 * rate:.0f} %", (place, top + 0.01), ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.set_ylim(0, 1.08)
@@ -92,10 +112,10 @@ def _draw_training(axes: Any, records: Sequence[Mapping[str, object]]) -> None:
         for record in records
         if record.get("reward/success_rate") is not None
     ]
-    if not points:
-        return
     steps, rates = [step for step, _ in points], [rate for _, rate in points]
-    axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label="training rollouts, each step")
+    if points:
+        each = "training rollouts, each step"
+        axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label=each)
     if len(points) > 2:
         axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training rollouts, smoothed")
 
@@ -128,34 +148,6 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
             color=EVALUATION_COLOUR,
             fontweight="bold",
         )
-
-
-def _read_evaluations(records: Sequence[Mapping[str, object]], suite: str) -> list[_Evaluation]:
-    prefix = f"eval/{suite}/success_rate"
-    evaluations = {
-        int(_number(record["step"])): _Evaluation(
-            step=int(_number(record["step"])),
-            rate=_number(record[prefix]),
-            low=_number(record.get(f"{prefix}_low", record[prefix])),
-            high=_number(record.get(f"{prefix}_high", record[prefix])),
-        )
-        for record in records
-        if record.get(prefix) is not None
-    }
-    return [evaluations[step] for step in sorted(evaluations)]
-
-
-def _draw_model(axes: Any, comparison: Comparison, index: int, groups: list[str]) -> None:
-    """One bar per group of tasks; the interval is that of all tasks."""
-    model, width = comparison.models[index], 0.8 / len(comparison.models)
-    rates = [model.success_rate, *(model.success_rate_by_category.get(name, 0.0) for name in groups[1:])]
-    places = [place - 0.4 + width * (index + 0.5) for place in range(len(groups))]
-    axes.bar(places, rates, 0.92 * width, color=MODEL_COLOURS[index % len(MODEL_COLOURS)], label=model.name)
-    spread = [[model.success_rate - model.low], [model.high - model.success_rate]]
-    axes.errorbar(places[:1], rates[:1], yerr=spread, fmt="none", ecolor="#333333", capsize=4, linewidth=1.4)
-    for place, rate in zip(places, rates, strict=True):
-        top = model.high if place == places[0] else rate
-        axes.annotate(f"{100 * rate:.0f} %", (place, top + 0.01), ha="center", va="bottom", fontsize=8)
 
 
 def _number(value: object) -> float:

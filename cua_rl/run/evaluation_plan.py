@@ -23,10 +23,11 @@ from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
+from cua_rl.run.log_directory import run_folder
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
 from cua_rl.run.preflight import plan_max_images, require_model_server, require_room
 from cua_rl.run.rollouts import check_agent
-from cua_rl.run.site import Place, Site, find_place, make_site, name_gym, require_own_model
+from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 
@@ -108,9 +109,17 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
             "evaluate them one after the other"
         )
-    log_path = _log_path(config, models)
+    # the same models give the same folder, so that the same command can resume
+    names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
+    log_path = run_folder(config.log_path, None, f"evaluate-{names[:80]}")
     place = find_place(config.tasks, config.device)
-    _check_agent(config, place, models)
+    check_agent(config, place)
+    others = [model.name for model in models if not isinstance(model, LocalModel)]
+    if config.agent.name != "gbox" and others:
+        raise ConfigError(
+            f"agent: expected agent=gbox for models behind somebody else's endpoint, got {config.agent.name!r} with "
+            f"{', '.join(others)}; evaluate them apart"
+        )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(place, None)
     site = make_site(config, log_path)
@@ -158,16 +167,6 @@ async def _require_room(
     return max_images
 
 
-def _check_agent(config: EvaluateConfig, place: Place, models: Sequence[Model]) -> None:
-    check_agent(config, place)
-    others = [model.name for model in models if not isinstance(model, LocalModel)]
-    if config.agent.name != "gbox" and others:
-        raise ConfigError(
-            f"agent: expected agent=gbox for models behind somebody else's endpoint, got {config.agent.name!r} with "
-            f"{', '.join(others)}; evaluate them apart"
-        )
-
-
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Raise `ConfigError` if what is to be resumed measured something else."""
     changed = [name for name in _DEFINING if stored_setting(before, name) != stored_setting(now, name)]
@@ -201,14 +200,6 @@ def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
     )
     gpus = plan_gpus(visible_gpus(os.environ), wishes, num_attention_heads(model_path))
     return LocalEngine(renderer=renderer, max_model_len=max_model_len, gpus=gpus)
-
-
-def _log_path(config: EvaluateConfig, models: Sequence[Model]) -> Path:
-    """The same models give the same folder, so that the same command can resume."""
-    if config.log_path is not None:
-        return Path(config.log_path).expanduser().absolute()
-    names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
-    return (Path("runs") / f"evaluate-{names[:80]}").absolute()
 
 
 _LOCAL_KEYS = ("name", "model_name", "adapter")

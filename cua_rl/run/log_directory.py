@@ -105,7 +105,15 @@ class LogDirectory:
 
     def checkpoints(self) -> list[Checkpoint]:
         """All recorded checkpoints, oldest first; damaged lines are skipped with a warning."""
-        return [self._checkpoint(record) for record in read_records(self.checkpoints_path)]
+        return [
+            Checkpoint(
+                step=_step(record),
+                state_path=self.path / str(record["state_path"]),
+                sampler_path=self.path / str(record["sampler_path"]),
+                is_final=bool(record.get("final", False)),
+            )
+            for record in read_records(self.checkpoints_path)
+        ]
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint whose folders are complete; damaged ones are passed over with a warning each."""
@@ -171,14 +179,6 @@ class LogDirectory:
         absolute = path.absolute()
         return str(absolute.relative_to(self.path)) if absolute.is_relative_to(self.path) else str(absolute)
 
-    def _checkpoint(self, record: Mapping[str, object]) -> Checkpoint:
-        return Checkpoint(
-            step=_step(record),
-            state_path=self.path / str(record["state_path"]),
-            sampler_path=self.path / str(record["sampler_path"]),
-            is_final=bool(record.get("final", False)),
-        )
-
 
 def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str], str] | None = None) -> LogDirectory:
     """Lock the run's folder and decide what to do with what is in it; a context manager that releases it.
@@ -199,7 +199,13 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
     try:
         decision = _decide(path, behavior, ask) if is_used else Decision.FRESH
         if decision is Decision.FRESH:
-            _clear(path)
+            for entry in path.iterdir():
+                if entry.name == LOCK_NAME:
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
             write_text(path / "metrics.jsonl", "")
     except BaseException:
         os.close(lock)
@@ -218,10 +224,18 @@ def check_log_directory(path: Path, behavior: Behavior) -> None:
 
 def _is_used(path: Path) -> bool:
     """Whether the folder holds an earlier run; raises `ConfigError` if it holds something else."""
-    if not path.exists() or _is_empty(path):
+    if not path.exists():
         return False
-    _refuse_foreign(path)
-    return True
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        if names <= {LOCK_NAME}:  # all that a run left which ended before it wrote anything
+            return False
+        if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
+            return True
+    raise ConfigError(
+        f"expected log_path to be a new folder, an empty one or one of an earlier run, got {str(path)!r} with other "
+        "things in it; choose another log_path"
+    )
 
 
 def _require_makeable(path: Path) -> None:
@@ -247,23 +261,6 @@ def _nobody_to_ask(path: Path) -> str:
 
 def _step(record: Mapping[str, object]) -> int:
     return cast("int", record["step"])
-
-
-def _is_empty(path: Path) -> bool:
-    """True if there is nothing of value: the lock of a run that ended before it wrote anything does not count."""
-    return path.is_dir() and all(entry.name == LOCK_NAME for entry in path.iterdir())
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Let only folders pass that hold a run of ours: its lock file, or both config.json and metrics.jsonl."""
-    if path.is_dir():
-        names = {entry.name for entry in path.iterdir()}
-        if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
-            return
-    raise ConfigError(
-        f"expected log_path to be a new folder, an empty one or one of an earlier run, got {str(path)!r} with other "
-        "things in it; choose another log_path"
-    )
 
 
 def _lock(path: Path) -> int:
@@ -301,13 +298,3 @@ def _decide(path: Path, behavior: Behavior, ask: Callable[[str], str] | None) ->
             return Decision.RESUME
         case _:
             raise ConfigError(f"expected overwrite, skip or resume, got {choice!r}; nothing was changed in {path}")
-
-
-def _clear(path: Path) -> None:
-    for entry in path.iterdir():
-        if entry.name == LOCK_NAME:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()

@@ -170,18 +170,17 @@ def _blank_image(width_px: int, height_px: int) -> bytes:
 async def _complaint_about(client: httpx.AsyncClient, model: str, num_images: int) -> str | None:
     """What the server says against so many images in one prompt; None if nothing, or if it is too busy to say."""
     try:
-        answer = await client.post("/tokenize", json=_probe(model, num_images))
+        # this request makes the server count images, and compute nothing
+        data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        parts: Sequence[dict[str, Any]] = [image] * num_images
+        answer = await client.post(
+            "/tokenize",
+            json={"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]},
+        )
     except httpx.ReadTimeout:
         return None
     start = answer.text.find("At most")
     if answer.status_code != HTTPStatus.BAD_REQUEST or start < 0:
         return None
     return answer.text[start:].split('"')[0][:120]
-
-
-def _probe(model: str, num_images: int) -> dict[str, Any]:
-    """A request that makes the server count images, and compute nothing."""
-    data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    parts: Sequence[dict[str, Any]] = [image] * num_images
-    return {"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]}

@@ -164,22 +164,19 @@ def _check_program(agent: AgentSettings) -> None:
             f"{'neither' if agent.url is None else 'both'}; say how the agent is reached"
         )
     if agent.command is not None:
-        _require_command(agent.command)
+        try:
+            words = shlex.split(agent.command)
+        except ValueError as error:
+            raise ConfigError(
+                f"agent.command: expected words as in a shell, got {agent.command!r} ({error}); close the quotes"
+            ) from None
+        if not words or shutil.which(words[0]) is None:
+            raise ConfigError(
+                f"agent.command: expected a command whose program can be found, got {agent.command!r}; write its whole "
+                "path"
+            )
 
 
 def _require_address(name: str, value: str | None) -> None:
     if value is not None and not value.startswith(("http://", "https://")):
         raise ConfigError(f"{name}: expected an address such as 'http://localhost:4000', got {value!r}; correct it")
-
-
-def _require_command(command: str) -> None:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ConfigError(
-            f"agent.command: expected words as in a shell, got {command!r} ({error}); close the quotes"
-        ) from None
-    if not words or shutil.which(words[0]) is None:
-        raise ConfigError(
-            f"agent.command: expected a command whose program can be found, got {command!r}; write its whole path"
-        )

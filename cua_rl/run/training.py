@@ -154,7 +154,22 @@ async def _start_engine(
         max_model_len=plan.max_model_len,
         max_images=plan.max_images,
     )
-    trainer = TrainingClient(_trainer_config(plan), folder.path / "logs" / "trainer.log")
+    config = plan.config
+    trainer = TrainingClient(
+        TrainerConfig(
+            model_path=plan.model_path,
+            lora=LoraConfig(rank=config.lora_rank, alpha=config.trainer.lora_alpha, seed=config.seed),
+            dtype=config.trainer.dtype,
+            micro_batch_tokens=config.trainer.micro_batch_tokens,
+            gradient_checkpointing=config.trainer.gradient_checkpointing,
+            num_processes=plan.gpus.num_trainer_processes,
+            gpus=plan.gpus.trainer_gpus,
+            sharding=config.trainer.sharding,
+            vision_cache_gib=config.trainer.vision_cache_gib,
+            seed=config.seed,
+        ),
+        folder.path / "logs" / "trainer.log",
+    )
     if plan.gpus.is_shared:
         await stack.enter_async_context(server)
         await stack.enter_async_context(trainer)
@@ -187,22 +202,6 @@ async def _load_weights(
         await trainer.save_weights_for_sampler(reference)
     if plan.checkpoint_path is not None and train_step_settings(plan.config).has_kl_term:
         await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
-
-
-def _trainer_config(plan: RunPlan) -> TrainerConfig:
-    config = plan.config
-    return TrainerConfig(
-        model_path=plan.model_path,
-        lora=LoraConfig(rank=config.lora_rank, alpha=config.trainer.lora_alpha, seed=config.seed),
-        dtype=config.trainer.dtype,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-        num_processes=plan.gpus.num_trainer_processes,
-        gpus=plan.gpus.trainer_gpus,
-        sharding=config.trainer.sharding,
-        vision_cache_gib=config.trainer.vision_cache_gib,
-        seed=config.seed,
-    )
 
 
 def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:

@@ -116,7 +116,10 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
     for group, port in ports.items():
         _require_free_port(f"{group}.port", port)
-    num_turns = min(config.max_turns, max(task.max_turns for task in (*_one_of_each(train_tasks), *eval_tasks)))
+    num_turns = min(
+        config.max_turns,
+        max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
+    )
     if site.smallest_screen is not None:
         require_room(config, renderer, site.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
     max_images = plan_max_images(config, num_turns)
@@ -158,10 +161,6 @@ def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | N
     held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
     require_disjoint(train_tasks, held_out)
     return train_tasks, held_out
-
-
-def _one_of_each(tasks: TaskSet) -> list[Task]:
-    return tasks.batch(0, len(tasks.templates))
 
 
 async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
@@ -243,19 +242,13 @@ def check_learning(config: CLIConfig) -> None:
         raise ConfigError(
             f"warmup_steps: expected less than max_steps={config.max_steps}, got {config.warmup_steps}; lower it"
         )
-    _check_old_tokens(config)
-
-
-def _check_old_tokens(config: CLIConfig) -> None:
-    """Off-policy tokens need a loss that bounds their importance ratio."""
-    if config.loss.bounds_ratio or config.loss.force_untruncated:
-        return
-    has_old = {
+    # off-policy tokens need a loss that bounds their importance ratio
+    off_policy = {
         "max_steps_off_policy": config.max_steps_off_policy,
         "replay_successes": config.curriculum.replay_successes,
     }
-    for name, value in has_old.items():
-        if value:
+    for name, value in off_policy.items():
+        if value and not (config.loss.bounds_ratio or config.loss.force_untruncated):
             raise ConfigError(
                 f"loss: expected one that bounds the ratio where {name}={value}, got {config.loss.name} without "
                 "tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
