@@ -182,29 +182,17 @@ class ExtraRow:
 
 
 EXTRA_ROWS: dict[str, ExtraRow] = {
-    "wifi_page": ExtraRow(
-        title="Wi-Fi", label="Wi-Fi", subscreen="wifi", glyph="wifi", paper="#2f6fed", replaces="wifi"
-    ),
-    "bluetooth_page": ExtraRow(
-        title="Bluetooth",
-        label="Bluetooth",
-        subscreen="bluetooth",
-        glyph="bluetooth",
-        paper="#26348f",
-        replaces="bluetooth",
-    ),
-    "apps": ExtraRow(title="Apps", label="Apps", subscreen="apps", glyph="apps", paper="#2e9e4f"),
-    "storage": ExtraRow(title="Storage", label="Storage", subscreen="storage", glyph="storage", paper="#6a3fd1"),
-    "security": ExtraRow(title="Security", label="Security", subscreen="security", glyph="lock", paper="#00796b"),
-    "wallpaper": ExtraRow(
-        title="Wallpaper", label="Wallpaper", subscreen="wallpaper", glyph="gallery", paper="#c2185b"
-    ),
-    "language": ExtraRow(
-        title="Language and input", label="Language", subscreen="language", glyph="globe", paper="#16b5cf"
-    ),
-    "developer": ExtraRow(
-        title="Developer options", label="Developer", subscreen="developer", glyph="braces", paper="#45456a"
-    ),
+    name: ExtraRow(title=title, label=label, subscreen=subscreen, glyph=glyph, paper=paper, replaces=replaces)
+    for name, title, label, subscreen, glyph, paper, replaces in (
+        ("wifi_page", "Wi-Fi", "Wi-Fi", "wifi", "wifi", "#2f6fed", "wifi"),
+        ("bluetooth_page", "Bluetooth", "Bluetooth", "bluetooth", "bluetooth", "#26348f", "bluetooth"),
+        ("apps", "Apps", "Apps", "apps", "apps", "#2e9e4f", ""),
+        ("storage", "Storage", "Storage", "storage", "storage", "#6a3fd1", ""),
+        ("security", "Security", "Security", "security", "lock", "#00796b", ""),
+        ("wallpaper", "Wallpaper", "Wallpaper", "wallpaper", "gallery", "#c2185b", ""),
+        ("language", "Language and input", "Language", "language", "globe", "#16b5cf", ""),
+        ("developer", "Developer options", "Developer", "developer", "braces", "#45456a", ""),
+    )
 }
 ALL_EXTRA_ROWS: tuple[str, ...] = tuple(EXTRA_ROWS)
 

@@ -3,15 +3,7 @@
 from dataclasses import replace
 
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import (
-    CONTENT_BOTTOM,
-    NAV_TOP,
-    Column,
-    place,
-    plus_button,
-    row,
-    text_field,
-)
+from cua_rl.devices.simulator.controls import CONTENT_BOTTOM, NAV_TOP, Column, place, plus_button, row, text_field
 from cua_rl.devices.simulator.elements import Do, Push
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
 from cua_rl.devices.simulator.state import PhoneState, Text, Thread
@@ -38,9 +30,21 @@ def build_messages(state: PhoneState, column: Column) -> None:
 
 
 def build_messages_page(state: PhoneState, column: Column, subscreen: str) -> str:
-    """A conversation, or whom to write to."""
+    """A conversation, or the people to write to."""
     if subscreen == "new":
-        return _recipients(state, column)
+        for person in state.apps.contacts:
+            recipient = f"to:{person.name}"
+            column.stack(
+                row(
+                    recipient,
+                    text=person.name,
+                    detail=person.number,
+                    glyph="person",
+                    paper="#7a8494",
+                    effect=Push(subscreen=recipient),
+                )
+            )
+        return "New message"
     contact = conversation_with(state, subscreen)
     texts = next((thread.texts for thread in state.threads if thread.contact == contact), ())
     for i, text in enumerate(texts):
@@ -53,21 +57,6 @@ def build_messages_page(state: PhoneState, column: Column, subscreen: str) -> st
     column.pin(text_field(state, "message", "Message", (8, y, 138, 24)))
     column.pin(place("send", "Send", "button", (150, y + 1, 36, 22), effect=Do(command="send_text"), text="Send"))
     return contact
-
-
-def _recipients(state: PhoneState, column: Column) -> str:
-    for contact in state.apps.contacts:
-        column.stack(
-            row(
-                f"to:{contact.name}",
-                text=contact.name,
-                detail=contact.number,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=f"to:{contact.name}"),
-            )
-        )
-    return "New message"
 
 
 def conversation_with(state: PhoneState, subscreen: str) -> str:

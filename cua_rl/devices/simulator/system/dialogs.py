@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import LANGUAGES, WIDTH, find_app
-from cua_rl.devices.simulator.controls import NAV_TOP, STATUS_HEIGHT, button, pill
-from cua_rl.devices.simulator.elements import Effect, Element, Kind, Operate, Press, Rect, Screen
+from cua_rl.devices.simulator.controls import NAV_TOP, STATUS_HEIGHT, Box, button, pill, place
+from cua_rl.devices.simulator.elements import Effect, Kind, Operate, Press, Screen
 
 _PREFIX = "ask:"
 
@@ -27,10 +27,22 @@ def is_dialog(subscreen: str) -> bool:
 def with_dialog(screen: Screen, subscreen: str) -> Screen:
     """The page with the dialog above it; nothing of the page but the navigation bar can be tapped."""
     name, _, target = subscreen.removeprefix(_PREFIX).partition(":")
+    question = _question(name, target)
     bars = tuple(element for element in screen.fixed if element.element_id.startswith("nav:"))
     page = tuple(replace(element, effect=None) for element in screen.fixed if element not in bars)
     content = tuple(replace(element, effect=None) for element in screen.content)
-    return replace(screen, content=content, fixed=(*page, *bars, *_box(_question(name, target))), max_scroll=0)
+    x, y, width, height = card = (14, 112, WIDTH - 28, 98)
+    parts: tuple[tuple[Kind, Box, str], ...] = (
+        ("scrim", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT), ""),
+        ("card", card, ""),
+        ("card_title", (x + 12, y + 10, width - 24, 18), question.heading),
+        ("text", (x + 12, y + 32, width - 24, 16), question.text),
+    )
+    dialog = [place(f"dialog:{kind}", text or kind, kind, box, text=text) for kind, box, text in parts]
+    if question.can_cancel:
+        dialog.append(pill("Cancel", (48, y + height - 34, 58, 24), Press(button=Button.BACK)))
+    dialog.append(button(question.confirm, (112, y + height - 34, 58, 24), question.effect))
+    return replace(screen, content=content, fixed=(*page, *bars, *dialog), max_scroll=0)
 
 
 def _question(name: str, target: str) -> _Question:
@@ -57,22 +69,3 @@ def _question(name: str, target: str) -> _Question:
             effect = Operate(command="uninstall", target=target)
             text = "Its data goes with it."
             return _Question(heading=f"Uninstall {find_app(target).label}?", text=text, confirm="OK", effect=effect)
-
-
-def _box(question: _Question) -> tuple[Element, ...]:
-    card = Rect(x=14, y=112, width=WIDTH - 28, height=98)
-    buttons = [button(question.confirm, (112, card.bottom - 34, 58, 24), question.effect)]
-    if question.can_cancel:
-        buttons.insert(0, pill("Cancel", (48, card.bottom - 34, 58, 24), Press(button=Button.BACK)))
-    inside = card.width - 24
-    return (
-        _plain("scrim", Rect(x=0, y=STATUS_HEIGHT, width=WIDTH, height=NAV_TOP - STATUS_HEIGHT), ""),
-        _plain("card", card, ""),
-        _plain("card_title", Rect(x=card.x + 12, y=card.y + 10, width=inside, height=18), question.heading),
-        _plain("text", Rect(x=card.x + 12, y=card.y + 32, width=inside, height=16), question.text),
-        *buttons,
-    )
-
-
-def _plain(kind: Kind, rect: Rect, text: str) -> Element:
-    return Element(element_id=f"dialog:{kind}", label=text or kind, kind=kind, rect=rect, text=text)

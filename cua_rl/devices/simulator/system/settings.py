@@ -16,8 +16,8 @@ from cua_rl.devices.simulator.catalog import (
     WALLPAPERS,
     Toggle,
 )
-from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, button, row, slider, switch_row
-from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Rect, Slide, Switch
+from cua_rl.devices.simulator.controls import CONTENT_TOP, Box, Column, button, place, row, slider, switch_row
+from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Slide, Switch
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system.apps import app_info, app_list, app_storage, storage
 from cua_rl.devices.simulator.system.dialogs import is_dialog
@@ -54,12 +54,17 @@ def build_rows(state: PhoneState, column: Column) -> None:
 
 def _setting_row(state: PhoneState, name: str) -> Element:
     if name in EXTRA_ROWS:
-        extra = EXTRA_ROWS[name]
+        extra, system = EXTRA_ROWS[name], state.system
+        details = {
+            "wifi_page": (system.connected_network or "Not connected") if state.is_on(Toggle.WIFI) else "Off",
+            "bluetooth_page": "On" if state.is_on(Toggle.BLUETOOTH) else "Off",
+            "language": system.language,
+        }
         return row(
             f"page:{extra.subscreen}",
             label=extra.label,
             text=extra.title,
-            detail=_summary(state, name),
+            detail=details.get(name, ""),
             glyph=extra.glyph,
             paper=extra.paper,
             effect=Push(subscreen=extra.subscreen),
@@ -76,20 +81,6 @@ def _setting_row(state: PhoneState, name: str) -> Element:
         kind="switch_row" if toggle else "row",
         is_on=toggle is not None and state.is_on(toggle),
     )
-
-
-def _summary(state: PhoneState, name: str) -> str:
-    match name:
-        case "wifi_page" if state.is_on(Toggle.WIFI):
-            return state.system.connected_network or "Not connected"
-        case "wifi_page":
-            return "Off"
-        case "bluetooth_page":
-            return "On" if state.is_on(Toggle.BLUETOOTH) else "Off"
-        case "language":
-            return state.system.language
-        case _:
-            return ""
 
 
 def build_display(state: PhoneState, column: Column) -> None:
@@ -183,31 +174,21 @@ def build_wallpapers(state: PhoneState, column: Column) -> None:
     """The wallpapers to choose from."""
     width, height, gap = 52, 84, 8
     top = column.y + 6
-    for i, name in enumerate(WALLPAPER_NAMES):
-        rect = Rect(x=10 + i % 3 * (width + gap), y=top + i // 3 * (height + 24), width=width, height=height)
+    for i in range(len(WALLPAPERS)):
+        box = (10 + i % 3 * (width + gap), top + i // 3 * (height + 24), width, height)
         effect = Push(subscreen=f"set_wallpaper:{i}")
-        column.add(_swatch(i, name, rect, effect=effect, is_on=i == state.wallpaper))
+        column.add(_swatch(i, box, effect=effect, is_on=i == state.wallpaper))
 
 
-def _swatch(index: int, name: str, rect: Rect, *, effect: Push | None = None, is_on: bool = False) -> Element:
-    top, bottom = WALLPAPERS[index]
-    return Element(
-        element_id=f"wallpaper:{name}",
-        label=name,
-        kind="swatch",
-        rect=rect,
-        effect=effect,
-        text=name,
-        paper=top,
-        ink=bottom,
-        is_on=is_on,
-    )
+def _swatch(index: int, box: Box, *, effect: Push | None = None, is_on: bool = False) -> Element:
+    name, (top, bottom) = WALLPAPER_NAMES[index], WALLPAPERS[index]
+    element_id = f"wallpaper:{name}"
+    return place(element_id, name, "swatch", box, effect=effect, text=name, paper=top, ink=bottom, is_on=is_on)
 
 
 def build_wallpaper_preview(column: Column, index: int) -> None:
     """One wallpaper, to be set."""
-    rect = Rect(x=46, y=column.y + 4, width=100, height=166)
-    column.add(_swatch(index, WALLPAPER_NAMES[index], rect))
+    column.add(_swatch(index, (46, column.y + 4, 100, 166)))
     effect = Operate(command="set_wallpaper", target=str(index))
     column.add(button("Set wallpaper", (46, column.y + 24, 100, 24), effect, label="Set"))
 
