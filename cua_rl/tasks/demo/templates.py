@@ -285,41 +285,21 @@ BASIC: tuple[TaskTemplate, ...] = (
     *(basic.toggle_setting(ids[0], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()),
     *(basic.open_app(f"eval_{i}_{name[3:]}", app) for i, (app, name) in enumerate(_OPEN_APP_IDS.items(), start=21)),
     *(basic.toggle_setting(ids[1], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()),
-    basic.set_slider(
-        "train_03_max_brightness",
-        "Set the brightness to maximum.",
-        "display",
-        "Brightness",
-        query="brightness_level",
-        value=MAX_BRIGHTNESS,
-        share=1.0,
+    *(
+        basic.set_slider(
+            task_id, instruction, "display", "Brightness", query="brightness_level", value=value, share=share
+        )
+        for task_id, instruction, value, share in (
+            ("train_03_max_brightness", "Set the brightness to maximum.", MAX_BRIGHTNESS, 1.0),
+            ("train_11_min_brightness", "Set the brightness to minimum.", MIN_BRIGHTNESS, 0.0),
+        )
     ),
-    basic.set_slider(
-        "train_11_min_brightness",
-        "Set the brightness to minimum.",
-        "display",
-        "Brightness",
-        query="brightness_level",
-        value=MIN_BRIGHTNESS,
-        share=0.0,
-    ),
-    basic.set_slider(
-        "train_16_max_media_volume",
-        "Set the media volume to maximum.",
-        "sound",
-        "Volume",
-        query="media_volume",
-        value=MAX_VOLUME,
-        share=1.0,
-    ),
-    basic.set_slider(
-        "train_17_mute_media_volume",
-        "Mute the media volume.",
-        "sound",
-        "Volume",
-        query="media_volume",
-        value=0,
-        share=0.0,
+    *(
+        basic.set_slider(task_id, instruction, "sound", "Volume", query="media_volume", value=value, share=share)
+        for task_id, instruction, value, share in (
+            ("train_16_max_media_volume", "Set the media volume to maximum.", MAX_VOLUME, 1.0),
+            ("train_17_mute_media_volume", "Mute the media volume.", 0, 0.0),
+        )
     ),
     basic.check_battery("train_06_check_battery"),
     basic.go_home("train_07_go_home"),

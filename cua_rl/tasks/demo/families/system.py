@@ -5,6 +5,7 @@ from random import Random
 
 from cua_rl.devices.simulator.catalog import APPS, QUICK_TILES, Toggle, find_app
 from cua_rl.devices.simulator.start import Start, SystemStart
+from cua_rl.tasks.demo.families.basic import toggle_start
 from cua_rl.tasks.demo.families.settings import (
     LIST_TURNS,
     SCROLL_TURNS,
@@ -61,10 +62,9 @@ def toggle_quick_tile(random: Random, toggle: Toggle) -> Instance:
 
 
 def _tile_instance(toggle: Toggle, *, turn_on: bool) -> Instance:
-    on, off = ((), (toggle,)) if turn_on else ((toggle,), ())
     return Instance(
         instruction=f"Turn {'on' if turn_on else 'off'} {_SPOKEN[toggle]} with its tile in the quick settings.",
-        start=Start(on=on, off=off),
+        start=toggle_start(toggle, turn_on=turn_on),
         goal=Goal(query=f"quick_tile:{toggle.value}", expected=truth(turn_on)),
         route=(_PULL, _PULL_AGAIN, tap("quick_settings", QUICK_TILES[toggle])),
     )
