@@ -182,23 +182,20 @@ class XScreen:
         self._display.sync()
 
     def _key_for(self, keysym: int) -> tuple[int, bool]:
-        """A keycode that gives the keysym, and whether shift must be held."""
+        """A keycode that gives the keysym, and whether shift must be held; a spare key is given a missing keysym."""
         borrowed = self._borrowed.get(keysym)
         if borrowed is not None:
             return borrowed, False
         for keycode, level in self._display.keysym_to_keycodes(keysym):
             if level in (0, 1):
                 return keycode, level == 1
-        return self._borrow_key(keysym), False
-
-    def _borrow_key(self, keysym: int) -> int:
         keycode = self._spare_keycodes.pop(0)
         self._spare_keycodes.append(keycode)
         self._borrowed = {known: code for known, code in self._borrowed.items() if code != keycode} | {keysym: keycode}
         self._display.change_keyboard_mapping(keycode, [(keysym, keysym)])
         self._display.sync()
         time.sleep(_REMAP_S)
-        return keycode
+        return keycode, False
 
 
 def keysym_of_key(name: str) -> int:
