@@ -3,11 +3,11 @@
 from random import Random
 
 from cua_rl.actions import Click, TypeText
-from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.page import BrowserPage, as_page
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Expert, Finish
-from cua_rl.tasks.miniwob.pages import as_page, read_result
+from cua_rl.tasks.miniwob.pages import read_result
 from cua_rl.tasks.miniwob.routes import ROUTES, SCANNED_KINDS, ClickOn, PageElement, Write, read_elements
 from cua_rl.tasks.task import Task
 
@@ -42,23 +42,17 @@ class _PageExpert:
             return Decision(scanned=(), action=Finish(success_claimed=result.reward >= 1))
         elements = await read_scanned(self._page, self._name)
         match ROUTES[self._name](result.instruction, elements):
-            case ClickOn(element=element):
-                return self._click(element, elements)
+            case ClickOn(element=right):
+                chosen = right
+                if self._random.random() < self._error_rate:
+                    chosen = self._random.choice(elements)
+                    self._has_strayed = chosen != right
+                x, y = (round(side * self._page.settings.scale) for side in chosen.centre)
+                return Decision(scanned=labels_up_to(self._name, elements, chosen), action=Click(x=x, y=y))
             case Write(text=text):
                 return Decision(scanned=(), action=TypeText(text=text))
             case None:
                 return Decision(scanned=(), action=Finish(success_claimed=False))
-
-    def _click(self, right: PageElement, elements: tuple[PageElement, ...]) -> Decision:
-        chosen = right
-        if self._random.random() < self._error_rate:
-            chosen = self._random.choice(elements)
-            self._has_strayed = chosen != right
-        scale = self._page.settings.scale
-        x, y = chosen.centre
-        return Decision(
-            scanned=labels_up_to(self._name, elements, chosen), action=Click(x=round(x * scale), y=round(y * scale))
-        )
 
 
 async def read_scanned(page: BrowserPage, name: str) -> tuple[PageElement, ...]:
