@@ -38,7 +38,7 @@ SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_00
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
-    """Templates, and the rule that says which instance runs when: a pure function of seed, split and position."""
+    """Templates and the order in which their instances run: a pure function of seed, split and position."""
 
     templates: tuple[Template, ...]
     seed: int
@@ -57,11 +57,11 @@ class TaskSet:
 
     @property
     def fixed_names(self) -> frozenset[str]:
-        """What tells tasks apart where the seeds do not."""
+        """Names that must not occur in both training and evaluation; see `Template.fixed_names`."""
         return frozenset[str]().union(*(template.fixed_names(is_seeded=self.is_seeded) for template in self.templates))
 
     def batch(self, number: int, num_tasks: int) -> list[Task]:
-        """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
+        """The tasks of a batch, counted from 0: templates recur equally often, each time with a new seed."""
         first = number * num_tasks
         return [self._instance(position, "batch") for position in range(first, first + num_tasks)]
 

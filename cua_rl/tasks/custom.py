@@ -100,7 +100,7 @@ def describe(
     start: Start | None = None,
     url: str | None = None,
 ) -> DescribedTask:
-    """The task with the rest of `HEADER_KEYS` as given; `task_id` is its id unless it is given another one."""
+    """Build the task from `HEADER_KEYS`; a `task_id` in the description takes precedence over the argument."""
     return DescribedTask(
         task_id=given.text("task_id") or task_id,
         instruction=instruction,
@@ -153,8 +153,8 @@ def parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
         )
     expected = given.raw.get("expected", "")
     # queries answer in JSON, except that a single text has no quotes: true is "true", 255 is "255"
-    is_plain = isinstance(expected, str) and how != "includes"
-    return Goal(query=query, expected=expected if is_plain else json.dumps(expected), how=how)
+    text = expected if isinstance(expected, str) and how != "includes" else json.dumps(expected)
+    return Goal(query=query, expected=text, how=how)
 
 
 def _refuse_start(given: Fields, device: DeviceAbilities) -> None:

@@ -41,7 +41,7 @@ class GymTask(Template):
     instruction: str
     description: str
     aliases: frozenset[str]
-    """Everything the server calls it."""
+    """All names that the server has for it."""
 
     def is_called(self, name: str) -> bool:
         """Whether a name that a user wrote means this task: a name, the beginning of one, or its number."""

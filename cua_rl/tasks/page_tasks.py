@@ -33,7 +33,7 @@ _EXAMPLE = (
 
 
 def parse_page_tasks(config: TaskSourceConfig) -> list[DescribedTask]:
-    """The tasks of a "page" source; raises `ConfigError` for what cannot be meant."""
+    """The tasks of a "page" source; raises `ConfigError` for an invalid entry."""
     tasks: list[DescribedTask] = []
     for number, value in enumerate(config.pages, start=1):
         what = f"page task {number}"

@@ -16,8 +16,7 @@ SourceType = Literal[
     "page", "desktop",
 ]  # fmt: skip
 Site = Literal["miniwob", "django_admin", "page", "desktop", "gym"]
-"""Sources whose tasks run on web pages of their own, on Linux desktops, or on the devices of a gym server, and on
-nothing else."""
+"""Sources whose tasks need devices of their own: web pages, Linux desktops, or the devices of a gym server."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""

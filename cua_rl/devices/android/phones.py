@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
 
 from cua_rl.devices.android.device import ANDROID_ABILITIES, AndroidDevice, build_observation
@@ -36,7 +37,7 @@ class AdbPhones:
         self._wanted = tuple(serials)
         self._adb = adb
         self._settle_s = settle_s
-        self._connect = connect or (lambda serial: AdbShell(serial, adb=adb))
+        self._connect: Callable[[str], AndroidConnection] = connect or partial(AdbShell, adb=adb)
         self._serials: tuple[str, ...] = ()
         self._free: deque[str] = deque()
 

@@ -39,8 +39,8 @@ class _Host:
 class BrowserPages:
     """Lends pages; an async context manager that owns Playwright and all browsers.
 
-    `max_idle` pages are kept, and everything in them, for a next user with the same key, or with any once there are as
-    many: only for sites whose tasks reset themselves. At 0 every user gets a fresh context.
+    Up to `max_idle` pages keep their state for the next user with the same key, or for any user once that many exist;
+    this suits only sites whose tasks reset the page. At 0 every user gets a fresh context.
     """
 
     def __init__(self, settings: PageSettings, *, max_idle: int = 0, program: Path | None = None) -> None:

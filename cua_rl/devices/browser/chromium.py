@@ -10,7 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -81,8 +81,14 @@ def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
         if program is None:
             raise ConfigError(f"{VARIABLE}: expected a Chromium program, got {named!r}; correct or unset it")
         return Path(program)
-    for candidate in _candidates(environ):
-        return candidate
+    for name in PROGRAMS:
+        program = shutil.which(name, path=environ.get("PATH"))
+        if program is not None:
+            return Path(program)
+    folder = environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path(environ.get("HOME", "/root")) / ".cache/ms-playwright"
+    for pattern in _DOWNLOADED:
+        for path in sorted(Path(folder).glob(pattern), reverse=True):
+            return path
     raise ConfigError(
         f"expected a Chromium for browser devices, got none of {', '.join(PROGRAMS)} on PATH and none of Playwright's "
         "own; run scripts/install_system_packages.sh (Debian: apt-get install chromium-headless-shell), or set "
@@ -106,16 +112,6 @@ def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], 
         f"--user-data-dir={profile}",
     )
     return [str(program), *_FLAGS, *sandbox, *own, "about:blank"]
-
-
-def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
-    for name in PROGRAMS:
-        program = shutil.which(name, path=environ.get("PATH"))
-        if program is not None:
-            yield Path(program)
-    folder = environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path(environ.get("HOME", "/root")) / ".cache/ms-playwright"
-    for pattern in _DOWNLOADED:
-        yield from sorted(Path(folder).glob(pattern), reverse=True)
 
 
 def make_profile(folder: Path | None = None) -> Path:

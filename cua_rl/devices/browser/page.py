@@ -35,7 +35,7 @@ class PageSite(Protocol):
         ...
 
     async def answer(self, name: str) -> str:
-        """Answer a query that no page could, such as one about a database; raises `TaskError`."""
+        """Answer a query about the server, such as its database; raises `TaskError` for an unknown one."""
         ...
 
     async def release(self) -> None:

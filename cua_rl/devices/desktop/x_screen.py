@@ -83,7 +83,7 @@ class XScreen:
         return Frame(width_px=shot.width, height_px=shot.height, bgra=bytes(shot.bgra))
 
     def has_changed(self) -> bool:
-        """Whether anything was drawn since this was asked last; far cheaper than comparing pictures."""
+        """Whether anything was drawn since the last call; far cheaper than comparing pictures."""
         self._display.sync()  # what was drawn before has been reported after this
         has_changed = False
         while self._display.pending_events():

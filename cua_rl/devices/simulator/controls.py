@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, find_app, glyph_of
+from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, Toggle, find_app, glyph_of
 from cua_rl.devices.simulator.elements import (
     Do,
     Effect,
@@ -16,6 +16,7 @@ from cua_rl.devices.simulator.elements import (
     Push,
     Rect,
     Slide,
+    Switch,
 )
 from cua_rl.devices.simulator.navigation import field_value
 from cua_rl.devices.simulator.state import Field, PhoneState
@@ -203,6 +204,30 @@ def switch_row(state: PhoneState, name: str, *, effect: Effect | None = None, de
         kind="switch_row",
         is_on=name in state.system.switched_on,
     )
+
+
+def toggle_row(
+    state: PhoneState, toggle: Toggle, text: str, *, label: str, glyph: str = "", paper: Colour = ""
+) -> Element:
+    """The row that flips a toggle."""
+    return row(
+        f"toggle:{toggle.value}",
+        label=label,
+        text=text,
+        glyph=glyph,
+        paper=paper,
+        effect=Switch(toggle=toggle),
+        kind="switch_row",
+        is_on=state.is_on(toggle),
+    )
+
+
+def page_row(
+    subscreen: str, text: str, *, label: str = "", detail: str = "", glyph: str = "", paper: Colour = ""
+) -> Element:
+    """The row of Settings that opens a page."""
+    effect = Push(subscreen=subscreen)
+    return row(f"page:{subscreen}", label=label, text=text, detail=detail, glyph=glyph, paper=paper, effect=effect)
 
 
 def add_keypad(column: Column, keys: str, *, top: int, num_columns: int, key_height: int) -> None:

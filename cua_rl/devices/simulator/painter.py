@@ -251,7 +251,7 @@ def draw_notification(canvas: Canvas, element: Element, palette: Palette) -> Non
 
 
 def draw_meter(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """How full something is."""
+    """A bar that shows how full something is."""
     rect = element.rect
     canvas.text(rect.x + 2, rect.y + 9, element.text, palette.text, size=10, max_width=rect.width)
     bar = Rect(x=rect.x, y=rect.y + 20, width=rect.width, height=8)
@@ -271,22 +271,15 @@ def draw_swatch(canvas: Canvas, element: Element, palette: Palette) -> None:
         canvas.text(rect.centre[0], rect.bottom + 9, element.text, palette.text, size=9, anchor="mm")
 
 
-def draw_title(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """The name of the screen."""
+def draw_caption(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """The name of the screen, a heading above rows, or the question of a dialog."""
     rect = element.rect
-    canvas.text(rect.x, rect.centre[1] + 1, element.text, palette.text, size=15, max_width=rect.width)
-
-
-def draw_heading(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """A heading above rows."""
-    rect = element.rect
-    canvas.text(rect.x, rect.centre[1], element.text, palette.accent, size=9, max_width=rect.width)
-
-
-def draw_card_title(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """The question of a dialog."""
-    rect = element.rect
-    canvas.text(rect.x, rect.centre[1], element.text, palette.text, size=13, max_width=rect.width)
+    shift, colour, size = {
+        "title": (1, palette.text, 15),
+        "heading": (0, palette.accent, 9),
+        "card_title": (0, palette.text, 13),
+    }[element.kind]
+    canvas.text(rect.x, rect.centre[1] + shift, element.text, colour, size=size, max_width=rect.width)
 
 
 def _draw_surface(canvas: Canvas, element: Element, palette: Palette) -> None:
@@ -314,8 +307,8 @@ def draw_round_button(canvas: Canvas, element: Element, palette: Palette) -> Non
 
 _DRAW: dict[Kind, Callable[[Canvas, Element, Palette], None]] = {
     "app_icon": draw_app_icon,
-    "title": draw_title,
-    "heading": draw_heading,
+    "title": draw_caption,
+    "heading": draw_caption,
     "text": draw_text,
     "row": _draw_row,
     "switch_row": _draw_row,
@@ -337,5 +330,5 @@ _DRAW: dict[Kind, Callable[[Canvas, Element, Palette], None]] = {
     "swatch": draw_swatch,
     "scrim": lambda canvas, element, palette: canvas.dim(element.rect),
     "card": _draw_surface,
-    "card_title": draw_card_title,
+    "card_title": draw_caption,
 }

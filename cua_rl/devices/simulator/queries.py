@@ -53,12 +53,6 @@ def _switch(name: str) -> Callable[[PhoneState], str]:
     return lambda state: _truth(name in state.system.switched_on)
 
 
-def _typed(state: PhoneState) -> str:
-    """What stands in the screen's fields, such as "name=Zoe number=5550"; empty ones are left out."""
-    values = dict(state.form) | ({} if state.draft_field is None else {state.draft_field: state.draft})
-    return " ".join(f"{field}={value}" for field, value in sorted(values.items()) if value)
-
-
 def _current_url(state: PhoneState) -> str:
     return state.subscreens[-1] if state.app == "chrome" and state.subscreens else ""
 
@@ -104,7 +98,8 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "clock": lambda state: state.clock,
     "focused_field": lambda state: state.focus or "",
     "draft_text": lambda state: state.draft,
-    "typed": _typed,
+    # such as "name=Zoe number=5550"; empty fields are left out
+    "typed": lambda state: " ".join(f"{field}={text}" for field, text in sorted(state.typed.items()) if text),
     "note_texts": lambda state: _json(state.notes),
     "shown_note": lambda state: state.notes[int(subject(state))] if state.screen.startswith("notes/note:") else "",
     "threads": lambda state: _json([asdict(thread) for thread in state.threads]),

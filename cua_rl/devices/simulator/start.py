@@ -1,4 +1,4 @@
-"""Making a phone from a seed and from what a task demands of it."""
+"""Build the initial state of a phone from a seed and a task's constraints."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Scripted experts for demo tasks: they read the phone's state, name what they scan in reading order, and act."""
+"""Scripted experts for demo tasks: they read the phone's state, list scanned elements in reading order, and act."""
 
 from random import Random
 
@@ -62,10 +62,10 @@ def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
 
 
 class ImperfectExpert:
-    """At every turn, with `error_rate`, stops its scan at a random element and taps that; then it gives up.
+    """Taps a random element with probability `error_rate` per turn, and gives up after such a mistake.
 
-    It errs with a spread, so a model that imitates it can be improved by reinforcement: every right action keeps a
-    probability.
+    The errors are spread over all elements, so that a model cloned from this expert still gives every right action some
+    probability, which reinforcement learning can raise.
     """
 
     def __init__(self, task: Task | TaskTemplate, *, error_rate: float, random: Random) -> None:

@@ -155,7 +155,7 @@ GRADED_EVAL: tuple[TaskTemplate, ...] = (
     graded.in_open_app("eval_99_search_in_open_chrome", "chrome", content.search_web("", _EVALUATION)),
     graded.in_open_app("eval_100_start_timer_in_open_clock", "clock", apps.start_timer("", _EVALUATION)),
 )
-"""Both fill the pairs of category and difficulty of which there would be few."""
+"""Both add tasks to combinations of category and difficulty that would otherwise have few."""
 
 _TRAINING_NETWORKS, _EVAL_NETWORKS = NETWORKS[:9], NETWORKS[9:]
 _TRAINING_LANGUAGES, _EVAL_LANGUAGES = tuple(LANGUAGES)[1:8], tuple(LANGUAGES)[8:]
@@ -172,8 +172,8 @@ SYSTEM_TRAINING: tuple[TaskTemplate, ...] = (
         "train_13_open_bluetooth_settings", "Open the Bluetooth settings.", "bluetooth", "bluetooth_page"
     ),
     system.open_quick_settings("train_28_open_quick_settings"),
-    system.toggle_quick_tile("train_29_toggle_wifi_quick_settings", Toggle.WIFI),
-    system.toggle_quick_tile("train_30_toggle_bluetooth_quick_settings", Toggle.BLUETOOTH),
+    system.switch_quick_tile("train_29_toggle_wifi_quick_settings", Toggle.WIFI),
+    system.switch_quick_tile("train_30_toggle_bluetooth_quick_settings", Toggle.BLUETOOTH),
     system.switch_quick_tile("train_31_enable_dnd_quick_settings", Toggle.DO_NOT_DISTURB, turn_on=True),
     system.switch_quick_tile("train_32_disable_dnd_quick_settings", Toggle.DO_NOT_DISTURB, turn_on=False),
     system.open_notifications("train_33_open_notifications"),

@@ -28,7 +28,6 @@ _READ = """
   };
 }
 """
-_CLICKABLE = "a, input:not([type=hidden]), button, select"
 _MARGIN_PX = 40
 
 
@@ -58,7 +57,7 @@ class AdminExperts:
 
 
 class _AdminExpert:
-    """With `error_rate`, in each turn, clicks somewhere at random; then it gives up."""
+    """Clicks at random with probability `error_rate` per turn, and gives up after such a mistake."""
 
     def __init__(self, instance: AdminInstance, page: BrowserPage, error_rate: float, random: Random) -> None:
         self._instance = instance

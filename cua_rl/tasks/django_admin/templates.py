@@ -101,9 +101,7 @@ class AdminTemplate(Template):
         async def prepare(device: Device) -> None:
             page = as_page(device)
             if not isinstance(page.site, AdminSite):
-                raise TaskError(
-                    f"expected a page of an admin site, got {page.device_id!r}; run it on one"
-                )
+                raise TaskError(f"expected a page of an admin site, got {page.device_id!r}; run it on one")
             await page.site.reset(state)
             await page.open_page(f"{page.site.url}enter/")
 

@@ -27,7 +27,7 @@ class MiniWobExperts:
 
 
 class _PageExpert:
-    """With `error_rate`, in each turn, clicks a random element, up to which it scans; then it gives up."""
+    """Clicks a random element with probability `error_rate` per turn, and gives up after such a mistake."""
 
     def __init__(self, name: str, page: BrowserPage, error_rate: float, random: Random) -> None:
         self._name = name
@@ -56,7 +56,7 @@ class _PageExpert:
 
 
 async def read_scanned(page: BrowserPage, name: str) -> tuple[PageElement, ...]:
-    """What an expert looks through on a task's page, in reading order: only one kind of thing, where that is asked."""
+    """The elements that an expert scans, in reading order; on some pages only those of one kind."""
     kind = SCANNED_KINDS.get(name)
     return tuple(element for element in await read_elements(page) if kind in (None, element.kind))
 
@@ -73,7 +73,7 @@ def labels_up_to(name: str, elements: tuple[PageElement, ...], target: PageEleme
 
 
 def label_of(name: str, element: PageElement) -> str:
-    """What an expert calls an element: what it is, where the task asks for that, else what it says."""
+    """The expert's name for an element: its kind if the task asks for that, else its text."""
     return element.kind if name == "click-widget" or not element.text else element.text
 
 

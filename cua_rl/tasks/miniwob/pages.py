@@ -55,7 +55,7 @@ _RESULT = "() => ({ isOver: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, told
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageResult:
-    """What a page says of its task. `reward` is -1 to 1, before any penalty for time; 0 until it is over."""
+    """The page's own verdict on its task. `reward` is -1 to 1, before any penalty for time; 0 until it is over."""
 
     is_over: bool
     reward: float

@@ -1,4 +1,4 @@
-"""What a MiniWoB++ page shows and what is to be done next on it: what scripted experts go by."""
+"""Visible elements of MiniWoB++ pages, and the next step on each page for scripted experts."""
 
 import re
 from collections.abc import Callable, Sequence

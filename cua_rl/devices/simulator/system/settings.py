@@ -16,8 +16,19 @@ from cua_rl.devices.simulator.catalog import (
     WALLPAPERS,
     Toggle,
 )
-from cua_rl.devices.simulator.controls import CONTENT_TOP, Box, Column, button, place, row, slider, switch_row
-from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Slide, Switch
+from cua_rl.devices.simulator.controls import (
+    CONTENT_TOP,
+    Box,
+    Column,
+    button,
+    page_row,
+    place,
+    row,
+    slider,
+    switch_row,
+    toggle_row,
+)
+from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Slide
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system.apps import app_info, app_list, app_storage, storage
 from cua_rl.devices.simulator.system.dialogs import is_dialog
@@ -60,27 +71,18 @@ def _setting_row(state: PhoneState, name: str) -> Element:
             "bluetooth_page": "On" if state.is_on(Toggle.BLUETOOTH) else "Off",
             "language": system.language,
         }
-        return row(
-            f"page:{extra.subscreen}",
+        return page_row(
+            extra.subscreen,
+            extra.title,
             label=extra.label,
-            text=extra.title,
             detail=details.get(name, ""),
             glyph=extra.glyph,
             paper=extra.paper,
-            effect=Push(subscreen=extra.subscreen),
         )
     spec = SETTINGS[name]
-    toggle = spec.toggle
-    return row(
-        f"{'toggle' if toggle else 'page'}:{spec.row}",
-        label=spec.label,
-        text=spec.title,
-        glyph=spec.row,
-        paper=spec.paper,
-        effect=Switch(toggle=toggle) if toggle else Push(subscreen=spec.row),
-        kind="switch_row" if toggle else "row",
-        is_on=toggle is not None and state.is_on(toggle),
-    )
+    if spec.toggle is None:
+        return page_row(spec.row, spec.title, label=spec.label, glyph=spec.row, paper=spec.paper)
+    return toggle_row(state, spec.toggle, spec.title, label=spec.label, glyph=spec.row, paper=spec.paper)
 
 
 def build_display(state: PhoneState, column: Column) -> None:
@@ -112,28 +114,10 @@ def build_sound(state: PhoneState, column: Column) -> None:
 
 def build_date(state: PhoneState, column: Column) -> None:
     """The time, automatic or not, and its zone."""
-    column.stack(
-        row(
-            "toggle:auto_time",
-            label="Automatic",
-            text="Automatic time",
-            glyph="date",
-            paper=SETTINGS["date"].paper,
-            effect=Switch(toggle=Toggle.AUTO_TIME),
-            kind="switch_row",
-            is_on=state.is_on(Toggle.AUTO_TIME),
-        )
-    )
+    paper = SETTINGS["date"].paper
+    column.stack(toggle_row(state, Toggle.AUTO_TIME, "Automatic time", label="Automatic", glyph="date", paper=paper))
     column.add_text(f"The time is {state.clock}.", indent=14)
-    column.stack(
-        row(
-            "page:time_zone",
-            label="Zone",
-            text="Time zone",
-            detail=state.system.time_zone,
-            effect=Push(subscreen="time_zone"),
-        )
-    )
+    column.stack(page_row("time_zone", "Time zone", label="Zone", detail=state.system.time_zone))
 
 
 def build_about(state: PhoneState, column: Column) -> None:
@@ -149,17 +133,8 @@ def build_about(state: PhoneState, column: Column) -> None:
 
 def build_security(state: PhoneState, column: Column) -> None:
     """The screen lock, and what it shows."""
-    column.stack(
-        row(
-            "page:screen_lock",
-            label="Lock",
-            text="Screen lock",
-            detail=state.system.screen_lock,
-            glyph="lock",
-            paper="#00796b",
-            effect=Push(subscreen="screen_lock"),
-        ),
-    )
+    lock = state.system.screen_lock
+    column.stack(page_row("screen_lock", "Screen lock", label="Lock", detail=lock, glyph="lock", paper="#00796b"))
     column.stack(switch_row(state, "lock_notifications"))
 
 
@@ -199,16 +174,7 @@ def _choice(text: str, effect: Operate | Push | None, *, is_on: bool) -> Element
 
 def build_language(state: PhoneState, column: Column) -> None:
     """The language, and the spell checker."""
-    column.stack(
-        row(
-            "page:languages",
-            text="Languages",
-            detail=state.system.language,
-            glyph="globe",
-            paper="#16b5cf",
-            effect=Push(subscreen="languages"),
-        )
-    )
+    column.stack(page_row("languages", "Languages", detail=state.system.language, glyph="globe", paper="#16b5cf"))
     column.stack(switch_row(state, "spell_checker"))
 
 
@@ -258,4 +224,4 @@ _PAGES: dict[str, tuple[str, Callable[[PhoneState, Column], None]]] = {
     "developer": ("Developer options", build_developer),
     "time_zone": ("Time zone", build_time_zones),
 }
-"""Title and builder of the pages that are about nothing in particular; "" is the list of rows."""
+"""Title and builder of the pages without an argument; "" is the list of rows."""

@@ -25,7 +25,7 @@ _MIN_PULL = 60
 
 
 def build_shade(state: PhoneState) -> Screen:
-    """The half of the shade that shows, with the navigation bar below it."""
+    """The open half of the shade, with the navigation bar below it."""
     if state.shade == "quick_settings":
         heading, level = "Quick settings", state.brightness_level / MAX_BRIGHTNESS
         width, height, gap = 85, 44, 6

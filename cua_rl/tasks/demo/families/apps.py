@@ -13,7 +13,7 @@ from cua_rl.tasks.goal import Goal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What parameters are drawn from; training and evaluation have no word in common."""
+    """Values that task parameters are drawn from; those of training and evaluation are disjoint."""
 
     people: tuple[str, ...]
     """Names of the phone's address books."""

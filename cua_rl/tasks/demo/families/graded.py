@@ -1,4 +1,4 @@
-"""Families for the grades of difficulty that others leave thin: tasks that begin nearer to their goal, or farther."""
+"""Families that fill scarce levels of difficulty: tasks that start closer to their goal, or farther from it."""
 
 from dataclasses import replace
 from random import Random
@@ -28,7 +28,7 @@ _TAKE = TapOn(label="Screenshot")
 
 
 def in_open_app(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
-    """What `template` asks for, with its app open already."""
+    """The task of `template`, with its app already open."""
 
     def draw(random: Random) -> Instance:
         instance = template.draw(random)
@@ -45,7 +45,7 @@ def in_open_app(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
 
 
 def through_drawer(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
-    """What `template` asks for, with its app in the drawer only, which nothing on the home screen tells."""
+    """The task of `template`, with its app in the drawer only; the home screen gives no hint of that."""
     spec = APPS[app]
     open_app = (OPEN_DRAWER, tap(DRAWER, spec.label))
 
