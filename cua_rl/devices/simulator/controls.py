@@ -230,6 +230,14 @@ def page_row(
     return row(f"page:{subscreen}", label=label, text=text, detail=detail, glyph=glyph, paper=paper, effect=effect)
 
 
+def person_row(
+    element_id: str, name: str, detail: str, subscreen: str, *, paper: Colour = "#7a8494", height: int = ROW_HEIGHT
+) -> Element:
+    """The row of a person, or of what they sent; it opens a screen."""
+    effect = Push(subscreen=subscreen)
+    return row(element_id, text=name, detail=detail, glyph="person", paper=paper, effect=effect, height=height)
+
+
 def add_keypad(column: Column, keys: str, *, top: int, num_columns: int, key_height: int) -> None:
     """Keys of a dialler or a calculator."""
     width = (WIDTH - 24) // num_columns

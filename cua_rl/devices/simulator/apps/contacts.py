@@ -11,9 +11,9 @@ from cua_rl.devices.simulator.controls import (
     Column,
     add_field,
     add_keypad,
+    person_row,
     place,
     plus_button,
-    row,
     text_field,
     title_button,
     wide_button,
@@ -69,16 +69,8 @@ def build_contacts(state: PhoneState, column: Column) -> None:
 
 
 def _add_contact(column: Column, contact: Contact) -> None:
-    column.stack(
-        row(
-            f"contact:{contact.name}",
-            text=contact.name,
-            detail=contact.number,
-            glyph="person",
-            paper=_TEAL,
-            effect=Push(subscreen=f"person:{contact.name}"),
-        )
-    )
+    name, page = contact.name, f"person:{contact.name}"
+    column.stack(person_row(f"contact:{name}", name, contact.number, page, paper=_TEAL))
 
 
 def build_contacts_page(state: PhoneState, column: Column, subscreen: str) -> str:

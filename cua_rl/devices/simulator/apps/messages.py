@@ -3,8 +3,16 @@
 from dataclasses import replace
 
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import CONTENT_BOTTOM, NAV_TOP, Column, place, plus_button, row, text_field
-from cua_rl.devices.simulator.elements import Do, Push
+from cua_rl.devices.simulator.controls import (
+    CONTENT_BOTTOM,
+    NAV_TOP,
+    Column,
+    person_row,
+    place,
+    plus_button,
+    text_field,
+)
+from cua_rl.devices.simulator.elements import Do
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
 from cua_rl.devices.simulator.state import PhoneState, Text, Thread
 
@@ -14,17 +22,7 @@ def build_messages(state: PhoneState, column: Column) -> None:
     for i, thread in enumerate(state.threads):
         last = thread.texts[-1]
         detail = f"You: {last.text}" if last.is_mine else last.text
-        column.stack(
-            row(
-                f"thread:{i}",
-                text=thread.contact,
-                detail=detail,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=str(i)),
-                height=42,
-            )
-        )
+        column.stack(person_row(f"thread:{i}", thread.contact, detail, str(i), height=42))
     column.y += 46  # so that the last row scrolls clear of the round button
     column.pin(plus_button("new"))
 
@@ -34,16 +32,7 @@ def build_messages_page(state: PhoneState, column: Column, subscreen: str) -> st
     if subscreen == "new":
         for person in state.apps.contacts:
             recipient = f"to:{person.name}"
-            column.stack(
-                row(
-                    recipient,
-                    text=person.name,
-                    detail=person.number,
-                    glyph="person",
-                    paper="#7a8494",
-                    effect=Push(subscreen=recipient),
-                )
-            )
+            column.stack(person_row(recipient, person.name, person.number, recipient))
         return "New message"
     contact = conversation_with(state, subscreen)
     texts = next((thread.texts for thread in state.threads if thread.contact == contact), ())

@@ -11,7 +11,7 @@ from cua_rl.devices.simulator.apps.files import build_files, build_files_page
 from cua_rl.devices.simulator.apps.messages import build_messages, build_messages_page
 from cua_rl.devices.simulator.apps.notes import build_note, build_notes
 from cua_rl.devices.simulator.catalog import WIDTH, find_app
-from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, place, row
+from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, person_row, place, row
 from cua_rl.devices.simulator.elements import Do, PlayTrack, Push
 from cua_rl.devices.simulator.state import PhoneState
 
@@ -28,17 +28,7 @@ def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
 def build_mails(state: PhoneState, column: Column) -> None:
     """The mails, newest first."""
     for i, (sender, about) in enumerate(content.mails(state.seed)):
-        column.stack(
-            row(
-                f"mail:{i}",
-                text=sender,
-                detail=about,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=str(i)),
-                height=42,
-            )
-        )
+        column.stack(person_row(f"mail:{i}", sender, about, str(i), height=42))
 
 
 def build_mail(state: PhoneState, column: Column, subscreen: str) -> str:
