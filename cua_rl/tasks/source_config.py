@@ -16,8 +16,7 @@ SourceType = Literal[
     "page", "desktop",
 ]  # fmt: skip
 Site = Literal["miniwob", "django_admin", "page", "desktop", "gym"]
-"""Sources whose tasks run on web pages of their own, on Linux desktops, or on the devices of a gym server, and on
-nothing else."""
+"""Sources whose tasks need devices of their own: web pages, Linux desktops, or the devices of a gym server."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -105,7 +104,17 @@ def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> froz
 
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     """Parse and check task sources: keys, types, names."""
-    raw = _parse_json(sources) if isinstance(sources, str) else sources
+    raw: object = sources
+    if isinstance(sources, str):
+        try:
+            raw = cast(object, json.loads(sources))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"expected task sources as JSON, got {sources!r} ({error}); write "
+                'tasks=\'{"source_type": "demo_training"}\''
+            ) from error
+        if not isinstance(raw, dict | list):
+            raise ConfigError(f"expected a JSON object or a list of them as task sources, got {sources!r}")
     items: list[object] = [raw] if isinstance(raw, Mapping) else list(cast(Sequence[object], raw))
     if not items:
         raise ConfigError('expected at least one task source, got none; try {"source_type": "demo_training"}')
@@ -124,18 +133,6 @@ def find_site(sources: TaskSources) -> Site | None:
 def site_of(config: TaskSourceConfig) -> Site | None:
     """The web site, "desktop" or "gym", on which this source's tasks run; None if they run on the configured device."""
     return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
-
-
-def _parse_json(text: str) -> object:
-    try:
-        parsed: object = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f'expected task sources as JSON, got {text!r} ({error}); write tasks=\'{{"source_type": "demo_training"}}\''
-        ) from error
-    if not isinstance(parsed, dict | list):
-        raise ConfigError(f"expected a JSON object or a list of them as task sources, got {text!r}")
-    return cast(object, parsed)
 
 
 def _parse_source(item: object) -> TaskSourceConfig:
