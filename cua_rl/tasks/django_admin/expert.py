@@ -86,9 +86,9 @@ class _AdminExpert:
     async def _take(self, step: Step) -> Action | None:
         """What the step needs next; None if it is done."""
         element = await self._find(step.selector)
+        if element is None:
+            return None
         match step:
-            case _ if element is None:
-                return None
             case Fill(text=text) if element.value == text:
                 return None
             case Fill() if element.is_focused and element.value and not element.is_selected:
