@@ -25,7 +25,7 @@ from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
-from cua_rl.run.preflight import plan_max_images, require_model_server, require_room
+from cua_rl.run.preflight import plan_max_images, require_agent_server, require_model_server, require_room
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.task_loader import load_tasks
@@ -123,6 +123,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(place, None)
     site = make_site(config, log_path)
+    await require_agent_server(config.agent)
     held_out = load_tasks(
         name_gym(config.tasks, config.devices),
         seed=config.seed,

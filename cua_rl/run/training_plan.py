@@ -30,6 +30,7 @@ from cua_rl.run.model_folder import (
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import (
     plan_max_images,
+    require_agent_server,
     require_model_server,
     require_monitor,
     require_room,
@@ -123,6 +124,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     if site.smallest_screen is not None:
         require_room(config, renderer, site.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
     max_images = plan_max_images(config, num_turns)
+    await require_agent_server(config.agent)
     if config.base_url is not None:
         await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
     return RunPlan(

@@ -124,6 +124,7 @@ async def test_the_script_finds_tasks_and_model_by_two_addresses(tmp_path: Path)
     async with open_gym() as (_, gym_url), serve_app(server, "127.0.0.1", 0, grace_s=0) as model_url:
         process = await asyncio.create_subprocess_exec(
             *(ROOT / "train.sh", "--gym", gym_url, "--gym-id", "phones", "--model-base-url", f"{model_url}/v1"),
+            *("--gbox-mini-url", gym_url),  # any server that answers
             *(
                 "--batch-size",
                 "2",

@@ -144,6 +144,7 @@ BAD = [
         ],
         "check gym_base_url",
     ),
+    (["agent=external", "agent.url=http://127.0.0.1:{dead}/run"], "agent.url: expected a server that answers"),
     (["device=gbox", "gbox_api_key=key"], "model_name: expected the name of a model for gbox"),
 ]
 
