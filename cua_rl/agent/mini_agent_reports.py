@@ -59,7 +59,7 @@ class Step:
                 self.response_ids.append(response_id)
         elif kind == "action_executed":
             given = event.get("action")
-            action = cast("Json", given) if isinstance(given, Mapping) else {}
+            action: Json = cast("Json", given) if isinstance(given, Mapping) else {}
             name, args, error = action.get("name"), action.get("args"), action.get("error")
             duration = event.get("durationMs")
             if isinstance(name, str):

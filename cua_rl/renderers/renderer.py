@@ -1,69 +1,15 @@
 """Renderers: conversations to tokens, and sampled text to reasoning, text and tool calls, per family of models."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
-from cua_rl.conversation import Item, ParsedAnswer, Tool
 from cua_rl.errors import ConfigError
-from cua_rl.model_input import ModelInput
 from cua_rl.renderers.chat_format import is_thinking_model
-from cua_rl.renderers.qwen3_vl import load_qwen3, load_qwen3_vl, load_qwen3_vl_thinking
-from cua_rl.renderers.replay import ReplayedItem
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3, load_qwen3_vl, load_qwen3_vl_thinking
 
-
-class Renderer(Protocol):
-    """Converts conversation items to model input and parses answers; needs neither torch nor a server."""
-
-    @property
-    def name(self) -> str:
-        """Its name for `make_renderer`."""
-        ...
-
-    @property
-    def supports_images(self) -> bool:
-        """Whether the model sees images."""
-        ...
-
-    @property
-    def image_token_id(self) -> int:
-        """The placeholder token of images, repeated `expected_tokens` times; -1 without images."""
-        ...
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end an answer, the normal one first."""
-        ...
-
-    def to_send(
-        self, items: Sequence[Item], tools: Sequence[Tool] = ()
-    ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:
-        """Conversation and tools to send to the model server, so that its prompt equals that of `render`."""
-        ...
-
-    def render(self, items: Sequence[Item], tools: Sequence[Tool] = ()) -> ModelInput:
-        """The prompt for the next answer."""
-        ...
-
-    def render_supervised(
-        self, items: Sequence[Item], tools: Sequence[Tool] = ()
-    ) -> tuple[ModelInput, tuple[bool, ...]]:
-        """A conversation that ends with an answer, and True for every token of an answer."""
-        ...
-
-    def parse(self, text: str) -> ParsedAnswer:
-        """Split an answer into reasoning, text and tool calls; never raises."""
-        ...
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids, special tokens included."""
-        ...
-
+Renderer = Qwen3VLRenderer
+"""One class renders every supported family; loaders differ in its chat format and image settings."""
 
 _LOADERS: Mapping[str, Callable[[Path], Renderer]] = {
     "qwen3": load_qwen3,

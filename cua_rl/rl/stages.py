@@ -8,22 +8,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from cua_rl.evaluation.evaluate import EvalResult
+from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
-from cua_rl.rl.served_policy import SavedPolicy
+from cua_rl.rl.served_policy import ServedPolicy
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rl.train_step import Trainer, TrainStepResult, TrainStepSettings
+from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
+from cua_rl.training.client import TrainingClient
 from cua_rl.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
@@ -35,36 +35,6 @@ class TaskStream(Protocol):
     """
 
     def batch(self, number: int, num_tasks: int) -> list[Task]: ...
-
-
-class Policy(Protocol):
-    """The trained weights on their way to the sampler and to disk."""
-
-    async def publish(self, step: int) -> AdapterRef:
-        """Serve the trainer's weights after `step` training steps."""
-        ...
-
-    async def save(self, step: int) -> SavedPolicy:
-        """The first half of `publish`: what must happen before the trainer's weights change again."""
-        ...
-
-    async def serve(self, saved: SavedPolicy) -> AdapterRef:
-        """The second half: returns when new requests get the adapter."""
-        ...
-
-    def hold(self, adapter: AdapterRef) -> AbstractContextManager[None]:
-        """Keep an adapter's folder, whatever is published meanwhile."""
-        ...
-
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
-        """Save everything a resume needs; returns the folders of the training state and the sampler weights."""
-        ...
-
-
-class Evaluation(Protocol):
-    """Measures an adapter on held-out tasks."""
-
-    async def run(self, source: RolloutSource, adapter: AdapterRef) -> EvalResult: ...
 
 
 class StepLog(Protocol):
@@ -135,9 +105,9 @@ class LoopParts:
 
     tasks: TaskStream
     runner: Runner
-    trainer: Trainer
-    policy: Policy
-    evaluator: Evaluation | None
+    trainer: TrainingClient
+    policy: ServedPolicy
+    evaluator: Evaluator | None
     recorder: Recorder
     log: StepLog
     memory: Memory = field(default_factory=Memory)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import mul
 from random import Random
-from typing import Protocol
 
 import chz
 
@@ -15,39 +14,13 @@ from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, penalise_di
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
 from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
-from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
+from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
 
 Schedule = RateSchedule
 LAST_SHARE = 0.05  # the last step still moves: at rate 0 its rollouts would be wasted
 Rows = Sequence[tuple[float, ...]]
 """One value per token of every datum, 0.0 off-mask."""
-
-
-class Trainer(Protocol):
-    """The trainer, as far as a training step uses it (Tinker's verbs)."""
-
-    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
-
-    async def reference_logprobs(
-        self, datums: Sequence[Datum], *, temperature: float = 1.0
-    ) -> list[tuple[float, ...]]: ...
-
-    async def forward_backward(
-        self,
-        datums: Sequence[Datum],
-        loss: LossConfig,
-        *,
-        token_weights: Sequence[float] | None = None,
-        proximal_logprobs: Rows | None = None,
-        reference_logprobs: Rows | None = None,
-    ) -> ForwardBackwardOutput: ...
-
-    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
-
-    async def trainer_metrics(self) -> dict[str, float]:
-        """Work, speed and memory since the last call, under metric names."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +55,7 @@ class TrainStepResult:
 
 
 async def train_step(
-    trainer: Trainer,
+    trainer: TrainingClient,
     batch: Batch,
     settings: TrainStepSettings,
     *,
@@ -150,7 +123,7 @@ def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: i
 
 
 async def _complete_advantages(
-    trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings
+    trainer: TrainingClient, datums: Sequence[Datum], settings: TrainStepSettings
 ) -> tuple[list[Datum], Rows | None, dict[str, float]]:
     """Complete the advantages with terms over the whole batch: its standard deviation and the KL penalty. Also returns
     reference log-probabilities if the loss has a KL term, and metrics.
@@ -256,7 +229,7 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 async def _measure_move(
-    trainer: Trainer,
+    trainer: TrainingClient,
     datums: Sequence[Datum],
     before: Rows,
     settings: TrainStepSettings,
