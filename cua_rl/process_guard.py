@@ -30,7 +30,15 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    child = subprocess.Popen(command, preexec_fn=lambda: _prepare_child(libc))
+
+    def prepare_child() -> None:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    child = subprocess.Popen(command, preexec_fn=prepare_child)
     while child.poll() is None and not _closed(lifeline):
         pass
     # numbers of all living processes that the command has started, itself included
@@ -46,14 +54,6 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
         time.sleep(_POLL_S)
     child.wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def _prepare_child(libc: ctypes.CDLL | None) -> None:
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    if libc is not None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _closed(lifeline: int) -> bool:

@@ -37,41 +37,42 @@ def main(arguments: list[str] | None = None) -> int:
                 "POSTGRES_PASSWORD), got none; set it. An embedded database is rebuilt by deleting its folder while no "
                 "run uses it."
             )
-        return _rebuild(url, asks=not options.yes)
+        asyncio.run(check_connection(url))
+        engine = make_writer_engine(url)
+        try:
+            with engine.connect() as connection:
+                present = set(inspect(connection).get_table_names())
+                tables = [Base.metadata.tables[name] for name in _SHOWN_TABLES if name in present]
+                counts = {
+                    table.name: connection.scalars(select(func.count()).select_from(table)).one() for table in tables
+                }
+            print(f"Database {shown_url(url)}")
+            print("Rows that will be deleted: " + (", ".join(f"{n} {name}" for name, n in counts.items()) or "none"))
+            if not options.yes:
+                if not sys.stdin.isatty():
+                    raise ConfigError("expected a terminal to ask before deleting, got none; add --yes if you are sure")
+                if input("Delete them all? Type yes: ").strip() != "yes":
+                    print("Nothing was changed.")
+                    return 1
+            # only our tables and Alembic's mark: the database may hold those of other programs
+            with (
+                boundary(DatabaseError, "cannot drop the tables (does a run still use them?)"),
+                engine.begin() as owner,
+            ):
+                owner.execute(text("SET LOCAL lock_timeout = '5s'"))
+                Base.metadata.drop_all(owner)
+                owner.execute(text("DROP TABLE IF EXISTS alembic_version"))
+        finally:
+            engine.dispose()
+        migrate_blocking(url)
+        print(f"Dropped the old tables and created {len(Base.metadata.tables)} empty ones.")
+        return 0
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except CuaError as error:
         print(error, file=sys.stderr)
         return 1
-
-
-def _rebuild(url: str, *, asks: bool) -> int:
-    asyncio.run(check_connection(url))
-    engine = make_writer_engine(url)
-    try:
-        with engine.connect() as connection:
-            present = set(inspect(connection).get_table_names())
-            tables = [Base.metadata.tables[name] for name in _SHOWN_TABLES if name in present]
-            counts = {table.name: connection.scalars(select(func.count()).select_from(table)).one() for table in tables}
-        print(f"Database {shown_url(url)}")
-        print("Rows that will be deleted: " + (", ".join(f"{n} {name}" for name, n in counts.items()) or "none"))
-        if asks:
-            if not sys.stdin.isatty():
-                raise ConfigError("expected a terminal to ask before deleting, got none; add --yes if you are sure")
-            if input("Delete them all? Type yes: ").strip() != "yes":
-                print("Nothing was changed.")
-                return 1
-        # only our tables and Alembic's mark: the database may hold those of other programs
-        with boundary(DatabaseError, "cannot drop the tables (does a run still use them?)"), engine.begin() as owner:
-            owner.execute(text("SET LOCAL lock_timeout = '5s'"))
-            Base.metadata.drop_all(owner)
-            owner.execute(text("DROP TABLE IF EXISTS alembic_version"))
-    finally:
-        engine.dispose()
-    migrate_blocking(url)
-    print(f"Dropped the old tables and created {len(Base.metadata.tables)} empty ones.")
-    return 0
 
 
 if __name__ == "__main__":

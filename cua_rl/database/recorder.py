@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -110,7 +111,12 @@ class DatabaseRecorder:
 
     async def _write_forever(self) -> None:
         while True:
-            batch = await self._next_batch()
+            batch: list[TimedEvent | _Flush] = []
+            with suppress(TimeoutError):  # with nothing queued, a heartbeat is due
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    batch.append(await self._queue.get())
+            while batch and len(batch) < _BATCH_SIZE and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
             flushes = [item for item in batch if isinstance(item, _Flush)]
             self._pending = [item for item in batch if isinstance(item, TimedEvent)]
             is_heartbeat = not batch and self._scope.training_id is not None
@@ -124,17 +130,6 @@ class DatabaseRecorder:
                     flush.done.set_result(None)
                 else:
                     flush.done.set_exception(self._failure)
-
-    async def _next_batch(self) -> list[TimedEvent | _Flush]:
-        """The queued items; waits for at least one unless a heartbeat is due."""
-        try:
-            async with asyncio.timeout(_HEARTBEAT_S):
-                batch = [await self._queue.get()]
-        except TimeoutError:
-            return []
-        while len(batch) < _BATCH_SIZE and not self._queue.empty():
-            batch.append(self._queue.get_nowait())
-        return batch
 
     async def _write_with_retries(self) -> None:
         """Write the pending events, retrying during an outage; a rejected event stops the recorder."""

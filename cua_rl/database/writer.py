@@ -108,7 +108,16 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             statement = statement.on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
             connection.execute(statement)
         case TrainingEnded():
-            _write_training_end(connection, training_id, event, at)
+            # with it ends whatever still runs in it
+            inner = "cancelled" if event.status == "completed" else event.status
+            cancel_rollouts(connection, at, training_id=training_id)
+            for table in (Group, Step, Eval):
+                is_open = table.status.in_(("rollouts", "training", "running"))
+                for row_id in connection.scalars(
+                    select(table.id).where(table.training_id == training_id, is_open)
+                ).all():
+                    advance_status(connection, table, row_id, inner, at, ended_at=at)
+            advance_status(connection, Training, training_id, event.status, at, error=event.error, ended_at=at)
         case TrainingStarted() | RolloutStarted() | TurnTaken() | GroupEnded():
             raise AssertionError("handled by write_events")
 
@@ -256,14 +265,3 @@ def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at
         ended_at=at,
     )
     count_completed_steps(connection, scope.require_training())
-
-
-def _write_training_end(connection: Connection, training_id: int, event: TrainingEnded, at: datetime) -> None:
-    """End the run and with it whatever still runs in it."""
-    inner = "cancelled" if event.status == "completed" else event.status
-    cancel_rollouts(connection, at, training_id=training_id)
-    for table in (Group, Step, Eval):
-        is_open = table.status.in_(("rollouts", "training", "running"))
-        for row_id in connection.scalars(select(table.id).where(table.training_id == training_id, is_open)).all():
-            advance_status(connection, table, row_id, inner, at, ended_at=at)
-    advance_status(connection, Training, training_id, event.status, at, error=event.error, ended_at=at)

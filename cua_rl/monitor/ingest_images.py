@@ -40,8 +40,9 @@ def _decode(uri: str) -> EncodedImage | None:
     _, comma, encoded = uri.partition(";base64,")
     try:
         data = b64decode(encoded, validate=True) if comma else b""
-        found = (name for start, name in _FORMATS.items() if data.startswith(start))
-        image_format: ImageFormat | None = next(found, None)
+        image_format: ImageFormat | None = next(
+            (name for start, name in _FORMATS.items() if data.startswith(start)), None
+        )
         width_px, height_px = (0, 0) if image_format is None else image_size(data)
     except (ValueError, RequestError):
         return None

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from fastapi import Query
 from sqlalchemy import func, literal_column, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
@@ -30,26 +31,28 @@ from cua_rl.monitor.figures import finite, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
 from cua_rl.monitor.run_summaries import is_alive
-from cua_rl.monitor.schemas import Page, Phase
+from cua_rl.monitor.schemas import Page, Phase, RunStatus
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
 from cua_rl.renderers.answers import parse_answer
+from cua_rl.types import StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
-    """Filters of a list of rollouts; None means no filter."""
+    """Which rollouts a list shows, as query parameters; None means no filter."""
 
     phase: Phase | None = None
-    step: int | None = None
-    task_id: str | None = None
-    seed: int | None = None
-    status: str | None = None
-    stop_reason: str | None = None
+    step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None
+    task_id: Annotated[str | None, Query(max_length=300)] = None
+    seed: Annotated[int | None, Query(ge=1 - 2**63, le=2**63 - 1)] = None
+    status: RunStatus | None = None
+    stop_reason: StopReason | None = None
     success: bool | None = None
-    device_id: str | None = None
-    failure_kind: str | None = None
-    search: str = ""
-    """Start of a rollout id, or part of a task id."""
+    device_id: Annotated[str | None, Query(max_length=300)] = None
+    failure_kind: Annotated[str | None, Query(max_length=100)] = None
+    search: Annotated[str, Query(max_length=200, description="start of a rollout id, or part of a task id")] = ""
+    cursor: Annotated[str | None, Query(max_length=300, description="next_cursor of the page before")] = None
+    limit: Annotated[int, Query(ge=1, le=200)] = 50
 
 
 _PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
@@ -66,9 +69,7 @@ def _rollouts_of(run: RunAccess) -> AnySelect:
     )
 
 
-async def list_rollouts(
-    run: RunAccess, wanted: RolloutFilter, *, cursor: str | None, limit: int
-) -> Page[schemas.RolloutItem]:
+async def list_rollouts(run: RunAccess, wanted: RolloutFilter) -> Page[schemas.RolloutItem]:
     """Rollouts of a run, newest first."""
     query = _rollouts_of(run)
     exact = {
@@ -92,12 +93,12 @@ async def list_rollouts(
             RolloutRow.rollout_id.startswith(wanted.search, autoescape=True)
             | RolloutRow.task_id.icontains(wanted.search, autoescape=True)
         )
-    query = query.order_by(RolloutRow.id.desc()).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(RolloutRow.id < decode_number(cursor))
+    query = query.order_by(RolloutRow.id.desc()).limit(wanted.limit + 1)
+    if wanted.cursor is not None:
+        query = query.where(RolloutRow.id < decode_number(wanted.cursor))
     rows = (await run.session.execute(query)).all()
-    more = encode_cursor(rows[limit - 1][0].id) if len(rows) > limit else None
-    return Page(items=await rollout_items(run, rows[:limit]), next_cursor=more)
+    more = encode_cursor(rows[wanted.limit - 1][0].id) if len(rows) > wanted.limit else None
+    return Page(items=await rollout_items(run, rows[: wanted.limit]), next_cursor=more)
 
 
 async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.RolloutItem]:

@@ -7,8 +7,7 @@ resumes, so that training never finds its database in use.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from cua_rl.database.migrations import migrate
@@ -46,7 +45,17 @@ async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: s
             await asyncio.sleep(_POLL_S)  # its server is about to start, or about to stop
             continue
         try:
-            async with _shown(databases, feed, folder, key):
+            async with AsyncExitStack() as stack:
+                url = running_postgres_url(data)
+                if url is None:
+                    server = EmbeddedPostgres(data, folder / "logs" / "postgres.log")
+                    url = (await stack.enter_async_context(server)).url
+                await migrate(url)
+                database = open_database(url, key, pool_size=4)
+                stack.push_async_callback(databases.remove, database)
+                databases.add(database)
+                await stack.enter_async_context(listening(feed, url, database.run_id))
+                feed.publish(LiveEvent(event_id="", kind="reset"))
                 # until the run's own server has stopped or, if the server is ours, until the run resumes
                 while running_postgres_url(data) is not None if is_theirs else not is_in_use(folder):  # noqa: ASYNC110
                     await asyncio.sleep(_POLL_S)
@@ -55,22 +64,6 @@ async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: s
             await asyncio.sleep(10 * _POLL_S)
         else:
             logger.info("the run in %s %s", folder, "has ended" if is_theirs else "goes on")
-
-
-@asynccontextmanager
-async def _shown(databases: Databases, feed: LiveFeed, folder: Path, key: str) -> AsyncGenerator[None]:
-    async with AsyncExitStack() as stack:
-        url = running_postgres_url(folder / "postgres")
-        if url is None:
-            server = EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log")
-            url = (await stack.enter_async_context(server)).url
-        await migrate(url)
-        database = open_database(url, key, pool_size=4)
-        stack.push_async_callback(databases.remove, database)
-        databases.add(database)
-        await stack.enter_async_context(listening(feed, url, database.run_id))
-        feed.publish(LiveEvent(event_id="", kind="reset"))
-        yield
 
 
 async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> None:

@@ -105,19 +105,7 @@ async def load_run(run: RunAccess) -> schemas.Run:
 
 async def list_evaluations(session: AsyncSession, training_id: int) -> list[schemas.Evaluation]:
     """All evaluations of a run, the baseline first, with figures of what has ended."""
-    successes, rollouts, reward = group_sums()
-    sums = (
-        select(Group.eval_id, successes.label("successes"), rollouts.label("rollouts"), reward.label("reward"))
-        .where(Group.training_id == training_id, Group.eval_id.is_not(None), Group.status == "completed")
-        .group_by(Group.eval_id)
-        .subquery()
-    )
-    query = (
-        select(Eval, sums.c.successes, sums.c.rollouts, sums.c.reward)
-        .outerjoin(sums, sums.c.eval_id == Eval.id)
-        .where(Eval.training_id == training_id)
-        .order_by(Eval.step, Eval.phase)
-    )
+    query = _with_sums(Eval, Group.eval_id, training_id).order_by(Eval.step, Eval.phase)
     categories = await _rates_by(session, training_id, TaskRow.category)
     difficulties = await _rates_by(session, training_id, TaskRow.difficulty)
     return [
@@ -191,31 +179,26 @@ def _success_point(phase: Any, step: int, won: int, done: int) -> schemas.Succes
 
 async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
     """Baseline, steps and evaluations in the order of training, whenever each of them began."""
-    successes, rollouts, reward = group_sums()
-    sums = (
-        select(
-            Group.step_id,
-            Group.eval_id,
-            successes.label("successes"),
-            rollouts.label("rollouts"),
-            reward.label("reward"),
-        )
-        .where(Group.training_id == run.training.id, Group.status == "completed")
-        .group_by(Group.step_id, Group.eval_id)
-        .subquery()
-    )
-    steps = _sources(Step, sums.c.step_id == Step.id, sums, run.training.id)
-    evaluations = _sources(Eval, sums.c.eval_id == Eval.id, sums, run.training.id)
+    steps = _with_sums(Step, Group.step_id, run.training.id)
+    evaluations = _with_sums(Eval, Group.eval_id, run.training.id)
     items = [_timeline_item("step", *row) for row in await run.session.execute(steps)]
     items += [_timeline_item(row[0].phase, *row) for row in await run.session.execute(evaluations)]
     # in the order of training: an evaluation after n steps follows step n
     return sorted(items, key=lambda item: (item.step, ("baseline", "step", "eval").index(item.phase)))
 
 
-def _sources(table: type[Step] | type[Eval], joined: Any, sums: Any, training_id: int) -> AnySelect:
+def _with_sums(table: type[Step] | type[Eval], parent: Any, training_id: int) -> AnySelect:
+    """Steps or evaluations with the successes, rollouts and mean reward of their ended groups."""
+    successes, rollouts, reward = group_sums()
+    sums = (
+        select(parent.label("parent"), successes.label("successes"), rollouts.label("rollouts"), reward.label("reward"))
+        .where(Group.training_id == training_id, parent.is_not(None), Group.status == "completed")
+        .group_by(parent)
+        .subquery()
+    )
     return (
         select(table, sums.c.successes, sums.c.rollouts, sums.c.reward)
-        .outerjoin(sums, joined)
+        .outerjoin(sums, sums.c.parent == table.id)
         .where(table.training_id == training_id)
     )
 

@@ -2,7 +2,7 @@
 
 import hmac
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
@@ -176,6 +176,7 @@ class Guard:
         headers, path = Headers(scope=scope), str(scope["path"])
         limit = _INGEST_LIMIT_BYTES if path.endswith("/api/ingest/batch") else _BODY_LIMIT_BYTES
         has_started = is_too_large = False
+        num_received = 0
 
         async def send_guarded(message: Message) -> None:
             nonlocal has_started
@@ -184,23 +185,26 @@ class Guard:
             if message["type"] == "http.response.start":
                 has_started = True
                 outgoing = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                caching = {"Cache-Control": "no-store"} if path.startswith("/api/") else {}
+                for name, value in (_HEADERS | caching).items():
                     outgoing.setdefault(name, value)
-                if path.startswith("/api/"):
-                    outgoing.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        def refuse() -> None:
-            nonlocal is_too_large
-            is_too_large = True
-            raise _TooLarge
+        async def receive_limited() -> Message:
+            nonlocal is_too_large, num_received
+            message = await receive()
+            num_received += len(message.get("body", b""))
+            if num_received > limit:
+                is_too_large = True
+                raise _TooLarge
+            return message
 
         refusal = self._refusal(headers, limit)
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return
         with suppress(_TooLarge):
-            await self._app(scope, _limited(receive, limit, refuse), send_guarded)
+            await self._app(scope, receive_limited, send_guarded)
         if is_too_large and not has_started:
             is_too_large = False
             await _too_large(limit)(scope, receive, send_guarded)
@@ -223,17 +227,3 @@ def _host_name(host: str) -> str:
 
 def _too_large(limit: int) -> PlainTextResponse:
     return PlainTextResponse(f"expected a body of at most {limit} bytes; send smaller batches", 413)
-
-
-def _limited(receive: Receive, limit: int, refuse: Callable[[], None]) -> Receive:
-    received = 0
-
-    async def receive_limited() -> Message:
-        nonlocal received
-        message = await receive()
-        received += len(message.get("body", b""))
-        if received > limit:
-            refuse()
-        return message
-
-    return receive_limited

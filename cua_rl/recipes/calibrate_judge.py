@@ -90,7 +90,24 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
             judged, judgements = await _judge_all(database, training_id, known, judge)
     if not confusion(judged).num_verdicts:
         raise JudgeError(f"expected verdicts of {judge_config.model!r}, got none: {judgements[0].reason}")
-    record = calibration_json(judge_config, judged, _account(config, judgements))
+    # provenance and cost of the figures
+    votes = [vote for judgement in judgements for vote in judgement.votes]
+    record = calibration_json(
+        judge_config,
+        judged,
+        {
+            "run": config.run,
+            "seed": config.seed,
+            "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "prompt": judgements[0].prompt,
+            "num_rollouts": len(judgements),
+            "num_malformed_votes": sum(vote.is_malformed for vote in votes),
+            "latency_s_mean": sum(judgement.duration_s for judgement in judgements) / len(judgements),
+            "prompt_tokens": sum(vote.num_prompt_tokens for vote in votes),
+            "answer_tokens": sum(vote.num_answer_tokens for vote in votes),
+            "cost_usd": _cost_usd(judgements),
+        },
+    )
     await asyncio.to_thread(_write, path, record)
     _print(judge_config, judged, judgements)
     print(f"record in {path}")
@@ -160,23 +177,6 @@ async def _judge_all(
         ]
         print(f"{len(judged)} of {len(known)}", flush=True)
     return judged, judgements
-
-
-def _account(config: CalibrateConfig, judgements: Sequence[Judgement]) -> dict[str, object]:
-    """Provenance and cost of the figures."""
-    votes = [vote for judgement in judgements for vote in judgement.votes]
-    return {
-        "run": config.run,
-        "seed": config.seed,
-        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "prompt": judgements[0].prompt,
-        "num_rollouts": len(judgements),
-        "num_malformed_votes": sum(vote.is_malformed for vote in votes),
-        "latency_s_mean": sum(judgement.duration_s for judgement in judgements) / len(judgements),
-        "prompt_tokens": sum(vote.num_prompt_tokens for vote in votes),
-        "answer_tokens": sum(vote.num_answer_tokens for vote in votes),
-        "cost_usd": _cost_usd(judgements),
-    }
 
 
 def _cost_usd(judgements: Sequence[Judgement]) -> float | None:

@@ -50,7 +50,12 @@ class TinyModelConfig:
 async def main(config: TinyModelConfig) -> None:
     """Make the model, saying how it goes."""
     with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_model_") as scratch:
-        start = config.model_path or await _make_grounded_model(config, Path(scratch))
+        start = config.model_path
+        if start is None:
+            start = Path(scratch) / "grounded"
+            await run_stage("cua_rl.supervised.untrained_model", start, config.seed, scratch=Path(scratch))
+            arguments = (start, config.seed, config.grounding_steps)
+            await run_stage("cua_rl.supervised.grounding", *arguments, scratch=Path(scratch))
         renderer = make_renderer(start)
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = Path(scratch) / "trainer.log"
@@ -61,20 +66,15 @@ async def main(config: TinyModelConfig) -> None:
                 client,
                 num_steps=num_steps,
                 draw_batch=partial(_draw_batch, config, renderer, random),
-                learning_rate=partial(_learning_rate, config, num_steps),
+                # linear decay to a tenth over the last fifth
+                learning_rate=lambda step: (
+                    config.learning_rate * min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
+                ),
                 evaluate=partial(_evaluate, client, held_out),
                 is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
             )
             await client.save_weights_for_sampler(config.output_path)
     print(f"saved {config.output_path}")
-
-
-async def _make_grounded_model(config: TinyModelConfig, scratch: Path) -> Path:
-    folder = scratch / "grounded"
-    await run_stage("cua_rl.supervised.untrained_model", folder, config.seed, scratch=scratch)
-    arguments = (folder, config.seed, config.grounding_steps)
-    await run_stage("cua_rl.supervised.grounding", *arguments, scratch=scratch)
-    return folder
 
 
 async def _draw_batch(config: TinyModelConfig, renderer: Renderer, random: Random, step: int) -> list[Datum]:
@@ -88,11 +88,6 @@ async def _draw_batch(config: TinyModelConfig, renderer: Renderer, random: Rando
     if is_perfect:
         lessons += [draw_text_lesson(random) for _ in range(config.text_lessons)]
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
-
-
-def _learning_rate(config: TinyModelConfig, num_steps: int, step: int) -> float:
-    """Linear decay to a tenth over the last fifth."""
-    return config.learning_rate * min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
 
 
 async def _held_out_datums(config: TinyModelConfig, renderer: Renderer) -> dict[str, list[Datum]]:

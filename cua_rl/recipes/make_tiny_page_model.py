@@ -147,12 +147,12 @@ async def _evaluate(client: TrainingClient, renderer: Renderer, screens: Sequenc
     datums = [build_supervised_datum(renderer, draw(screen, Random(0)), name="held-out") for screen in screens]
     logprobs = await client.forward(datums)
     whole = [math.exp(sum(row)) for row in logprobs]
-    scans = [math.exp(sum(row[:-_NUM_CLICK_TOKENS])) for row in map(_answer_of, datums, logprobs)]
+    answers = [
+        [logprob for logprob, is_trained in zip(row, datum.loss_mask, strict=True) if is_trained]
+        for datum, row in zip(datums, logprobs, strict=True)
+    ]
+    scans = [math.exp(sum(answer[:-_NUM_CLICK_TOKENS])) for answer in answers]
     return f"right={sum(whole) / len(whole):.3f} scan={sum(scans) / len(scans):.3f}"
-
-
-def _answer_of(datum: Datum, logprobs: Sequence[float]) -> list[float]:
-    return [logprob for logprob, is_trained in zip(logprobs, datum.loss_mask, strict=True) if is_trained]
 
 
 if __name__ == "__main__":

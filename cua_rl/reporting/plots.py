@@ -1,6 +1,6 @@
 """Plots: reward.png, a run's success per step with its evaluations; results.png, the comparison of models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -28,7 +28,17 @@ def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite
     records = read_records(metrics_path)
     figure, axes = _make_axes(8, 4.5, title)
     num_steps = max((int(_number(record["step"])) for record in records), default=0)
-    _draw_training(axes, records)
+    points = [
+        (_number(record["step"]), _number(record["reward/success_rate"]))
+        for record in records
+        if record.get("reward/success_rate") is not None
+    ]
+    steps, rates = [step for step, _ in points], [rate for _, rate in points]
+    if points:
+        each = "training rollouts, each step"
+        axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label=each)
+    if len(points) > 2:
+        axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training rollouts, smoothed")
     prefix = f"eval/{suite}/success_rate"
     by_step = {
         int(_number(record["step"])): _Evaluation(
@@ -114,20 +124,6 @@ def smooth(steps: Sequence[float], values: Sequence[float], width: float = SMOOT
         # a step far from all others has no slope
         smoothed.append((second * level - first * tilt) / spread if spread > 1e-9 else level / total)
     return smoothed
-
-
-def _draw_training(axes: Any, records: Sequence[Mapping[str, object]]) -> None:
-    points = [
-        (_number(record["step"]), _number(record["reward/success_rate"]))
-        for record in records
-        if record.get("reward/success_rate") is not None
-    ]
-    steps, rates = [step for step, _ in points], [rate for _, rate in points]
-    if points:
-        each = "training rollouts, each step"
-        axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label=each)
-    if len(points) > 2:
-        axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training rollouts, smoothed")
 
 
 def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:

@@ -81,23 +81,17 @@ def _find_file_damage(file: Path) -> str | None:
     size = file.stat().st_size
     if size == 0:
         return f"{file} is empty"
-    if file.suffix == ".safetensors" and size != _safetensors_size(file):
-        return f"{file} is cut short"
-    return None
-
-
-def _safetensors_size(file: Path) -> int | None:
-    """File size according to the header: 8 bytes of header length, the JSON header, then the tensors."""
+    if file.suffix != ".safetensors":
+        return None
+    # 8 bytes of header length, the JSON header, then the tensors
     with file.open("rb") as stream:
         header_length = int.from_bytes(stream.read(8), "little")
-        if header_length > file.stat().st_size:
-            return None
         try:
-            header: dict[str, Any] = json.loads(stream.read(header_length))
+            header: dict[str, Any] = json.loads(stream.read(header_length) if header_length < size else b"")
         except ValueError:
-            return None
+            return f"{file} is cut short"
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + header_length + max(ends, default=0)
+    return None if size == 8 + header_length + max(ends, default=0) else f"{file} is cut short"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
-from cua_rl.run.preflight import plan_max_images, require_agent_server, require_model_server, require_room
+from cua_rl.run.preflight import plan_prompts
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.task_loader import load_tasks
@@ -123,7 +123,6 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(place, None)
     site = make_site(config, log_path)
-    await require_agent_server(config.agent)
     held_out = load_tasks(
         name_gym(config.tasks, config.devices),
         seed=config.seed,
@@ -136,7 +135,9 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     await check_judge(judge)
     if judge is not None and held_out.is_judged:
         require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
-    max_images = await _require_room(config, site, engines, tasks)
+    num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
+    contexts = [(engine.renderer, engine.max_model_len) for engine in engines.values()]
+    max_images = await plan_prompts(config, site.smallest_screen, contexts, num_turns)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
@@ -152,20 +153,6 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         ),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
-
-
-async def _require_room(
-    config: EvaluateConfig, site: Site, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]
-) -> int:
-    """The images of the longest prompt; raises `ConfigError` if a model's context or its server cannot hold that."""
-    num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
-    screen, max_images = site.smallest_screen, plan_max_images(config, num_turns)
-    for engine in engines.values():
-        if screen is not None:
-            require_room(config, engine.renderer, screen, num_turns=num_turns, max_model_len=engine.max_model_len)
-        if config.base_url is not None:
-            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=max_images)
-    return max_images
 
 
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
@@ -251,7 +238,27 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
     if name is None:
         raise ConfigError(f"models: expected a name in every entry, got {dict(fields)!r}; add one")
     if is_remote:
-        return _remote_model(name, fields)
+        base_url, model = _entry_text(fields, "base_url"), _entry_text(fields, "model")
+        api = _entry_text(fields, "api") or "responses"
+        if base_url is None or urlsplit(base_url).scheme not in ("http", "https"):
+            raise ConfigError(
+                f"models: expected base_url of {name!r} as http://... or https://..., got {base_url!r}; write the "
+                "address up to its /v1"
+            )
+        if model is None:
+            raise ConfigError(f"models: expected the endpoint's own name of model {name!r}, got none; add model")
+        if api not in ("responses", "chat"):
+            raise ConfigError(f"models: expected api of {name!r} as responses or chat, got {api!r}; choose one")
+        extra = fields.get("extra", dict[str, object]())
+        if not isinstance(extra, Mapping):
+            raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
+        remote = RemoteModel(
+            name=name,
+            endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=cast("Mapping[str, object]", extra)),
+            api_key_env=_entry_text(fields, "api_key_env"),
+        )
+        read_api_key(remote)
+        return remote
     adapter = _entry_text(fields, "adapter")
     model_name = _entry_text(fields, "model_name") or default_model_name
     model_path = find_model(model_name)
@@ -261,33 +268,6 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         model_path=model_path,
         adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
     )
-
-
-def _remote_model(name: str, fields: Mapping[str, object]) -> RemoteModel:
-    base_url, model, api = (
-        _entry_text(fields, "base_url"),
-        _entry_text(fields, "model"),
-        _entry_text(fields, "api") or "responses",
-    )
-    if base_url is None or urlsplit(base_url).scheme not in ("http", "https"):
-        raise ConfigError(
-            f"models: expected base_url of {name!r} as http://... or https://..., got {base_url!r}; write the address "
-            "up to its /v1"
-        )
-    if model is None:
-        raise ConfigError(f"models: expected the endpoint's own name of model {name!r}, got none; add model")
-    if api not in ("responses", "chat"):
-        raise ConfigError(f"models: expected api of {name!r} as responses or chat, got {api!r}; choose one")
-    extra = fields.get("extra", dict[str, object]())
-    if not isinstance(extra, Mapping):
-        raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
-    remote = RemoteModel(
-        name=name,
-        endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=cast("Mapping[str, object]", extra)),
-        api_key_env=_entry_text(fields, "api_key_env"),
-    )
-    read_api_key(remote)
-    return remote
 
 
 def _check_keys(fields: Mapping[str, object], known: Sequence[str]) -> None:

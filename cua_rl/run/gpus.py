@@ -92,7 +92,14 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
             "lower it, or name more trainer.gpus"
         )
     trainer = trainer[:num_processes]
-    tensor_parallel = _tensor_parallel(len(server), wishes.server_tensor_parallel, num_heads)
+    wanted = wishes.server_tensor_parallel
+    if wanted is not None and (len(server) % wanted or num_heads % wanted or wanted > max(1, len(server))):
+        raise ConfigError(
+            f"server.tensor_parallel: expected a number that divides the server's {len(server)} GPUs and the model's "
+            f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
+        )
+    # as many GPUs per copy as divide both the GPUs and, being a power of two, the heads of the usual models
+    tensor_parallel = wanted or max(1, len(server) & -len(server))
     default = SHARED_UTILIZATION if set(server) & set(trainer) else ALONE_UTILIZATION
     return GpuPlan(
         server_gpus=tuple(names[index] for index in server),
@@ -129,15 +136,3 @@ def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
 def _others(everything: Sequence[int], taken: Sequence[int]) -> Sequence[int]:
     """The GPUs that are left, or the same if none is."""
     return [index for index in everything if index not in taken] or taken
-
-
-def _tensor_parallel(num_gpus: int, wanted: int | None, num_heads: int) -> int:
-    """As many GPUs per copy as divide both the GPUs and, being a power of two, the heads of the usual models."""
-    if wanted is None:
-        return max(1, num_gpus & -num_gpus)
-    if num_gpus % wanted or num_heads % wanted or wanted > max(1, num_gpus):
-        raise ConfigError(
-            f"server.tensor_parallel: expected a number that divides the server's {num_gpus} GPUs and the model's "
-            f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
-        )
-    return wanted

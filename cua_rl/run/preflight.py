@@ -95,6 +95,22 @@ def require_room(
         )
 
 
+async def plan_prompts(
+    config: RolloutConfig, screen: Screen | None, models: Sequence[tuple[Renderer, int]], num_turns: int
+) -> int:
+    """Images of the longest prompt; raises `ConfigError` if a model (its renderer and context length) or its server
+    cannot hold that prompt, or if the agent's server does not answer.
+    """
+    await require_agent_server(config.agent)
+    max_images = plan_max_images(config, num_turns)
+    for renderer, max_model_len in models:
+        if screen is not None:
+            require_room(config, renderer, screen, num_turns=num_turns, max_model_len=max_model_len)
+        if config.base_url is not None:
+            await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
+    return max_images
+
+
 @asynccontextmanager
 async def ask_model_server(base_url: str) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
     """A client of the vLLM server there, and the model that it serves; raises `ConfigError` if none answers."""

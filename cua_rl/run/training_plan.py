@@ -28,13 +28,7 @@ from cua_rl.run.model_folder import (
     require_trainable,
 )
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import (
-    plan_max_images,
-    require_agent_server,
-    require_model_server,
-    require_monitor,
-    require_room,
-)
+from cua_rl.run.preflight import plan_prompts, require_monitor
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
@@ -121,12 +115,11 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
-    if site.smallest_screen is not None:
-        require_room(config, renderer, site.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
-    max_images = plan_max_images(config, num_turns)
-    await require_agent_server(config.agent)
-    if config.base_url is not None:
-        await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
+    max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
+    monitor = find_monitor(config.monitor, environ)
+    # a resumed run may start while its monitor is down: it sends its events later
+    if monitor is not None and not spool_folder(log_path(config)).exists():
+        await require_monitor(monitor)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -149,7 +142,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
         database_url=await _reachable_database(environ),
-        monitor=await _reachable_monitor(config, environ),
+        monitor=monitor,
     )
 
 
@@ -163,14 +156,6 @@ def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | N
     held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
     require_disjoint(train_tasks, held_out)
     return train_tasks, held_out
-
-
-async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
-    """The remote monitor, if any; a resumed run may start while it is down and sends its events later."""
-    address = find_monitor(config.monitor, environ)
-    if address is not None and not spool_folder(log_path(config)).exists():
-        await require_monitor(address)
-    return address
 
 
 def run_name(config: CLIConfig) -> str:
