@@ -246,6 +246,14 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
     max_turns = _optional(definition, "max_turns", DEFAULT_MAX_TURNS)
     if not isinstance(max_turns, int) or max_turns < 1:
         raise ConfigError(f"expected max_turns as a whole number of at least 1, got {max_turns!r}")
+    hook = _optional(definition, "get_pre_hook", _nothing)()
+    if hook is None and (folder / "pre_hook.py").is_file():
+        raise ConfigError("expected get_pre_hook() to return what pre_hook.py has, got nothing: it would never run")
+    pre_hook = _optional(hook, "run", hook)
+    if pre_hook is not None and not callable(pre_hook):
+        raise ConfigError(
+            f"expected get_pre_hook() to return a function (adb) or something with run(adb), got {hook!r}"
+        )
     guide = f"\n\n{apk.cua_guide}" if apk and apk.cua_guide else ""
     return FolderTask(
         task_id=task_id,
@@ -258,22 +266,10 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
         parts=FolderParts(
             task_id=task_id,
             validate=cast(Hook, validator.validate),
-            pre_hook=_pre_hook(folder, definition),
+            pre_hook=cast(Hook | None, pre_hook),
             apk=apk,
         ),
     )
-
-
-def _pre_hook(folder: Path, definition: Any) -> Hook | None:
-    hook = _optional(definition, "get_pre_hook", _nothing)()
-    if hook is None and (folder / "pre_hook.py").is_file():
-        raise ConfigError("expected get_pre_hook() to return what pre_hook.py has, got nothing: it would never run")
-    run = _optional(hook, "run", hook)
-    if run is not None and not callable(run):
-        raise ConfigError(
-            f"expected get_pre_hook() to return a function (adb) or something with run(adb), got {hook!r}"
-        )
-    return cast(Hook | None, run)
 
 
 def _choice(definition: Any, name: str, default: str, choices: Sequence[str]) -> str:

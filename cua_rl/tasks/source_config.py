@@ -144,7 +144,15 @@ def _parse_source(item: object) -> TaskSourceConfig:
             f"expected source_type in a task source, got {dict(given.raw)!r}; add one of "
             f"{join_names(get_args(SourceType))}"
         )
-    _require_consistent(given, source_type)
+    required = _REQUIRED.get(source_type)
+    if required is not None and not given.raw.get(required):
+        raise ConfigError(f"expected {required} beside source_type {source_type!r}, got none; add {required}")
+    for key, owners in _BELONGS_TO.items():
+        if given.raw.get(key) is not None and source_type not in owners:
+            raise ConfigError(
+                f"expected {key} only with source_type {' or '.join(map(repr, owners))}, got it with {source_type!r}; "
+                f"set source_type to {owners[0]!r} or leave {key} out"
+            )
     share = given.share("train_ratio")
     described = given.raw.get("custom_tasks")  # a comma in a description separates nothing
     return TaskSourceConfig(
@@ -177,15 +185,3 @@ def _matching(given: Fields, key: str, pattern: str, expected: str) -> str | Non
     if value is not None and re.fullmatch(pattern, value) is None:
         raise given.error(key, expected)
     return value
-
-
-def _require_consistent(given: Fields, source_type: SourceType) -> None:
-    required = _REQUIRED.get(source_type)
-    if required is not None and not given.raw.get(required):
-        raise ConfigError(f"expected {required} beside source_type {source_type!r}, got none; add {required}")
-    for key, owners in _BELONGS_TO.items():
-        if given.raw.get(key) is not None and source_type not in owners:
-            raise ConfigError(
-                f"expected {key} only with source_type {' or '.join(map(repr, owners))}, got it with {source_type!r}; "
-                f"set source_type to {owners[0]!r} or leave {key} out"
-            )

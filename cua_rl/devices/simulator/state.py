@@ -273,7 +273,10 @@ class PhoneState:
     @property
     def typed(self) -> dict[Field, str]:
         """Text in the fields of the current screen."""
-        return dict(self.form) | ({} if self.draft_field is None else {self.draft_field: self.draft})
+        texts = dict(self.form)
+        if self.draft_field is not None:
+            texts[self.draft_field] = self.draft
+        return texts
 
     def is_on(self, toggle: Toggle) -> bool:
         """Whether the toggle is on."""
