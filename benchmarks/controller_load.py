@@ -34,6 +34,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, TrainingStarted
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
@@ -47,7 +48,7 @@ from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
+from cua_rl.types import Datum, Reward
 from tests.fakes import FakeDevice, FakeTrainer
 from tests.rl.test_sync_loop import Log, settings
 from tests.sampling.fake_vllm import FakeVllm

@@ -19,7 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "cua_rl"
-CORE = ("types", "rl", "rollout", "agent", "sampling", "training", "renderers", "rewards", "evaluation")
+CORE = (
+    *("types", "model_input", "policy", "rl", "rollout", "agent"),
+    *("sampling", "training", "renderers", "rewards", "evaluation"),
+)
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {

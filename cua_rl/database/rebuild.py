@@ -12,9 +12,9 @@ from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Phase
-from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.images import image_size
-from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn, Validation
+from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
 
 
 async def load_groups(

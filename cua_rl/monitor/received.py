@@ -13,11 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 from cua_rl.database.reports import SourceReport, TrainingReport
 from cua_rl.errors import CuaError
 from cua_rl.events import Phase, RolloutSource
-from cua_rl.judgement import Judgement
+from cua_rl.judgement import Judgement, Validation
 from cua_rl.masking import mask_secrets
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.tasks.task import Task
-from cua_rl.types import StopReason, Validation
+from cua_rl.types import StopReason
 
 Columns = dict[str, Any]
 

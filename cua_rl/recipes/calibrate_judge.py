@@ -27,7 +27,6 @@ from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.evaluation.judge_calibration import (
     Confusion,
     Judged,
-    JudgeIdentity,
     calibration_json,
     confusion,
     confusion_by,
@@ -93,14 +92,7 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
     # provenance and cost of the figures
     votes = [vote for judgement in judgements for vote in judgement.votes]
     record = calibration_json(
-        JudgeIdentity(
-            model=judge_config.model,
-            prompt_sha256=judge_config.prompt_sha256,
-            num_votes=judge_config.num_votes,
-            screenshots=judge_config.screenshots,
-            extra=judge_config.extra,
-            fingerprint=judge_config.fingerprint,
-        ),
+        judge_config,
         judged,
         {
             "run": config.run,

@@ -18,13 +18,13 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.session import check_connection, database_url, make_writer_engine
 from cua_rl.errors import ConfigError
+from cua_rl.http_server import serve_app
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
-from cua_rl.monitor.server import serving
 from cua_rl.settings import setting
 
 DEFAULT_PORT = 8720
@@ -67,7 +67,9 @@ async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.enviro
     async with AsyncExitStack() as stack:
         if url is not None:
             await migrate(url)
-        address = await stack.enter_async_context(serving(guard(app, rules), config.host, config.port))
+        # event streams never end by themselves, so there is nothing to wait for on leaving
+        serving = serve_app(guard(app, rules), config.host, config.port, grace_s=1)
+        address = await stack.enter_async_context(serving)
         _print_address(address, rules, url, folder, environ)
         if folder is None:
             await asyncio.Event().wait()

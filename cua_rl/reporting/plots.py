@@ -108,11 +108,21 @@ def _save(figure: Any, image_path: Path) -> None:
 
 
 def smooth(steps: Sequence[float], values: Sequence[float], width: float = SMOOTHING_STEPS) -> list[float]:
-    """Gaussian-weighted mean around each step; steps may be unevenly spaced, ends are not padded."""
+    """Local linear regression with Gaussian weights; steps may be unevenly spaced.
+
+    Unlike a weighted mean it has no bias at the ends of a rising curve.
+    """
     smoothed: list[float] = []
     for centre in steps:
-        weights = [exp(-0.5 * ((step - centre) / width) ** 2) for step in steps]
-        smoothed.append(sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights))
+        offsets = [step - centre for step in steps]
+        weights = [exp(-0.5 * (offset / width) ** 2) for offset in offsets]
+        total, first, second = (sum(w * o**power for w, o in zip(weights, offsets, strict=True)) for power in range(3))
+        level, tilt = (
+            sum(w * v * o**power for w, v, o in zip(weights, values, offsets, strict=True)) for power in range(2)
+        )
+        spread = total * second - first**2
+        # a step far from all others has no slope
+        smoothed.append((second * level - first * tilt) / spread if spread > 1e-9 else level / total)
     return smoothed
 
 

@@ -15,6 +15,7 @@ from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.judge import JudgeConfig
+from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
@@ -29,7 +30,6 @@ from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
-from cua_rl.types import SamplingParams
 
 _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type",

@@ -15,13 +15,14 @@ from typing import Any
 import httpx
 from PIL import Image
 
+from cua_rl.agent.mini_agent import DEFAULT_BASE_URL
 from cua_rl.agent.tools import load_system_prompt, tool_for
 from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.server import ServedModel, fetch_model
 
 QUESTION_TIMEOUT_S = 2.0
@@ -98,8 +99,9 @@ async def plan_prompts(
     config: RolloutConfig, screen: Screen | None, models: Sequence[tuple[Renderer, int]], num_turns: int
 ) -> int:
     """Images of the longest prompt; raises `ConfigError` if a model (its renderer and context length) or its server
-    cannot hold that prompt.
+    cannot hold that prompt, or if the agent's server does not answer.
     """
+    await require_agent_server(config.agent)
     max_images = plan_max_images(config, num_turns)
     for renderer, max_model_len in models:
         if screen is not None:
@@ -138,6 +140,23 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
             f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
             f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
         )
+
+
+async def require_agent_server(agent: AgentSettings) -> None:
+    """Raise `ConfigError` if the agent is a server and none answers at its address, whatever the answer."""
+    setting, address = "agent.url", agent.url
+    if agent.name == "mini_agent":
+        setting, address = "agent.gbox_mini_agent_base_url", agent.gbox_mini_agent_base_url or DEFAULT_BASE_URL
+    if address is None:
+        return
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
+            await client.get(address)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"{setting}: expected a server that answers at {address!r}, got {type(error).__name__}: {error}; start it, "
+            "or correct the address"
+        ) from None
 
 
 async def require_monitor(address: MonitorAddress) -> None:

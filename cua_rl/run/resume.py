@@ -7,6 +7,7 @@ from cua_rl.database.queries import find_training, latest_trainings, rename_trai
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
+from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import (
@@ -20,7 +21,7 @@ from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
 from cua_rl.run.log_directory import LogDirectory
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.types import AdapterRef, Rollout
+from cua_rl.types import Rollout
 
 OUTCOMES_NAME = "outcomes.jsonl"
 

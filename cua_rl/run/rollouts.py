@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cua_rl.agent.agent import Agent
+from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import History
@@ -16,9 +16,10 @@ from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
 from cua_rl.judge.judge import Judge
+from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.rollout.run import RecordingAccess, RolloutRunner
+from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.run.site import OpenDevices, Place
@@ -26,7 +27,6 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.types import SamplingParams
 
 _ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_url": "mini_agent"}
 

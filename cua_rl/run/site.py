@@ -14,7 +14,7 @@ from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.gym.device import AttachDevice
 from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.errors import ConfigError
-from cua_rl.rollout.run import TimeLimits
+from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.run.preflight import Screen, require_adb
 from cua_rl.run.rollout_config import DeviceSettings, RolloutConfig, Tasks
 from cua_rl.tasks.demo.expert import DemoExperts

@@ -18,6 +18,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.judge.judge import Judge
+from cua_rl.policy import SamplingParams
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl import async_loop, sync_loop
@@ -43,7 +44,6 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +269,7 @@ def _parts(
     )
     own_temperature = config.evaluation.eval_temperature
     evaluator = Evaluator(
-        plan.eval_tasks,
+        tasks=plan.eval_tasks,
         runner=make_run_runner(),
         params=_sampling_params(config, config.temperature if own_temperature is None else own_temperature),
         recorder=recorder,

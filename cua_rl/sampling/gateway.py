@@ -23,18 +23,15 @@ from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.http_server import serve_app
+from cua_rl.model_input import ModelInput
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
-from cua_rl.sampling.gateway_app import (
-    ContextOverflow,
-    UnknownRollout,
-    in_process_client,
-    make_gateway_app,
-    serve_app,
-)
+from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, in_process_client, make_gateway_app
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
@@ -47,7 +44,7 @@ from cua_rl.sampling.vllm_responses import (
     rebuild_prompt,
     sampling_request,
 )
-from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
+from cua_rl.types import ModelTurn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

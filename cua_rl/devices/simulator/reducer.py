@@ -100,12 +100,18 @@ def press(state: PhoneState, button: Button) -> PhoneState:
             return replace(state, media_volume=min(max(volume, 0), MAX_VOLUME), is_volume_shown=True)
         case _ if not state.is_screen_on:
             return state
-        case Button.HOME:
-            return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
         case Button.RECENTS:
             return replace(leave(state), is_recents_open=not state.is_recents_open)
-        case Button.BACK:
-            return _go_back(state)
+        case Button.BACK if state.shade is not None:
+            return replace(state, shade=None)
+        case Button.BACK if state.focus is not None:
+            return replace(state, focus=None)
+        case Button.BACK if state.is_recents_open:
+            return leave(state)
+        case Button.BACK if state.subscreens:
+            return go_up(state)
+        case Button.BACK | Button.HOME:
+            return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
 
 
 def launch(state: PhoneState, app: str) -> PhoneState:
@@ -131,18 +137,6 @@ def erase_key(state: PhoneState) -> PhoneState:
     return state if state.focus is None else replace(state, draft=state.draft[:-1])
 
 
-def _go_back(state: PhoneState) -> PhoneState:
-    if state.shade is not None:
-        return replace(state, shade=None)
-    if state.focus is not None:
-        return replace(state, focus=None)
-    if state.is_recents_open:
-        return leave(state)
-    if state.subscreens:
-        return go_up(state)
-    return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
-
-
 def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
     match effect:
         case Launch(app=app):
@@ -152,7 +146,10 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
         case Switch(toggle=toggle):
             return _switch(state, toggle)
         case Slide(level=level):
-            return _slide(state, level, x)
+            share = min(max((x - SLIDER_LEFT) / (SLIDER_RIGHT - SLIDER_LEFT), 0.0), 1.0)
+            if level == "brightness":
+                return replace(state, brightness_level=max(MIN_BRIGHTNESS, round(share * MAX_BRIGHTNESS)))
+            return replace(state, media_volume=round(share * MAX_VOLUME))
         case Press(button=button):
             return press(state, button)
         case FocusField(field=field):
@@ -189,13 +186,6 @@ def _switch(state: PhoneState, toggle: Toggle) -> PhoneState:
     if toggle is Toggle.AIRPLANE_MODE and is_on:
         return state.with_toggle(Toggle.WIFI, False).with_toggle(Toggle.BLUETOOTH, False)
     return state
-
-
-def _slide(state: PhoneState, level: str, x: float) -> PhoneState:
-    share = min(max((x - SLIDER_LEFT) / (SLIDER_RIGHT - SLIDER_LEFT), 0.0), 1.0)
-    if level == "brightness":
-        return replace(state, brightness_level=max(MIN_BRIGHTNESS, round(share * MAX_BRIGHTNESS)))
-    return replace(state, media_volume=round(share * MAX_VOLUME))
 
 
 def _type_key(state: PhoneState, key: str) -> PhoneState:

@@ -270,6 +270,14 @@ class PhoneState:
         """The time of day, such as "09:05"."""
         return f"{self.minute_of_day // 60:02d}:{self.minute_of_day % 60:02d}"
 
+    @property
+    def typed(self) -> dict[Field, str]:
+        """Text in the fields of the current screen."""
+        texts = dict(self.form)
+        if self.draft_field is not None:
+            texts[self.draft_field] = self.draft
+        return texts
+
     def is_on(self, toggle: Toggle) -> bool:
         """Whether the toggle is on."""
         return toggle in self.enabled

@@ -25,7 +25,9 @@ def operate(state: PhoneState, effect: Operate) -> PhoneState:
         case "choose_screen_lock":
             return replace(state, system=replace(system, screen_lock=target))
         case "choose_time_zone":
-            return _choose_time_zone(state, target)
+            shift = 60 * (TIME_ZONES[target] - TIME_ZONES[system.time_zone])
+            minute = (state.minute_of_day + shift) % _MINUTES_PER_DAY
+            return replace(state, minute_of_day=minute, system=replace(system, time_zone=target))
         case "set_wallpaper":
             return go_up(replace(state, wallpaper=int(target)))
         case "clear_notifications":
@@ -43,12 +45,6 @@ def uninstall(state: PhoneState, app: str) -> PhoneState:
     pages = remove_icon(state.home_pages, app)
     recent = tuple(other for other in state.recent_apps if other != app)
     return replace(state, system=replace(state.system, apps=left), home_pages=pages, recent_apps=recent)
-
-
-def _choose_time_zone(state: PhoneState, zone: str) -> PhoneState:
-    shift = 60 * (TIME_ZONES[zone] - TIME_ZONES[state.system.time_zone])
-    minute = (state.minute_of_day + shift) % _MINUTES_PER_DAY
-    return replace(state, minute_of_day=minute, system=replace(state.system, time_zone=zone))
 
 
 def _operate_app(state: PhoneState, command: str, app: str) -> PhoneState:
