@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from cua_rl.actions import Wait
-from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddress, OnTurn
 from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
 from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, parse_mini_agent_action
 from cua_rl.agent.policy_time import RolloutClock
@@ -91,7 +91,7 @@ class MiniAgent:
             raise watch.fault
         return _outcome(status, watch, turns)
 
-    def _body(self, task: AgentTask, device: GymDevice, address: str) -> dict[str, object]:
+    def _body(self, task: AgentTask, device: GymDevice, address: ModelAddress) -> dict[str, object]:
         settings = self._settings
         return {
             "task": task.instruction,
@@ -99,7 +99,8 @@ class MiniAgent:
             "maxSteps": task.max_turns,
             "maxRunTimeSec": round(settings.max_run_time_s),
             "maxStepTimeSec": round(settings.max_step_time_s),
-            "model": {"baseUrl": f"{address}/v1", "name": "policy", "provider": "openai"},
+            # the server's API has no field for a key
+            "model": {"baseUrl": f"{address.keyed_url}/v1", "name": "policy", "provider": "openai"},
             "env": {
                 "type": "genv",
                 "gymBaseUrl": device.task.base_url,
