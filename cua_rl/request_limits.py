@@ -243,10 +243,10 @@ class HeldBody:
 
     def add(self, num_bytes: int) -> None:
         """Take bytes from the budget; raises `RequestRefused` if it does not have them."""
+        if self.num_bytes + num_bytes > self.budget.max_bytes:
+            raise RequestRefused(413, f"expected a body of at most {self.budget.max_bytes} bytes; send smaller ones")
         if self.budget.num_bytes + num_bytes > self.budget.max_bytes:
-            raise RequestRefused(
-                413, f"expected bodies of at most {self.budget.max_bytes} bytes at a time, got more; send less at once"
-            )
+            raise RequestRefused(429, "expected fewer large bodies at once, got more; wait for an answer")
         self.budget.num_bytes += num_bytes
         self.num_bytes += num_bytes
 
@@ -266,7 +266,7 @@ async def read_body(request: Request, held: HeldBody) -> bytes:
     loop = asyncio.get_running_loop()
     started, body = loop.time(), bytearray()
     told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told[:20]) > held.budget.max_bytes - held.budget.num_bytes:
+    if told.isascii() and told.isdigit() and int(told[:20]) > held.budget.max_bytes:
         held.add(int(told[:20]))
     try:
         async with asyncio.timeout_at(started + BODY_S) as deadline:
@@ -282,8 +282,12 @@ async def read_body(request: Request, held: HeldBody) -> bytes:
 
 
 async def read_json(request: Request, held: HeldBody) -> object:
-    """The body as JSON; raises `RequestRefused`. Large ones are parsed in a thread."""
-    body = await read_body(request, held)
+    """The body as JSON; raises `RequestRefused`."""
+    return await parse_body(await read_body(request, held))
+
+
+async def parse_body(body: bytes) -> object:
+    """JSON, parsed in a thread if it is large; raises `RequestRefused`."""
     return parse_json(body) if len(body) <= _INLINE_BYTES else await asyncio.to_thread(parse_json, body)
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
 from typing import Any, cast
 
 from sqlalchemy import func, literal_column, select
@@ -26,7 +25,7 @@ from cua_rl.database.models import (
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
-from cua_rl.monitor.figures import finite, finite_values
+from cua_rl.monitor.figures import as_object, finite, finite_mean, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
 from cua_rl.monitor.run_summaries import is_alive
@@ -128,7 +127,7 @@ async def _last_screens(run: RunAccess, keys: Sequence[int]) -> dict[int, dict[s
         .ext(distinct_on(TurnRow.rollout_pk))
     )
     return {
-        key: {"last_sha256": after or before, "last_action": None if after else action}
+        key: {"last_sha256": after or before, "last_action": None if after else as_object(action) or None}
         for key, before, after, action in await run.session.execute(query)
     }
 
@@ -287,7 +286,7 @@ def turn_detail(
     """A turn as the API returns it; `began` is the rollout's start in Unix time."""
     parsed = parse_answer(row.text)
     sampled, trained = row.sampling_logprobs, row.training_logprobs
-    gaps = None if not trained else [abs(a - b) for a, b in zip(trained, sampled, strict=True)]
+    gaps = [abs(a - b) for a, b in zip(trained or (), sampled, strict=bool(trained))]
     return schemas.TurnDetail(
         turn_index=row.turn_index,
         response_id=row.response_id,
@@ -300,19 +299,19 @@ def turn_detail(
         tool_calls=[schemas.ToolCallShown(name=call.name, arguments=call.arguments) for call in parsed.tool_calls],
         failure_kind=row.failure_kind,
         failure_message=row.failure_message,
-        action=row.action,
+        action=as_object(row.action) or None,
         action_error=row.action_error,
         before=shots.get(cast("str | None", row.before_sha256) or ""),
         after=shots.get(row.after_sha256 or ""),
-        request=row.request,
+        request=as_object(row.request),
         prompt_matches_renderer=row.prompt_matches_renderer,
         num_prompt_tokens=num_prompt_tokens,
         cached_tokens=row.cached_tokens,
         num_sampled_tokens=len(sampled),
-        logprob_mean=finite(fsum(sampled) / len(sampled)) if sampled else None,
-        gap_mean_abs=finite(fsum(gaps) / len(gaps)) if gaps else None,
+        logprob_mean=finite_mean(sampled),
+        gap_mean_abs=finite_mean(gaps),
         started_at=row.started_at,
-        started_s=row.started_unix_s - began,
+        started_s=finite(row.started_unix_s - began) or 0.0,
         duration_s=finite(row.duration_s) or 0.0,
         durations_s=finite_values(row.durations_s),
     )

@@ -14,10 +14,10 @@ from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.rollout_queries import RolloutFilter
 from cua_rl.monitor.run_routes import LARGEST_INTEGER, AllDatabases, Cursor, Id, Limit, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page, RunStatus
-from cua_rl.monitor.security import CanRead, CanWrite
+from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
 from cua_rl.types import StopReason
 
-router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS)
+router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS, route_class=WriteRoute)
 _LARGEST_KEY = 2**63 - 1
 _FOREVER = "private, max-age=31536000, immutable"
 

@@ -9,6 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cua_rl.errors import ConfigError
+from cua_rl.request_limits import server_config
 
 _GRACE_S = 1  # event streams never end by themselves
 
@@ -38,10 +39,7 @@ async def serving(app: ASGIApp, host: str, port: int) -> AsyncGenerator[str]:
     """
     listener = _listen(host, port)
     bound_host, bound_port = listener.getsockname()[:2]
-    settings = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S, proxy_headers=False
-    )
-    server = _QuietServer(settings)
+    server = _QuietServer(server_config(app, grace_s=_GRACE_S))
     task = asyncio.create_task(server.serve(sockets=[listener]), name="serve-monitor")
     try:
         ready = asyncio.create_task(server.ready.wait())

@@ -1,9 +1,10 @@
 """What other programs send, in our words."""
 
 import pytest
+from pydantic import ValidationError
 
 from cua_rl.events import Phase, RolloutSource
-from cua_rl.monitor.ingest_schemas import SentAction, SentEnvironment, SentRollout, SentSource, SentTurn
+from cua_rl.monitor.ingest_schemas import OursOfRollout, SentAction, SentEnvironment, SentRollout, SentSource, SentTurn
 from cua_rl.monitor.received import (
     ItemRefused,
     action_columns,
@@ -48,7 +49,7 @@ def test_a_rollout_stops_for_the_reason_that_its_sender_implies() -> None:
     assert rollout_columns(finished.model_copy(update={"ran_out_of_turns": True}))["stop_reason"] == "max_turns"
     assert "stop_reason" not in rollout_columns(SentRollout(rollout_id="r", status="failed", task_completed=True))
     with pytest.raises(ItemRefused, match="expected a stop_reason among"):
-        rollout_columns(SentRollout(rollout_id="r", cua_rl={"stop_reason": "bored"}))
+        rollout_columns(SentRollout(rollout_id="r", cua_rl=OursOfRollout(stop_reason="bored")))
 
 
 def test_a_turn_has_its_thinking_in_its_text_and_its_stages_under_our_names() -> None:
@@ -67,8 +68,8 @@ def test_a_turn_has_its_thinking_in_its_text_and_its_stages_under_our_names() ->
     ],
 )
 def test_tokens_that_are_none_are_refused(exact: dict[str, object]) -> None:
-    with pytest.raises(ItemRefused, match="expected cua_rl"):
-        turn_columns(SentTurn(rollout_id=1, turn=1, cua_rl=exact))
+    with pytest.raises((ItemRefused, ValidationError), match=r"cua_rl\.(prompt|sampling)"):
+        turn_columns(SentTurn.model_validate({"rollout_id": 1, "turn": 1, "cua_rl": exact}))
 
 
 def test_tokens_of_an_action_count_only_with_a_log_probability_each() -> None:
