@@ -48,7 +48,7 @@ size:
 
 # tests of one file share a browser or a database, some of all files a model server: groups of tests/conftest.py
 test: setup ## all tests, with the real model server, trainer and database: before every push
-	$(PYTHON) -m pytest -q --numprocesses=3 --dist=loadgroup --no-loadscope-reorder
+	$(PYTHON) -m pytest -q --numprocesses=4 --dist=loadgroup --no-loadscope-reorder
 
 pythons: setup ## resolve what is installed for every Python that is supported; needs a package index
 	@scripts/check_pythons.sh

@@ -34,6 +34,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, TrainingStarted
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
@@ -47,7 +48,7 @@ from cua_rl.sampling.server import VllmServer
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.training.wire import ForwardBackwardOutput
-from cua_rl.types import AdapterRef, Datum, Reward, SamplingParams
+from cua_rl.types import Datum, Reward
 from tests.fakes import FakeDevice, FakeTrainer
 from tests.rl.test_sync_loop import Log, settings
 from tests.sampling.fake_vllm import FakeVllm
@@ -152,24 +153,22 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def measure(options: argparse.Namespace, folder: Path) -> None:
     """Run and print."""
     renderer = make_renderer(TINY_QWEN3_VL)
-    config = ServerConfig(model_path=TINY_QWEN3_VL)
     trainer, log, rng = IdleTrainer(), MemoryLog(), Random(1)
     tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
     shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
     screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
     async with (
         EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
-        VllmServer(config, folder / "server.log", make_command=serve_command) as server,
+        VllmServer(ServerConfig(model_path=TINY_QWEN3_VL), folder / "server.log", make_command=serve_command) as server,
         SlowSampler(server) as sampler,
     ):
         await migrate(postgres.url)
         async with DatabaseRecorder(postgres.url, image_token_id=renderer.image_token_id) as database:
             recorder = CountingRecorder(database)
-            await recorder.record(
-                TrainingStarted(
-                    run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
-                )
+            started = TrainingStarted(
+                run_name="load", log_path=str(folder), config={}, first_step=1, total_steps=options.steps
             )
+            await recorder.record(started)
 
             async def make_phone(_: DeviceRequest) -> RemotePhone:
                 return RemotePhone(screens)

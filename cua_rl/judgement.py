@@ -1,6 +1,21 @@
-"""The verdict of a judge, a vision-language model that decides whether a rollout did its task."""
+"""Whether a rollout did its task: what a validator read from the device, or the verdict of a judge, a vision-language
+model.
+"""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """What a task's validator read from the device, compared with what it expected."""
+
+    query: str
+    expected: str
+    actual: str
+    success: bool
+    duration_s: float = 0.0
+    score: float | None = None
+    """How much of the goal was reached, from 0 to 1, if the validator reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

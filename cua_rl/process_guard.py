@@ -15,15 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
-
-ListDescendants = Callable[[], list[int]]
-"""Numbers of all living processes that the command has started, itself included."""
 
 
 def main(arguments: list[str], platform: str = sys.platform) -> int:
@@ -34,27 +30,19 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    child = subprocess.Popen(command, preexec_fn=lambda: _prepare_child(libc))
+
+    def prepare_child() -> None:
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    child = subprocess.Popen(command, preexec_fn=prepare_child)
     while child.poll() is None and not _closed(lifeline):
         pass
-    _stop(child, stop_timeout_s, _descendants if platform == "linux" else lambda: _session_members(child.pid))
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def _prepare_child(libc: ctypes.CDLL | None) -> None:
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    if libc is not None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _closed(lifeline: int) -> bool:
-    readable, _, _ = select.select([lifeline], [], [], _POLL_S)
-    return bool(readable) and os.read(lifeline, 1) == b""
-
-
-def _stop(child: subprocess.Popen[bytes], stop_timeout_s: float, descendants: ListDescendants) -> None:
+    # numbers of all living processes that the command has started, itself included
+    descendants = _descendants if platform == "linux" else lambda: _session_members(child.pid)
     _signal_all(signal.SIGTERM, descendants())
     deadline = time.monotonic() + stop_timeout_s
     while descendants() and time.monotonic() < deadline:
@@ -65,6 +53,12 @@ def _stop(child: subprocess.Popen[bytes], stop_timeout_s: float, descendants: Li
         _reap(child)
         time.sleep(_POLL_S)
     child.wait()
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _closed(lifeline: int) -> bool:
+    readable, _, _ = select.select([lifeline], [], [], _POLL_S)
+    return bool(readable) and os.read(lifeline, 1) == b""
 
 
 def _reap(child: subprocess.Popen[bytes]) -> None:

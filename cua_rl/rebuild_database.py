@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-from sqlalchemy import Connection, Engine, func, inspect, select, text
+from sqlalchemy import func, inspect, select, text
 
 from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.monitor_models import Base
@@ -30,62 +30,49 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     options = parser.parse_args(arguments)
     try:
-        return _rebuild(_configured_url(), asks=not options.yes)
+        url = database_url(command_line_environ(os.environ))
+        if url is None:
+            raise ConfigError(
+                "expected a database in DATABASE_URL (or POSTGRES_HOST, POSTGRES_DB, POSTGRES_USER, "
+                "POSTGRES_PASSWORD), got none; set it. An embedded database is rebuilt by deleting its folder while no "
+                "run uses it."
+            )
+        asyncio.run(check_connection(url))
+        engine = make_writer_engine(url)
+        try:
+            with engine.connect() as connection:
+                present = set(inspect(connection).get_table_names())
+                tables = [Base.metadata.tables[name] for name in _SHOWN_TABLES if name in present]
+                counts = {
+                    table.name: connection.scalars(select(func.count()).select_from(table)).one() for table in tables
+                }
+            print(f"Database {shown_url(url)}")
+            print("Rows that will be deleted: " + (", ".join(f"{n} {name}" for name, n in counts.items()) or "none"))
+            if not options.yes:
+                if not sys.stdin.isatty():
+                    raise ConfigError("expected a terminal to ask before deleting, got none; add --yes if you are sure")
+                if input("Delete them all? Type yes: ").strip() != "yes":
+                    print("Nothing was changed.")
+                    return 1
+            # only our tables and Alembic's mark: the database may hold those of other programs
+            with (
+                boundary(DatabaseError, "cannot drop the tables (does a run still use them?)"),
+                engine.begin() as owner,
+            ):
+                owner.execute(text("SET LOCAL lock_timeout = '5s'"))
+                Base.metadata.drop_all(owner)
+                owner.execute(text("DROP TABLE IF EXISTS alembic_version"))
+        finally:
+            engine.dispose()
+        migrate_blocking(url)
+        print(f"Dropped the old tables and created {len(Base.metadata.tables)} empty ones.")
+        return 0
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     except CuaError as error:
         print(error, file=sys.stderr)
         return 1
-
-
-def _configured_url() -> str:
-    url = database_url(command_line_environ(os.environ))
-    if url is None:
-        raise ConfigError(
-            "expected a database in DATABASE_URL (or POSTGRES_HOST, POSTGRES_DB, POSTGRES_USER, POSTGRES_PASSWORD), "
-            "got none; set it. An embedded database is rebuilt by deleting its folder while no run uses it."
-        )
-    return url
-
-
-def _rebuild(url: str, *, asks: bool) -> int:
-    asyncio.run(check_connection(url))
-    engine = make_writer_engine(url)
-    try:
-        with engine.connect() as connection:
-            counts = _count_rows(connection)
-        print(f"Database {shown_url(url)}")
-        print("Rows that will be deleted: " + (", ".join(f"{n} {name}" for name, n in counts.items()) or "none"))
-        if asks and not _confirmed():
-            print("Nothing was changed.")
-            return 1
-        _drop(engine)
-    finally:
-        engine.dispose()
-    migrate_blocking(url)
-    print(f"Dropped the old tables and created {len(Base.metadata.tables)} empty ones.")
-    return 0
-
-
-def _count_rows(connection: Connection) -> dict[str, int]:
-    present = set(inspect(connection).get_table_names())
-    tables = [Base.metadata.tables[name] for name in _SHOWN_TABLES if name in present]
-    return {table.name: connection.scalars(select(func.count()).select_from(table)).one() for table in tables}
-
-
-def _confirmed() -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError("expected a terminal to ask before deleting, got none; add --yes if you are sure")
-    return input("Delete them all? Type yes: ").strip() == "yes"
-
-
-def _drop(engine: Engine) -> None:
-    """Drop our tables and Alembic's mark, and nothing else that lives in the database."""
-    with boundary(DatabaseError, "cannot drop the tables (does a run still use them?)"), engine.begin() as connection:
-        connection.execute(text("SET LOCAL lock_timeout = '5s'"))
-        Base.metadata.drop_all(connection)
-        connection.execute(text("DROP TABLE IF EXISTS alembic_version"))
 
 
 if __name__ == "__main__":

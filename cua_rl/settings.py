@@ -14,7 +14,7 @@ Config = TypeVar("Config")
 Metadata = dict[str, Any]
 
 Given = Mapping[str, object]
-"""The settings that somebody wrote, by path."""
+"""Explicitly given settings, by path."""
 
 
 def setting(
@@ -29,7 +29,7 @@ def setting(
 ) -> Any:
     """A field of a configuration class, with its default (or the `factory` of one) and its meaning.
 
-    Numbers must be `at_least` this, or above the first and at most the second number of `within`; None is always right.
+    Numbers must be `at_least` this, or above the first and at most the second number of `within`; None is always valid.
     `for_group`: the setting that is meant when its group is given a plain value: `loss=ppo` is `loss.name=ppo`.
     `by_run`: filled in by the run, no setting for people, and never stored.
     """
@@ -65,7 +65,7 @@ def walk_settings(config: object, prefix: str = "") -> Iterator[tuple[str, Any, 
 
 
 def check_numbers(config: object) -> None:
-    """Raise `ValueError` for the first number outside the limits of its field; None is always right."""
+    """Raise `ValueError` for the first number outside the limits of its field; None is always valid."""
     for path, field, value in walk_settings(config):
         limits = metadata_of(field)
         if not isinstance(value, int | float):
@@ -94,17 +94,20 @@ def with_presets(
 
         @wraps(construct)
         def construct_with_presets(self: Config, **given: Any) -> None:
-            for name in given:
+            values, paths = dict(given), dict(given)
+            for name, value in given.items():
                 if name not in fields:
                     raise TypeError(explain(config_class, name))
-            values = dict(given)
-            for path, preset in find_presets(_given_paths(given)).items():
+                if chz.is_chz(value):
+                    paths |= {f"{name}.{leaf}": getattr(value, leaf) for leaf in _given_names(value)}
+            for path, preset in find_presets(MappingProxyType(paths)).items():
                 name, _, leaf = path.partition(".")
                 if not leaf:
                     values.setdefault(name, preset)
                 elif leaf not in _given_names(given.get(name)):
                     group = values[name] if name in values else fields[name]._default_factory()
-                    values[name] = _replace_one(group, leaf, preset)
+                    values[name] = with_values(group, **{leaf: preset})
+                    object.__setattr__(values[name], _GIVEN, _given_names(group))  # a preset is not what was asked for
             construct(self, **values)
 
         config_class.__init__ = construct_with_presets  # pyrefly: ignore[method-assign]
@@ -131,18 +134,3 @@ def remembers_given(group_class: type[Config]) -> type[Config]:
 
 def _given_names(group: object) -> frozenset[str]:
     return frozenset() if group is None else cast("frozenset[str]", vars(group).get(_GIVEN, frozenset()))
-
-
-def _given_paths(given: Given) -> Given:
-    paths = dict(given)
-    for name, value in given.items():
-        if chz.is_chz(value):
-            paths |= {f"{name}.{leaf}": getattr(value, leaf) for leaf in _given_names(value)}
-    return MappingProxyType(paths)
-
-
-def _replace_one(group: object, leaf: str, value: object) -> object:
-    """The group with one other value; what it was constructed with stays what was asked for."""
-    changed = with_values(group, **{leaf: value})
-    object.__setattr__(changed, _GIVEN, _given_names(group))
-    return changed

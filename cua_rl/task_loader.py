@@ -18,7 +18,7 @@ from cua_rl.tasks.demo.templates import DEMO_EVAL, DEMO_TRAINING, TEMPLATES
 from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, load_folder_tasks
-from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, GymTask, fetch_gym_tasks, split_gym_tasks
+from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, fetch_gym_tasks, split_gym_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
@@ -38,7 +38,7 @@ SEED_RANGES: dict[Split, range] = {"train": range(1_000_000), "eval": range(1_00
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
-    """Templates, and the rule that says which instance runs when: a pure function of seed, split and position."""
+    """Templates and the order in which their instances run: a pure function of seed, split and position."""
 
     templates: tuple[Template, ...]
     seed: int
@@ -57,11 +57,11 @@ class TaskSet:
 
     @property
     def fixed_names(self) -> frozenset[str]:
-        """What tells tasks apart where the seeds do not."""
+        """Names that must not occur in both training and evaluation; see `Template.fixed_names`."""
         return frozenset[str]().union(*(template.fixed_names(is_seeded=self.is_seeded) for template in self.templates))
 
     def batch(self, number: int, num_tasks: int) -> list[Task]:
-        """The tasks of a batch, 0 being the first: templates come round equally often, on a new phone each time."""
+        """The tasks of a batch, counted from 0: templates recur equally often, each time with a new seed."""
         first = number * num_tasks
         return [self._instance(position, "batch") for position in range(first, first + num_tasks)]
 
@@ -123,8 +123,17 @@ def _select(config: TaskSourceConfig, run_seed: int, device: DeviceAbilities, ha
             "evaluation tasks for one kind of device"
         )
     candidates = _fit(_candidates(config, seed, device, has_judge), config, device)
-    _require_known_names(config, candidates)
-    found = [template for template in candidates if _passes(template, config)]
+    for name in config.task_names:
+        if not any(template.is_called(name) for template in candidates):
+            require_known("task name in task_names", name, [template.short_name for template in candidates])
+    found = [
+        template
+        for template in candidates
+        if (config.category is None or config.category in template.categories)
+        and config.difficulty in (None, template.difficulty)
+        and template.has_tags(config.tags)
+        and (not config.task_names or any(template.is_called(name) for name in config.task_names))
+    ]
     if not found:
         raise ConfigError(
             f"expected at least one task, got none of {len(candidates)} from {config!r}; loosen "
@@ -147,7 +156,13 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, ha
         case "ids":
             return [_find(task_id, "task_ids") for task_id in config.task_ids]
         case "file":
-            return _read_file(Path(config.file_path or "").expanduser(), device, has_judge)
+            # text without spaces is an id
+            return [
+                _find(task, where)
+                if isinstance(task, str) and not re.search(r"\s", task.strip())
+                else _describe(task, where, device, has_judge)
+                for where, task in _read_entries(Path(config.file_path or "").expanduser())
+            ]
         case "custom":
             described = enumerate(config.custom_tasks, start=1)
             return [_describe(task, f"custom task {i}", device, has_judge) for i, task in described]
@@ -156,16 +171,12 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, ha
         case "miniwob" | "django_admin" | "page" | "desktop":
             return _site_tasks(config)
         case "gym":
-            return _gym_tasks(config, seed)
-
-
-def _gym_tasks(config: TaskSourceConfig, seed: int) -> Sequence[GymTask]:
-    """The side of a gym's split that is asked for: the split is made before anything is filtered."""
-    tasks = fetch_gym_tasks(config.gym_base_url or DEFAULT_BASE_URL, config.gym_id or DEFAULT_GYM_ID)
-    train, held_out = split_gym_tasks(
-        tasks, seed=seed, train_ratio=config.train_ratio, eval_number_range=config.eval_number_range
-    )
-    return tasks if config.split_type is None else train if config.split_type == "train" else held_out
+            tasks = fetch_gym_tasks(config.gym_base_url or DEFAULT_BASE_URL, config.gym_id or DEFAULT_GYM_ID)
+            # the split comes before any filter, so that a filter moves no task to the other side
+            train, held_out = split_gym_tasks(
+                tasks, seed=seed, train_ratio=config.train_ratio, eval_number_range=config.eval_number_range
+            )
+            return tasks if config.split_type is None else train if config.split_type == "train" else held_out
 
 
 def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
@@ -212,40 +223,26 @@ def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) 
     return [task for task in tasks if (task.task_id in training) == (config.split_type == "train")]
 
 
-def _read_file(path: Path, device: DeviceAbilities, has_judge: bool) -> list[Template]:
-    """Ids and descriptions, as lines of text or as JSON. A text without spaces is an id."""
+def _read_entries(path: Path) -> Iterator[tuple[str, object]]:
+    """Ids and descriptions, each with its place for messages: a JSON list, JSON lines, or lines of text."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected a file with tasks at {str(path)!r}, got {error}; check file_path") from error
-    entries = _json_entries(path, text) if path.suffix in (".json", ".jsonl") else _text_entries(path, text)
-    return [
-        _find(task, where)
-        if isinstance(task, str) and not re.search(r"\s", task.strip())
-        else _describe(task, where, device, has_judge)
-        for where, task in entries
-    ]
-
-
-def _text_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    """One entry a line. # begins a comment after an id and at the start of a line; descriptions may hold it."""
-    for i, line in enumerate(text.splitlines(), start=1):
-        before_comment = line.partition("#")[0].strip()
-        if before_comment:
-            yield f"line {i} of {path}", line.strip() if " " in before_comment else before_comment
-
-
-def _json_entries(path: Path, text: str) -> Iterator[tuple[str, object]]:
-    if path.suffix == ".jsonl":
-        for i, line in enumerate(text.splitlines(), start=1):
-            if line.strip():
-                yield f"line {i} of {path}", _parse_json(line, f"line {i} of {path}")
+    if path.suffix == ".json":
+        content = _parse_json(text, str(path))
+        if not isinstance(content, list):
+            raise ConfigError(f"expected a list of tasks in {path}, got {type(content).__name__}; write [...]")
+        yield from ((f"task {i} of {path}", entry) for i, entry in enumerate(cast(list[object], content), start=1))
         return
-    content = _parse_json(text, str(path))
-    if not isinstance(content, list):
-        raise ConfigError(f"expected a list of tasks in {path}, got {type(content).__name__}; write [...]")
-    for i, entry in enumerate(cast(list[object], content), start=1):
-        yield f"task {i} of {path}", entry
+    for i, line in enumerate(text.splitlines(), start=1):
+        where = f"line {i} of {path}"
+        # in text, # begins a comment after an id and at the start of a line; descriptions may hold it
+        before_comment = line.partition("#")[0].strip()
+        if path.suffix == ".jsonl" and line.strip():
+            yield where, _parse_json(line, where)
+        elif path.suffix != ".jsonl" and before_comment:
+            yield where, line.strip() if " " in before_comment else before_comment
 
 
 def _parse_json(text: str, where: str) -> object:
@@ -265,18 +262,3 @@ def _describe(task: object, where: str, device: DeviceAbilities, has_judge: bool
 def _find(task_id: str, where: str) -> TaskTemplate:
     require_known(f"task id in {where}", task_id, TEMPLATES)
     return TEMPLATES[task_id]
-
-
-def _passes(template: Template, config: TaskSourceConfig) -> bool:
-    return (
-        (config.category is None or config.category in template.categories)
-        and config.difficulty in (None, template.difficulty)
-        and template.has_tags(config.tags)
-        and (not config.task_names or any(template.is_called(name) for name in config.task_names))
-    )
-
-
-def _require_known_names(config: TaskSourceConfig, candidates: Sequence[Template]) -> None:
-    for name in config.task_names:
-        if not any(template.is_called(name) for template in candidates):
-            require_known("task name in task_names", name, [template.short_name for template in candidates])

@@ -1,74 +1,14 @@
 """The nouns of the system: a rollout has turns, training has steps. Read this first."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from hashlib import sha256
 from math import isfinite
-from pathlib import Path
-from typing import Any
 
 from cua_rl.actions import Action
 from cua_rl.conversation import EncodedImage, ParseFailure
-from cua_rl.judgement import Judgement
-
-Json = Mapping[str, object]
-"""A JSON object from outside, whose values are unknown."""
-JsonDict = dict[str, Any]
-"""A JSON object that is being built, or a column of one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedTextChunk:
-    """A run of text tokens."""
-
-    tokens: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageChunk:
-    """An image that takes `expected_tokens` image tokens (its vision start and end marks are text tokens)."""
-
-    image: EncodedImage
-    expected_tokens: int
-
-    @property
-    def length(self) -> int:
-        return self.expected_tokens
-
-
-Chunk = EncodedTextChunk | ImageChunk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInput:
-    """Text and images in the order in which the model reads them."""
-
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def length(self) -> int:
-        """Number of tokens, image tokens included."""
-        return sum(chunk.length for chunk in self.chunks)
-
-    @property
-    def image_chunks(self) -> tuple[ImageChunk, ...]:
-        return tuple(chunk for chunk in self.chunks if isinstance(chunk, ImageChunk))
-
-    @property
-    def images(self) -> tuple[EncodedImage, ...]:
-        return tuple(chunk.image for chunk in self.image_chunks)
-
-    def token_ids(self, image_token_id: int) -> list[int]:
-        """The flat ids, every image token as `image_token_id`."""
-        ids: list[int] = []
-        for chunk in self.chunks:
-            ids += [image_token_id] * chunk.length if isinstance(chunk, ImageChunk) else chunk.tokens
-        return ids
+from cua_rl.judgement import Judgement, Validation
+from cua_rl.model_input import ModelInput
 
 
 class StopReason(StrEnum):
@@ -100,35 +40,6 @@ class StopReason(StrEnum):
             StopReason.SAMPLING_ERROR,
             StopReason.TASK_ERROR,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRef:
-    """A LoRA adapter on disk (a peft folder) after `policy_version` optimizer steps; version 0 is before any step."""
-
-    path: Path
-    policy_version: int
-
-    @property
-    def name(self) -> str:
-        """The adapter's unique name on the model server."""
-        return f"policy-{self.policy_version:06d}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How tokens are sampled. Top-p and top-k stay off, because the trainer could not reproduce them."""
-
-    max_tokens: int
-    temperature: float
-    seed: int | None = None
-
-    def seeded(self, *place: object) -> "SamplingParams":
-        """The same parameters with a seed of their own for a place in the run; without a seed, unchanged."""
-        if self.seed is None:
-            return self
-        digest = sha256("/".join(map(str, (self.seed, *place))).encode()).digest()
-        return replace(self, seed=int.from_bytes(digest[:4], "big"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +82,7 @@ class AgentTurn:
     action: Action | None = None
     """None if the answer could not be parsed or ended the rollout."""
     action_error: str | None = None
-    """What the model was told if its answer could not be parsed or its action could not be executed."""
+    """The error message to the model if its answer could not be parsed or its action could not be executed."""
     after: EncodedImage | None = None
     """None if nothing was executed."""
     durations_s: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -192,19 +103,6 @@ class Turn:
     """0-based."""
     model: ModelTurn
     agent: AgentTurn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validation:
-    """What a task's validator read from the device, compared with what it expected."""
-
-    query: str
-    expected: str
-    actual: str
-    success: bool
-    duration_s: float = 0.0
-    score: float | None = None
-    """How much of the goal was reached, from 0 to 1, if the validator reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +165,7 @@ class RolloutGroup:
 
     @property
     def rewards(self) -> list[float]:
-        return _rewards(self.rollouts)
+        return [rollout.reward.total for rollout in self.rollouts if rollout.reward is not None]
 
     @property
     def compared(self) -> tuple[Rollout, ...]:
@@ -276,16 +174,12 @@ class RolloutGroup:
 
     @property
     def compared_rewards(self) -> list[float]:
-        return _rewards(self.compared)
+        return [rollout.reward.total for rollout in self.compared if rollout.reward is not None]
 
     @property
     def is_constant(self) -> bool:
         """True if all compared rewards are equal, or too few are left to compare: there is no learning signal."""
         return self.is_incomplete or len(set(self.compared_rewards)) <= 1
-
-
-def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
-    return [rollout.reward.total for rollout in rollouts if rollout.reward is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

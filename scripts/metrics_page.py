@@ -73,7 +73,7 @@ def page() -> str:
     """The text of docs/metrics.md."""
     lines = [
         format_evaluation_line("Baseline", "held_out", EVALUATION),
-        format_step_line(1, 48, STEP, eta_s=250.0),
+        format_step_line(1, 24, STEP, eta_s=125.0),
     ]
     rows = [f"| {label} | `{name}`: {METRICS[name]} |" for name, label, _ in STEP_FIELDS]
     rows += [

@@ -38,6 +38,7 @@ from cua_rl.events import (
     TrainingEnded,
     TrainingStarted,
 )
+from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rl.advantages import group_advantages
@@ -46,7 +47,7 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.tasks.task import Task
-from cua_rl.types import RolloutGroup, SamplingParams
+from cua_rl.types import RolloutGroup
 from scripts.random_taps import RandomTaps
 
 MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"

@@ -3,22 +3,10 @@
 from collections.abc import Sequence
 
 from cua_rl.conversation import EncodedImage
-from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.judgement import Judgement, JudgeVote, Validation
+from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.renderers.images import image_size
-from cua_rl.types import (
-    AgentTurn,
-    Datum,
-    EncodedTextChunk,
-    ImageChunk,
-    ModelInput,
-    ModelTurn,
-    Reward,
-    Rollout,
-    RolloutGroup,
-    StopReason,
-    Turn,
-    Validation,
-)
+from cua_rl.types import AgentTurn, Datum, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
 
 IMAGE_TOKEN = 9
 

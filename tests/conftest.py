@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one file stay in one process, as do all that share the model server; the long ones start first."""
     for item in items:
-        shares_server = "server" in getattr(item, "fixturenames", ()) and "tests/real" in item.nodeid
+        shares_server = "server" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("model server" if shares_server else item.nodeid.partition("::")[0]))
     items.sort(
         key=lambda item: 0 if "tests/real/end_to_end" in item.nodeid else 1 if "tests/real" in item.nodeid else 2

@@ -9,8 +9,9 @@ from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.policy_time import RolloutClock
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types import AgentTurn, StopReason
+from cua_rl.types import AgentTurn, ModelTurn, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTask:
-    """What an agent is told to do in one rollout."""
+    """The task of an agent in one rollout."""
 
     rollout_id: str
     instruction: str
@@ -77,6 +78,18 @@ class ModelAccess(Protocol):
         `watch` admits requests and hears of their answers. Raises `ConfigError` if other processes cannot connect.
         """
         ...
+
+
+class RecordingAccess(ModelAccess, Protocol):
+    """The gateway as rollouts use it: it records what the model reads and samples between opening and closing."""
+
+    def open_rollout(
+        self, rollout_id: str, *, params: SamplingParams | None = None, adapter: AdapterRef | None = None
+    ) -> None: ...
+
+    def close_rollout(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
+
+    def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
 
 
 class Agent(Protocol):

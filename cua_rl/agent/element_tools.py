@@ -120,21 +120,17 @@ def parse_element_action(call: ToolCall) -> Aim | Action | Finish | ParseFailure
     if call.name not in known:
         return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(known)}.")
     pointing, base = known[call.name]
-    values = _object(call.arguments)
-    action = None if values is None else values.get("action")
-    if values is None or not isinstance(action, str) or action not in (*pointing, *_PLACELESS):
+    try:
+        given: object = json.loads(call.arguments)
+    except ValueError:
+        given = None
+    values = cast("dict[str, object]", given) if isinstance(given, dict) else {}
+    action = values.get("action")
+    if not isinstance(action, str) or action not in (*pointing, *_PLACELESS):
         return _bad(f"Expected an object whose action is one of {', '.join((*pointing, *_PLACELESS))}.", call.arguments)
     if action in _PLACELESS:
         return parse_action(replace(call, name=base.name), width_px=1, height_px=1)
     return _parse_aim(action, pointing[action], values)
-
-
-def _object(text: str) -> Mapping[str, object] | None:
-    try:
-        values: object = json.loads(text)
-    except ValueError:
-        return None
-    return cast("dict[str, object]", values) if isinstance(values, dict) else None
 
 
 def _parse_aim(action: str, needs: str, values: Mapping[str, object]) -> Aim | ParseFailure:
@@ -151,10 +147,7 @@ def _parse_aim(action: str, needs: str, values: Mapping[str, object]) -> Aim | P
         if direction not in ("up", "down", "left", "right"):
             return _bad("Expected direction: up, down, left or right.", direction)
         return ScrollAt(target=target, direction=direction)
-    return _parse_press(action, target, values.get("time", 1.0))
-
-
-def _parse_press(action: str, target: str, time: object) -> Aim | ParseFailure:
+    time = values.get("time", 1.0)
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= MAX_WAIT_S:
         return _bad(f"Expected time: 0 to {MAX_WAIT_S:g} seconds.", time)
     makers: Mapping[str, Callable[[Pixel], Action]] = {
@@ -202,15 +195,12 @@ async def resolve(aim: Aim, seen: EncodedImage, grounder: Grounder) -> Action:
             return Drag(x=x, y=y, to_x=to_x, to_y=to_y)
         case ScrollAt(target=target, direction=direction):
             at, distance_px = _found(await grounder.find_scroll(seen, target, direction), target)
-            return _scroll(_inside(at, seen), direction, distance_px, seen)
-
-
-def _scroll(at: Pixel, direction: Direction, distance_px: int, seen: EncodedImage) -> Scroll:
-    """By the coordinate model's distance, else by half a screen, in the direction that the model asked for."""
-    vertical = direction in ("up", "down")
-    amount = abs(distance_px) or (seen.height_px if vertical else seen.width_px) // 2
-    signed = amount if direction in ("down", "right") else -amount
-    return Scroll(x=at[0], y=at[1], down_px=signed if vertical else 0, right_px=0 if vertical else signed)
+            x, y = _inside(at, seen)
+            # by the coordinate model's distance, else by half a screen, in the direction that the model asked for
+            vertical = direction in ("up", "down")
+            amount = abs(distance_px) or (seen.height_px if vertical else seen.width_px) // 2
+            signed = amount if direction in ("down", "right") else -amount
+            return Scroll(x=x, y=y, down_px=signed if vertical else 0, right_px=0 if vertical else signed)
 
 
 def _found(place: Place | None, target: str) -> Place:

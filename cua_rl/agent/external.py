@@ -18,11 +18,10 @@ from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddres
 from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.agent.tools import Finish
 from cua_rl.devices.device import Device
 from cua_rl.errors import AgentError
+from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
-from cua_rl.types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ _OUR_SECRETS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What an agent program is told."""
+    """The parameters that an agent program receives."""
 
     task: AgentTask
     address: ModelAddress
@@ -57,7 +56,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnd:
-    """How an agent program ended: with an error, or of its own accord."""
+    """The end of an agent program: an error, or a normal exit."""
 
     error: str | None = None
     answer: str | None = None
@@ -104,15 +103,20 @@ class AgentService:
             return ProgramEnd(error=f"the agent at {self.url} did not answer: {type(error).__name__} {error}")
         if response.is_error:
             return ProgramEnd(error=f"the agent at {self.url} answered {response.status_code}: {response.text[:500]}")
-        return ProgramEnd(answer=_answer(response))
+        try:
+            body: object = response.json()
+        except ValueError:
+            body = None
+        answer = cast("Json", body).get("answer") if isinstance(body, Mapping) else None
+        return ProgramEnd(answer=answer if isinstance(answer, str) else None)
 
 
+@dataclass(frozen=True, slots=True)
 class ExternalAgent:
     """Starts one program per rollout, and builds turns from what the gateway and the device observe of it."""
 
-    def __init__(self, program: AgentCommand | AgentService, *, grace_s: float = GRACE_S) -> None:
-        self._program = program
-        self._grace_s = grace_s
+    program: AgentCommand | AgentService
+    grace_s: float = GRACE_S
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -134,44 +138,30 @@ class ExternalAgent:
         await join.close()
         if watch.fault is not None:
             raise watch.fault
-        return _outcome(end, watch, offered.finish)
+        if watch.num_turns == 0:
+            raise AgentError(end.error or "the agent ended without asking the model; see that it uses OPENAI_BASE_URL")
+        if end.error:  # after an answer, a program that fails has given up: that is a result, no fault
+            logger.warning("an agent failed after %d turns, which ends its rollout: %s", watch.num_turns, end.error)
+        finish = offered.finish
+        return AgentOutcome(
+            stop_reason=watch.stop_reason(is_finished=finish is not None),
+            num_turns=watch.num_turns,
+            answer=finish.answer if finish else end.answer,
+            success_claimed=finish.success_claimed if finish else None,
+            error=end.error,
+        )
 
     async def _work(self, assignment: Assignment, watch: RolloutWatch) -> ProgramEnd:
         """Wait for the program's end; it gets a grace period once the rollout is over, but none after a fault."""
-        working = asyncio.create_task(self._program.work(assignment), name=f"agent-{assignment.task.rollout_id}")
+        working = asyncio.create_task(self.program.work(assignment), name=f"agent-{assignment.task.rollout_id}")
         over = asyncio.create_task(watch.over.wait())
         in_time = asyncio.create_task(watch.end_in_time())
         try:
             await asyncio.wait({working, over}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done() and watch.fault is None:
-                await asyncio.wait({working}, timeout=self._grace_s)
+                await asyncio.wait({working}, timeout=self.grace_s)
             return working.result() if working.done() else ProgramEnd()
         finally:
             for task in (over, in_time, working):
                 task.cancel()
             await asyncio.wait({over, in_time, working})
-
-
-def _outcome(end: ProgramEnd, watch: RolloutWatch, finish: Finish | None) -> AgentOutcome:
-    """How the rollout ended. A program that fails after an answer has given up: that is a result, no fault."""
-    if watch.num_turns == 0:
-        raise AgentError(end.error or "the agent ended without asking the model; see that it uses OPENAI_BASE_URL")
-    if end.error:
-        logger.warning("an agent failed after %d turns, which ends its rollout: %s", watch.num_turns, end.error)
-    return AgentOutcome(
-        stop_reason=watch.stop_reason(is_finished=finish is not None),
-        num_turns=watch.num_turns,
-        answer=finish.answer if finish else end.answer,
-        success_claimed=finish.success_claimed if finish else None,
-        error=end.error,
-    )
-
-
-def _answer(response: httpx.Response) -> str | None:
-    """The final message, if the service gives one."""
-    try:
-        body: object = response.json()
-    except ValueError:
-        return None
-    answer = cast("Json", body).get("answer") if isinstance(body, Mapping) else None
-    return answer if isinstance(answer, str) else None

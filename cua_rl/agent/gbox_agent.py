@@ -27,8 +27,9 @@ from cua_rl.agent.tools import Finish, function_tool, load_system_prompt, parse_
 from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import ActionRejected, Device
 from cua_rl.errors import ConfigError, SamplingError, boundary
+from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.types import AgentTurn, Json, StopReason
+from cua_rl.types import AgentTurn, StopReason
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -36,20 +37,19 @@ if TYPE_CHECKING:
 
 CONFIGURATION = "configuration"
 """The gateway's error code for a request that would fail in every rollout: the run must stop."""
+_NO_CALL = "No tool call could be read from your answer."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GBoxAgent:
     """The built-in agent. It keeps no state between calls of `run`, so one instance serves all rollouts.
 
     With a `grounder` the model describes elements and the grounder finds them; without one it gives coordinates.
     """
 
-    def __init__(
-        self, *, model: str = "policy", history: History | None = None, grounder: Grounder | None = None
-    ) -> None:
-        self._model = model
-        self._grounder = grounder
-        self._history = history or FullHistory()
+    model: str = "policy"
+    history: History = field(default_factory=FullHistory)
+    grounder: Grounder | None = None
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -64,9 +64,9 @@ class GBoxAgent:
         client, images = access.openai_client(task.rollout_id), access.image_urls(task.rollout_id)
         timed = TimedDevice(device, clock)
         seen = await timed.observe()
-        system = load_system_prompt(device.kind, of_elements=self._grounder is not None)
+        system = load_system_prompt(device.kind, of_elements=self.grounder is not None)
         items = [system_item(system), user_item(task.instruction, images.url(seen))]
-        conversation = _Conversation(timed, self._grounder, images, seen, items)
+        conversation = _Conversation(timed, self.grounder, images, seen, items)
         for index in range(task.max_turns):
             response = await self._respond(conversation, client)
             if response is None:
@@ -99,16 +99,16 @@ class GBoxAgent:
         """Ask the model; None if the conversation has outgrown the budget or the model's context."""
         from openai import BadRequestError  # already imported with `client`
 
-        if not self._history.has_room(used_tokens=conversation.used_tokens):
+        if not self.history.has_room(used_tokens=conversation.used_tokens):
             return None
         clock = time.monotonic()
         with boundary(SamplingError, "asking the model"):
             try:
                 # as extra_body: what are arguments, openai walks through item by item, at half of a turn's whole cost
                 response = await client.responses.create(
-                    model=self._model,
+                    model=self.model,
                     extra_body={
-                        "input": self._history.visible(conversation.items),
+                        "input": self.history.visible(conversation.items),
                         "tools": [function_tool(conversation.tool)],
                     },
                 )
@@ -147,26 +147,27 @@ class _Conversation:
         """Do what the first tool call says and append what the model reads next."""
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
-            message = _no_call_message(response, self.tool)
+            is_cut_off = response.status == "incomplete"
+            problem = "Your answer was cut off: it was too long." if is_cut_off else _NO_CALL
+            example = f'<tool_call>\n{{"name": "{self.tool.name}", "arguments": {{...}}}}\n</tool_call>'
+            message = f"{problem} Answer with one call: {example}"
             self.items.append(user_item(message))
             return DeviceStep(error=message)
         call = ToolCall(call_id=calls[0].call_id, name=calls[0].name, arguments=calls[0].arguments)
         parsed = await self._parse(call)
         if isinstance(parsed, Finish):
             return parsed
-        step = DeviceStep(error=parsed) if isinstance(parsed, str) else await self._perform(parsed)
-        shown = None if step.after is None else self.images.url(step.after)
+        if isinstance(parsed, str):
+            step, shown = DeviceStep(error=parsed), None
+        else:
+            step, shown = await perform(self.device, parsed), None
+            self.durations_s["execute"] = step.execute_s
+            if step.after is not None:
+                self.seen, shown = step.after, self.images.url(step.after)
+                self.cursor = cursor_after(parsed) or self.cursor
+                self.durations_s["observe"] = step.observe_s
         self.items.append(tool_result_item(call.call_id, step.error or "", shown))
         self.items += [tool_result_item(extra.call_id, "Ignored: one call per answer.") for extra in calls[1:]]
-        return step
-
-    async def _perform(self, action: Action) -> DeviceStep:
-        step = await perform(self.device, action)
-        self.durations_s["execute"] = step.execute_s
-        if step.after is not None:
-            self.seen = step.after
-            self.cursor = cursor_after(action) or self.cursor
-            self.durations_s["observe"] = step.observe_s
         return step
 
     async def _parse(self, call: ToolCall) -> Action | Finish | str:
@@ -185,10 +186,3 @@ class _Conversation:
                 finally:
                     self.durations_s["ground"] = time.monotonic() - clock
         return parsed.message if isinstance(parsed, ParseFailure) else parsed
-
-
-def _no_call_message(response: "Response", tool: Tool) -> str:
-    expected = f'Answer with one call: <tool_call>\n{{"name": "{tool.name}", "arguments": {{...}}}}\n</tool_call>'
-    if response.status == "incomplete":
-        return f"Your answer was cut off: it was too long. {expected}"
-    return f"No tool call could be read from your answer. {expected}"

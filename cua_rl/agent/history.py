@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from cua_rl.errors import ConfigError
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 DROPPED_IMAGE = "(old screenshot left out)"
 
@@ -62,7 +62,16 @@ class DropOldScreenshots:
         num_images = sum(part.get("type") == "input_image" for item in items for part in _parts(item))
         surplus = max(0, num_images - self.max_images)
         num_dropped = -(-surplus // self.block) * self.block
-        return _without_images(items, num_dropped)
+        kept: list[Json] = []
+        for item in items:
+            parts = _parts(item)
+            shown: list[Json] = []
+            for part in parts:
+                is_dropped = num_dropped > 0 and part.get("type") == "input_image"
+                num_dropped -= is_dropped
+                shown.append({"type": "input_text", "text": DROPPED_IMAGE} if is_dropped else part)
+            kept.append(item if shown == parts else {**item, _content_key(item): shown})
+        return kept
 
     def has_room(self, *, used_tokens: int) -> bool:
         return True
@@ -113,20 +122,6 @@ def make_history(policy: HistoryPolicy, *, max_images: int, block: int) -> Histo
                     "a block of 1 is history=last_n"
                 )
             return DropOldScreenshots(max_images=max_images, block=block)
-
-
-def _without_images(items: Sequence[Json], num_dropped: int) -> list[Json]:
-    """The items with a note in place of the first `num_dropped` screenshots."""
-    kept: list[Json] = []
-    for item in items:
-        parts = _parts(item)
-        shown: list[Json] = []
-        for part in parts:
-            is_dropped = num_dropped > 0 and part.get("type") == "input_image"
-            num_dropped -= is_dropped
-            shown.append({"type": "input_text", "text": DROPPED_IMAGE} if is_dropped else part)
-        kept.append(item if shown == parts else {**item, _content_key(item): shown})
-    return kept
 
 
 def _parts(item: Json) -> list[Json]:

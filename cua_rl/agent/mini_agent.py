@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from cua_rl.actions import Wait
-from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddress, OnTurn
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
 from cua_rl.agent.mini_agent_client import MiniAgentClient, RunStatus
 from cua_rl.agent.mini_agent_reports import FINISH_NAMES, Journal, parse_mini_agent_action
 from cua_rl.agent.policy_time import RolloutClock
@@ -37,7 +37,7 @@ _TIME_REASONS = ("timeout", "timed out", "time limit", "maxruntime", "maxsteptim
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MiniAgentSettings:
-    """Which server, which of its agents, and how long anything may take."""
+    """The server, its agent, and time limits."""
 
     base_url: str = DEFAULT_BASE_URL
     agent: str = "mai-ui"
@@ -53,11 +53,11 @@ class MiniAgentSettings:
     """How far the server may exceed its own limits before its run counts as hung."""
 
 
+@dataclass(frozen=True, slots=True)
 class MiniAgent:
     """Starts a run on a gbox-mini-agent server for each rollout."""
 
-    def __init__(self, settings: MiniAgentSettings) -> None:
-        self._settings = settings
+    settings: MiniAgentSettings
 
     async def run(
         self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
@@ -76,14 +76,30 @@ class MiniAgent:
                 f"expected an execution of a gym server for gbox-mini-agent, got device {device.device_id!r}; take "
                 "tasks of a gym server, or another agent"
             )
-        settings = self._settings
+        settings = self.settings
         clock.charge_between_calls()
         turns = _Turns(on_turn, clock)
         watch = RolloutWatch(max_turns=task.max_turns, on_answer=turns.answered, clock=clock)
         client = MiniAgentClient(settings.base_url, timeout_s=settings.request_timeout_s, retry_s=settings.retry_s)
         with access.expose(task.rollout_id, watch) as address:
+            body = {
+                "task": task.instruction,
+                "agent": settings.agent,
+                "maxSteps": task.max_turns,
+                "maxRunTimeSec": round(settings.max_run_time_s),
+                "maxStepTimeSec": round(settings.max_step_time_s),
+                # the server's API has no field for a key
+                "model": {"baseUrl": f"{address.keyed_url}/v1", "name": "policy", "provider": "openai"},
+                "env": {
+                    "type": "genv",
+                    "gymBaseUrl": device.task.base_url,
+                    "gymId": device.task.gym_id,
+                    "executionId": device.execution.execution_id,
+                },
+                "standardActionSpace": settings.action_space,
+            }
             async with client:
-                run_id = await client.start(self._body(task, device, address))
+                run_id = await client.start(body)
                 logger.info("rollout_id=%s mini_agent_run=%s", task.rollout_id, run_id)
                 status = await self._follow(client, run_id, watch, turns)
         await turns.hand_on(is_over=True)
@@ -91,30 +107,11 @@ class MiniAgent:
             raise watch.fault
         return _outcome(status, watch, turns)
 
-    def _body(self, task: AgentTask, device: GymDevice, address: ModelAddress) -> dict[str, object]:
-        settings = self._settings
-        return {
-            "task": task.instruction,
-            "agent": settings.agent,
-            "maxSteps": task.max_turns,
-            "maxRunTimeSec": round(settings.max_run_time_s),
-            "maxStepTimeSec": round(settings.max_step_time_s),
-            # the server's API has no field for a key
-            "model": {"baseUrl": f"{address.keyed_url}/v1", "name": "policy", "provider": "openai"},
-            "env": {
-                "type": "genv",
-                "gymBaseUrl": device.task.base_url,
-                "gymId": device.task.gym_id,
-                "executionId": device.execution.execution_id,
-            },
-            "standardActionSpace": settings.action_space,
-        }
-
     async def _follow(
         self, client: MiniAgentClient, run_id: str, watch: RolloutWatch, turns: "_Turns"
     ) -> RunStatus | None:
         """Poll until the run or the rollout is over; None if the run continues without the rollout."""
-        settings, started = self._settings, time.monotonic()
+        settings, started = self.settings, time.monotonic()
         last_sign, seen_turns = started, 0
         while True:
             is_new = turns.journal.add(await client.events(run_id, turns.journal.last_ts))
@@ -154,21 +151,26 @@ class _Turns:
     async def answered(self, turn: ModelTurn) -> None:
         """Keep an answer and what the model saw: the last image of its prompt, else the screen before."""
         images = turn.prompt.images or self._screens
-        self._screens.append(images[-1] if images else _blank())
+        if not images:  # asked without any image: one transparent pixel
+            png = io.BytesIO()
+            Image.new("RGBA", (1, 1)).save(png, format="PNG")
+            images = (EncodedImage(data=png.getvalue(), format="png", width_px=1, height_px=1),)
+        self._screens.append(images[-1])
         self._answers.append(turn)
 
     async def hand_on(self, *, is_over: bool) -> None:
-        """Hand on every complete turn, or all turns once the run is over."""
-        while self._num_handed_on < len(self._answers) and (is_over or self._is_complete(self._num_handed_on)):
-            index = self._num_handed_on
+        """Hand on every complete turn, or all turns once the run is over.
+
+        A turn is complete when the next screen and the report have arrived, or the report is long overdue.
+        """
+        while (index := self._num_handed_on) < len(self._answers):
+            num_later = len(self._answers) - index - 1
+            step = self.journal.step_of(self._answers[index].response_id, index)
+            is_reported = num_later > 0 and step is not None and step.is_ended
+            if not (is_over or is_reported or num_later > _PATIENCE_TURNS):
+                return
             self._num_handed_on += 1
             await self._on_turn(self._joined(index))
-
-    def _is_complete(self, index: int) -> bool:
-        """True if the next screen and the report have arrived, or the report is long overdue."""
-        num_later = len(self._answers) - index - 1
-        step = self.journal.step_of(self._answers[index].response_id, index)
-        return num_later > _PATIENCE_TURNS or (num_later > 0 and step is not None and step.is_ended)
 
     def _joined(self, index: int) -> AgentTurn:
         model, before = self._answers[index], self._screens[index]
@@ -216,10 +218,3 @@ def _outcome(status: RunStatus | None, watch: RolloutWatch, turns: _Turns) -> Ag
         answer=turns.answer,
         success_claimed=claim if isinstance(claim, bool) else None,
     )
-
-
-def _blank() -> EncodedImage:
-    """One transparent pixel, for a model that was asked without any image."""
-    png = io.BytesIO()
-    Image.new("RGBA", (1, 1)).save(png, format="PNG")
-    return EncodedImage(data=png.getvalue(), format="png", width_px=1, height_px=1)

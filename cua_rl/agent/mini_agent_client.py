@@ -11,7 +11,7 @@ from typing import Self, cast
 import httpx
 
 from cua_rl.errors import AgentError
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 logger = logging.getLogger(__name__)
 

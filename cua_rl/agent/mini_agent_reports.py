@@ -1,4 +1,4 @@
-"""What gbox-mini-agent reports of a run: its events by step, and its actions as ours.
+"""Reports of gbox-mini-agent about a run: its events by step, and its actions converted to ours.
 
 Events may arrive in any order and more than once. An action that cannot be parsed was executed all the same; it is only
 missing from the record.
@@ -26,7 +26,7 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.conversation import EncodedImage
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 _STEP_STARTS = ("step_start", "turn_start")
 _STEP_ENDS = ("step_end", "turn_end")
@@ -49,6 +49,30 @@ class Step:
     response_ids: list[str] = field(default_factory=list[str])
     actions: list[ReportedAction] = field(default_factory=list[ReportedAction])
     is_ended: bool = False
+
+    def add(self, kind: str, event: Json) -> None:
+        """Add an event of the step; one that is malformed adds nothing."""
+        if kind == "model_output":
+            output = event.get("modelOutput")
+            response_id = cast("Json", output).get("id") if isinstance(output, Mapping) else None
+            if isinstance(response_id, str):
+                self.response_ids.append(response_id)
+        elif kind == "action_executed":
+            given = event.get("action")
+            action: Json = cast("Json", given) if isinstance(given, Mapping) else {}
+            name, args, error = action.get("name"), action.get("args"), action.get("error")
+            duration = event.get("durationMs")
+            if isinstance(name, str):
+                self.actions.append(
+                    ReportedAction(
+                        name=name,
+                        args=cast("Json", args) if isinstance(args, Mapping) else {},
+                        duration_s=duration / 1000 if isinstance(duration, int | float) else 0.0,
+                        error=error if isinstance(error, str) else None,
+                    )
+                )
+        elif kind in (*_STEP_STARTS, *_STEP_ENDS):
+            self.is_ended = kind in _STEP_ENDS
 
 
 class Journal:
@@ -92,40 +116,7 @@ class Journal:
         elif kind == "error":
             self.errors.append(str(event.get("message") or event))
         elif isinstance(number, int):
-            self._add_to_step(self._steps.setdefault(number, Step()), str(kind), event)
-
-    def _add_to_step(self, step: Step, kind: str, event: Json) -> None:
-        if kind == "model_output":
-            output = event.get("modelOutput")
-            response_id = cast("Json", output).get("id") if isinstance(output, Mapping) else None
-            if isinstance(response_id, str):
-                step.response_ids.append(response_id)
-        elif kind == "action_executed":
-            action = _action(event)
-            if action is not None:
-                step.actions.append(action)
-        elif kind in _STEP_ENDS:
-            step.is_ended = True
-        elif kind in _STEP_STARTS:
-            step.is_ended = False
-
-
-def _action(event: Json) -> ReportedAction | None:
-    given = event.get("action")
-    if not isinstance(given, Mapping):
-        return None
-    action = cast("Json", given)
-    name, args = action.get("name"), action.get("args")
-    if not isinstance(name, str):
-        return None
-    duration = event.get("durationMs")
-    error = action.get("error")
-    return ReportedAction(
-        name=name,
-        args=cast("Json", args) if isinstance(args, Mapping) else {},
-        duration_s=duration / 1000 if isinstance(duration, int | float) else 0.0,
-        error=error if isinstance(error, str) else None,
-    )
+            self._steps.setdefault(number, Step()).add(str(kind), event)
 
 
 Pixel = tuple[int, int]
@@ -146,7 +137,11 @@ def parse_mini_agent_action(reported: ReportedAction, screen: EncodedImage) -> A
 def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
     """A point; some agents report coordinates from 0 to 1, others from 0 to 1000."""
     given = next((args[name] for name in names if args.get(name) is not None), None)
-    numbers = _numbers(given)
+    if isinstance(given, Mapping):
+        fields = cast("Json", given)
+        given = [fields.get("x"), fields.get("y")]
+    items = cast("Sequence[object]", given) if isinstance(given, list | tuple) else ()
+    numbers = [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
     if len(numbers) != 2:
         return None
     scale = 1.0 if max(numbers) <= 1 else 1000.0
@@ -154,25 +149,14 @@ def _pixel(args: Json, screen: EncodedImage, *names: str) -> Pixel | None:
     return max(0, min(round(x), screen.width_px - 1)), max(0, min(round(y), screen.height_px - 1))
 
 
-def _numbers(value: object) -> list[float]:
-    if isinstance(value, Mapping):
-        fields = cast("Json", value)
-        value = [fields.get("x"), fields.get("y")]
-    items = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-    return [float(item) for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
+def _at(make: Callable[[Pixel, Json], Action]) -> "_Maker":
+    """Makes an action at one point, from the point and the other arguments."""
 
-
-def _at(kind: type[Click] | type[DoubleClick] | type[RightClick] | type[MoveMouse]) -> "_Maker":
     def maker(args: Json, screen: EncodedImage) -> Action | None:
         pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
-        return None if pixel is None else kind(x=pixel[0], y=pixel[1])
+        return None if pixel is None else make(pixel, args)
 
     return maker
-
-
-def _long_press(args: Json, screen: EncodedImage) -> Action | None:
-    pixel = _pixel(args, screen, "point", "coordinate", "startPoint")
-    return None if pixel is None else LongPress(x=pixel[0], y=pixel[1], duration_s=_seconds(args, 1.0))
 
 
 def _drag(args: Json, screen: EncodedImage) -> Action | None:
@@ -229,16 +213,16 @@ def _seconds(args: Json, default: float) -> float:
 
 _Maker = Callable[[Json, EncodedImage], Action | None]
 _MAKERS: Mapping[str, _Maker] = {
-    "click": _at(Click),
-    "tap": _at(Click),
-    "left_click": _at(Click),
-    "double_click": _at(DoubleClick),
-    "double_tap": _at(DoubleClick),
-    "left_double": _at(DoubleClick),
-    "right_click": _at(RightClick),
-    "right_single": _at(RightClick),
-    "move": _at(MoveMouse),
-    "long_press": _long_press,
+    "click": _at(lambda at, args: Click(x=at[0], y=at[1])),
+    "tap": _at(lambda at, args: Click(x=at[0], y=at[1])),
+    "left_click": _at(lambda at, args: Click(x=at[0], y=at[1])),
+    "double_click": _at(lambda at, args: DoubleClick(x=at[0], y=at[1])),
+    "double_tap": _at(lambda at, args: DoubleClick(x=at[0], y=at[1])),
+    "left_double": _at(lambda at, args: DoubleClick(x=at[0], y=at[1])),
+    "right_click": _at(lambda at, args: RightClick(x=at[0], y=at[1])),
+    "right_single": _at(lambda at, args: RightClick(x=at[0], y=at[1])),
+    "move": _at(lambda at, args: MoveMouse(x=at[0], y=at[1])),
+    "long_press": _at(lambda at, args: LongPress(x=at[0], y=at[1], duration_s=_seconds(args, 1.0))),
     "swipe": _drag,
     "drag": _drag,
     "scroll": _scroll,

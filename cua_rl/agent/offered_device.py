@@ -7,10 +7,10 @@ the order in which they happened, into turns.
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cua_rl.actions import Action
 from cua_rl.agent.device_step import DeviceStep, cursor_after, perform
 from cua_rl.agent.rollout_watch import RolloutOver, RolloutWatch
 from cua_rl.agent.tools import (
@@ -24,7 +24,7 @@ from cua_rl.agent.tools import (
     parse_action,
     tool_for,
 )
-from cua_rl.conversation import EncodedImage, ParseFailure, Tool, ToolCall
+from cua_rl.conversation import EncodedImage, ParseFailure, ToolCall
 from cua_rl.devices.device import Device
 from cua_rl.errors import DeviceError
 from cua_rl.types import AgentTurn, ModelTurn
@@ -93,14 +93,14 @@ def _join(turn: _OpenTurn) -> AgentTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What came of an action."""
+    """The result of an action."""
 
     error: str | None
     """Why it was not executed, fit to be shown to the model; None if it was."""
     is_finished: bool
     """True if the action ended the rollout."""
     screen: EncodedImage
-    """What the device shows now."""
+    """The screen after the action."""
 
 
 class OfferedDevice:
@@ -142,18 +142,21 @@ class OfferedDevice:
         """Take a screenshot; raises `RolloutOver` or `DeviceError`."""
         async with self._one_at_a_time:
             self._require_open()
-            try:
+            with self._failing():
                 self._join.seen = await self._device.observe()
-            except DeviceError as error:
-                self._watch.fail(error)
-                raise
             return self._join.seen
 
     async def act(self, arguments: Mapping[str, object]) -> Reply:
         """Execute one action, given as the arguments of a tool call; raises `RolloutOver` or `DeviceError`."""
         async with self._one_at_a_time:
             self._require_open()
-            parsed = self._parse(arguments)
+            # the device's own tool if it has this action, else the other one
+            seen, tool, action = self._join.seen, tool_for(self._device.kind), arguments.get("action")
+            other = COMPUTER_USE if tool is MOBILE_USE else MOBILE_USE
+            if action in ACTION_NAMES[other.name] and action not in ACTION_NAMES[tool.name]:
+                tool = other
+            call = ToolCall(call_id="", name=tool.name, arguments=json.dumps(arguments))
+            parsed = parse_action(call, width_px=seen.width_px, height_px=seen.height_px, cursor=self._cursor)
             match parsed:
                 case Finish():
                     step = DeviceStep()
@@ -162,31 +165,22 @@ class OfferedDevice:
                 case ParseFailure():
                     step = DeviceStep(error=parsed.message)
                 case _:
-                    step = await self._perform(parsed)
+                    with self._failing():
+                        step = await perform(self._device, parsed)
+                    if step.after is not None:
+                        self._cursor = cursor_after(parsed) or self._cursor
             self._join.add(step)
             return Reply(error=step.error, is_finished=self.finish is not None, screen=self._join.seen)
+
+    @contextmanager
+    def _failing(self) -> Generator[None]:
+        """A device that fails in the block ends the rollout as a fault, whatever the agent makes of it."""
+        try:
+            yield
+        except DeviceError as error:
+            self._watch.fail(error)
+            raise
 
     def _require_open(self) -> None:
         if self.finish is not None or self._watch.over.is_set() or self._watch.is_closed:
             raise RolloutOver("rollout_over", "expected an open rollout, got one that has ended; stop")
-
-    def _parse(self, arguments: Mapping[str, object]) -> Action | Finish | ParseFailure:
-        seen, tool = self._join.seen, _tool_with(arguments.get("action"), tool_for(self._device.kind))
-        call = ToolCall(call_id="", name=tool.name, arguments=json.dumps(arguments))
-        return parse_action(call, width_px=seen.width_px, height_px=seen.height_px, cursor=self._cursor)
-
-    async def _perform(self, action: Action) -> DeviceStep:
-        try:
-            step = await perform(self._device, action)
-        except DeviceError as error:
-            self._watch.fail(error)
-            raise
-        if step.after is not None:
-            self._cursor = cursor_after(action) or self._cursor
-        return step
-
-
-def _tool_with(action: object, preferred: Tool) -> Tool:
-    """The tool that has this action: the device's own if possible, else the other one."""
-    other = COMPUTER_USE if preferred is MOBILE_USE else MOBILE_USE
-    return other if action in ACTION_NAMES[other.name] and action not in ACTION_NAMES[preferred.name] else preferred

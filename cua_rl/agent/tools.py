@@ -29,10 +29,11 @@ from cua_rl.actions import (
 )
 from cua_rl.conversation import ParseFailure, Tool, ToolCall
 from cua_rl.devices.device import DeviceKind
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
+_EXPECTED_OBJECT = 'Expected an object such as {"action": "wait", "time": 1}.'
 
 _POINT = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
 _SYSTEM_BUTTONS: Mapping[str, Action] = {
@@ -152,7 +153,15 @@ def parse_action(
     if makers is None:
         return ParseFailure(kind="tool_name", message=f"There is no tool {call.name!r}. Tools: {', '.join(_MAKERS)}.")
     try:
-        arguments = _Arguments(values=_object(call.arguments), width_px=width_px, height_px=height_px, cursor=cursor)
+        try:
+            values: object = json.loads(call.arguments)
+        except ValueError as error:
+            raise _BadArguments(f"The arguments are no JSON ({error}). {_EXPECTED_OBJECT}") from None
+        if not isinstance(values, dict):
+            raise _BadArguments(f"The arguments are {call.arguments!r}. {_EXPECTED_OBJECT}")
+        arguments = _Arguments(
+            values=cast("dict[str, object]", values), width_px=width_px, height_px=height_px, cursor=cursor
+        )
         action = arguments.values.get("action")
         maker = makers.get(action) if isinstance(action, str) else None
         if maker is None:
@@ -160,19 +169,6 @@ def parse_action(
         return maker(arguments)
     except _BadArguments as error:
         return ParseFailure(kind="tool_arguments", message=str(error))
-
-
-def _object(text: str) -> Mapping[str, object]:
-    try:
-        values: object = json.loads(text)
-    except ValueError as error:
-        raise _BadArguments(f"The arguments are no JSON ({error}). Expected an object such as {_EXAMPLE}.") from None
-    if not isinstance(values, dict):
-        raise _BadArguments(f"The arguments are {text!r}. Expected an object such as {_EXAMPLE}.")
-    return cast("dict[str, object]", values)
-
-
-_EXAMPLE = '{"action": "wait", "time": 1}'
 
 
 def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:

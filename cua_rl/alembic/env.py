@@ -43,25 +43,17 @@ def _render_item(kind: str, item: Any, autogen_context: AutogenContext) -> str |
     return "postgresql.JSONB()" if isinstance(item, AnyJson) else f"postgresql.ARRAY(sa.{item.item_type!r})"
 
 
-def _run_offline() -> None:
+if context.is_offline_mode():
     context.configure(url=_url(), target_metadata=Base.metadata, literal_binds=True)
     with context.begin_transaction():
         context.run_migrations()
-
-
-def _run_online() -> None:
-    engine = make_writer_engine(_url())
+else:
+    _engine = make_writer_engine(_url())
     try:
-        with engine.connect() as connection:
-            context.configure(connection=connection, target_metadata=Base.metadata, render_item=_render_item)
+        with _engine.connect() as _connection:
+            context.configure(connection=_connection, target_metadata=Base.metadata, render_item=_render_item)
             with context.begin_transaction():
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+                _connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
                 context.run_migrations()
     finally:
-        engine.dispose()
-
-
-if context.is_offline_mode():
-    _run_offline()
-else:
-    _run_online()
+        _engine.dispose()

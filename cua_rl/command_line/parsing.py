@@ -138,7 +138,18 @@ class GivenSettings:
         """Set what an argument `name=text` says."""
         entry = None if name in self.names.all else self.names.find_entry(name)
         if entry is not None:
-            self._set_entry(*entry, text)
+            owner, key = entry
+            # the first entry that is set begins a new dictionary: it does not mix with the preset or the default
+            current = self.values.get(owner.name, {})
+            if not isinstance(current, dict):
+                raise ConfigError(
+                    f"expected {owner.name} to be one dictionary, got {current!r}; put {owner.name}.{key} into its JSON"
+                )
+            try:
+                value: object = json.loads(text)
+            except json.JSONDecodeError:
+                value = text
+            self.values[owner.name] = {**cast("dict[str, object]", current), key: value}
             return
         setting = self.names.find(name)
         try:
@@ -148,19 +159,6 @@ class GivenSettings:
             example = as_argument(setting.default)
             advice = "see --help" if setting.default is REQUIRED else f"for example {name}={example}"
             raise ConfigError(f"expected {name} to be {error}{meaning}, got {text!r}; {advice}") from None
-
-    def _set_entry(self, owner: Setting, key: str, text: str) -> None:
-        # the first entry that is set begins a new dictionary: it does not mix with the preset or the default
-        current = self.values.get(owner.name, {})
-        if not isinstance(current, dict):
-            raise ConfigError(
-                f"expected {owner.name} to be one dictionary, got {current!r}; put {owner.name}.{key} into its JSON"
-            )
-        try:
-            value: object = json.loads(text)
-        except json.JSONDecodeError:
-            value = text
-        self.values[owner.name] = {**cast("dict[str, object]", current), key: value}
 
 
 def _read_yaml(path: Path) -> dict[str, object]:

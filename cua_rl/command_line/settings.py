@@ -82,15 +82,20 @@ class SettingNames:
         """
         if name in self.all:
             setting = self.all[name]
-            own = [each for each in self._settings_of(name) if each.is_for_group] if setting.group else []
-            return own[0] if own else setting
+            inner = (each for path, each in self.all.items() if path.rpartition(".")[0] == name)
+            return next((each for each in inner if each.is_for_group), setting)
         joined = [setting for path, setting in self.all.items() if path.replace(".", "_") == name]
         found = joined or [setting for path, setting in self.all.items() if path.rpartition(".")[2] == name]
         if len(found) > 1:
             choices = ", ".join(setting.name for setting in found)
             raise ConfigError(f"expected one setting, got {name!r}, which several groups have; choose among {choices}")
         if not found:
-            raise ConfigError(self._advice(name))
+            near = difflib.get_close_matches(name, self.all, n=1, cutoff=0.5)
+            if not near:
+                leaves = {path.rpartition(".")[2]: path for path in self.all}
+                near = [leaves[leaf] for leaf in difflib.get_close_matches(name, leaves, n=1, cutoff=0.5)]
+            advice = f"did you mean {near[0]!r}?" if near else "see --help"
+            raise ConfigError(f"expected the name of a setting, got {name!r}; {advice} (--help all lists all of them)")
         return found[0]
 
     def find_entry(self, name: str) -> tuple[Setting, str] | None:
@@ -104,17 +109,6 @@ class SettingNames:
             if any(is_mapping(kind) for kind in holds(owner.kind)):
                 return owner, ".".join(parts[number:])
         return None
-
-    def _settings_of(self, group: str) -> list[Setting]:
-        return [setting for path, setting in self.all.items() if path.rpartition(".")[0] == group]
-
-    def _advice(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self.all, n=1, cutoff=0.5)
-        if not near:
-            leaves = {path.rpartition(".")[2]: path for path in self.all}
-            near = [leaves[leaf] for leaf in difflib.get_close_matches(name, leaves, n=1, cutoff=0.5)]
-        advice = f"did you mean {near[0]!r}?" if near else "see --help"
-        return f"expected the name of a setting, got {name!r}; {advice} (--help all lists all of them)"
 
 
 def explain_field(config_class: type[Any], name: str) -> str:

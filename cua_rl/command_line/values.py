@@ -71,7 +71,11 @@ def type_name(kind: Any) -> str:
 
 def _parse_member(text: str, kind: Any) -> object:
     if get_origin(kind) is Literal:
-        return _parse_choice(text, get_args(kind))
+        choices = get_args(kind)
+        for choice in choices:
+            if str(choice).lower() == text.strip().lower():
+                return choice
+        raise UnfitValueError("one of " + ", ".join(str(choice) for choice in choices))
     if is_mapping(kind) or is_sequence(kind):
         return _parse_json(text, kind)
     parser = _PARSERS.get(kind)
@@ -108,16 +112,14 @@ _PARSERS: Mapping[object, Callable[[str], object]] = {
 }
 
 
-def _parse_choice(text: str, choices: tuple[object, ...]) -> object:
-    for choice in choices:
-        if str(choice).lower() == text.strip().lower():
-            return choice
-    raise UnfitValueError("one of " + ", ".join(str(choice) for choice in choices))
-
-
 def _parse_json(text: str, kind: Any) -> object:
     if is_sequence(kind) and not text.lstrip().startswith("["):
-        return _parse_words(text, kind)
+        # lists of simple things may be `a,b`; lists of lists or dictionaries may not
+        part_kind = next(iter(get_args(kind)), str)
+        if is_mapping(part_kind) or is_sequence(part_kind) or text.lstrip().startswith("{"):
+            raise UnfitValueError(type_name(kind) + _json_complaint(text, (kind,)))
+        parts = [parse_value(part.strip(), part_kind) for part in text.split(",") if part.strip()]
+        return tuple(parts) if tuple in (kind, get_origin(kind)) else parts
     try:
         value: object = json.loads(text)
     except json.JSONDecodeError:
@@ -126,15 +128,6 @@ def _parse_json(text: str, kind: Any) -> object:
         raise UnfitValueError(type_name(kind))
     items = cast("list[object] | dict[str, object]", value)
     return tuple(items) if tuple in (kind, get_origin(kind)) else items
-
-
-def _parse_words(text: str, kind: Any) -> object:
-    """`a,b` for lists of simple things; not for lists of lists or dictionaries."""
-    part_kind = next(iter(get_args(kind)), str)
-    if is_mapping(part_kind) or is_sequence(part_kind) or text.lstrip().startswith("{"):
-        raise UnfitValueError(type_name(kind) + _json_complaint(text, (kind,)))
-    parts = [parse_value(part.strip(), part_kind) for part in text.split(",") if part.strip()]
-    return tuple(parts) if tuple in (kind, get_origin(kind)) else parts
 
 
 def _json_complaint(text: str, members: tuple[Any, ...]) -> str:

@@ -12,7 +12,6 @@ from cua_rl.database.rollout_writer import EndedRollout, Parent, cancel_rollouts
 from cua_rl.database.rows import Scope, SourceRow, add_tasks, advance_status, insert_row, require_source
 from cua_rl.errors import DatabaseError
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
-from cua_rl.tasks.task import Task
 from cua_rl.types import Rollout
 
 
@@ -65,7 +64,14 @@ def write_group_end(connection: Connection, scope: Scope, event: GroupEnded, at:
     figures = group_figures(group.rewards, num_successes=num_successes, num_faulty=len(group.faulty))
     if advance_status(connection, Group, group_pk, "completed", at, ended_at=at, **figures):
         if event.replaced_by is not None:
-            _add_group(connection, source, event.replaced_by)
+            # one more group than the source set out to run
+            table = source.table
+            (added,) = add_tasks(connection, [event.replaced_by])
+            connection.execute(
+                update(table)
+                .where(table.id == source.id)
+                .values(num_groups=table.num_groups + 1, task_pks=func.array_append(table.task_pks, added))
+            )
         num_ended, num_groups, task_pks = count_ended_groups(connection, source)
         # the tasks of an asynchronous step, and so its number of groups, are unknown until its batch is taken
         if source.table is Step and task_pks and num_ended >= num_groups:
@@ -114,17 +120,6 @@ def group_figures(rewards: Sequence[float], *, num_successes: int, num_faulty: i
         "reward_mean": fmean(rewards) if rewards else None,
         "reward_std": pstdev(rewards) if rewards else None,
     }
-
-
-def _add_group(connection: Connection, source: SourceRow, task: Task) -> None:
-    """One more group than the source set out to run."""
-    table = source.table
-    (task_pk,) = add_tasks(connection, [task])
-    connection.execute(
-        update(table)
-        .where(table.id == source.id)
-        .values(num_groups=table.num_groups + 1, task_pks=func.array_append(table.task_pks, task_pk))
-    )
 
 
 def count_ended_groups(connection: Connection, source: SourceRow) -> Row[int, int, list[int]]:

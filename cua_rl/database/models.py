@@ -33,7 +33,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
-from cua_rl.types import JsonDict, StopReason
+from cua_rl.json_types import JsonDict
+from cua_rl.types import StopReason
 
 STEP_STATUSES = ("rollouts", "training", "completed", "failed", "cancelled")
 RUN_STATUSES = ("running", "completed", "failed", "cancelled")

@@ -107,7 +107,16 @@ class EmbeddedPostgres:
                 f"expected the embedded Postgres on {str(self._data_dir)!r} to answer within {_START_TIMEOUT_S:.0f} s; "
                 f"read {str(self._log_path)!r}, which ends:\n{process.log_tail(10)}"
             ) from None
-        raise _start_error(await process.wait(), self._data_dir, process)
+        status = await process.wait()
+        if status == postgres_launcher.EXIT_IN_USE:
+            raise DatabaseError(
+                f"expected the database folder {str(self._data_dir)!r} to be free, but another run uses it; "
+                "stop that run, choose another folder, or set DATABASE_URL for both"
+            )
+        raise DatabaseError(
+            f"expected the embedded Postgres on {str(self._data_dir)!r} to start, got exit status {status}; "
+            f"read {str(self._log_path)!r}, which ends:\n{process.log_tail(10)}"
+        )
 
     async def _stop(self) -> None:
         """Shut down in fast mode (disconnects clients, flushes to disk), then make sure that no process is left."""
@@ -154,18 +163,6 @@ def _postmaster_pid(data_dir: Path, socket_dir: Path | None) -> int | None:
     if socket_dir is None or _socket_dir_of(data_dir) != socket_dir:
         return None
     return int(_pid_file_lines(data_dir)[0])
-
-
-def _start_error(status: int, data_dir: Path, process: OwnedProcess) -> DatabaseError:
-    if status == postgres_launcher.EXIT_IN_USE:
-        return DatabaseError(
-            f"expected the database folder {str(data_dir)!r} to be free, but another run uses it; "
-            "stop that run, choose another folder, or set DATABASE_URL for both"
-        )
-    return DatabaseError(
-        f"expected the embedded Postgres on {str(data_dir)!r} to start, got exit status {status}; "
-        f"read {str(process.log_path)!r}, which ends:\n{process.log_tail(10)}"
-    )
 
 
 def _find_bin_dir(data_dir: Path) -> Path:

@@ -36,7 +36,13 @@ def main(arguments: list[str]) -> int:
         status = _create_cluster(bin_dir, data_dir, owner)
         if status != 0:
             return status
-    _remove_stale_pid_file(data_dir / "postmaster.pid")
+    # a crashed server leaves its pid file, and another process may have that pid by now; we hold the lock
+    pid_path = data_dir / "postmaster.pid"
+    if pid_path.exists():
+        pid = pid_path.read_text().split("\n", 1)[0]
+        comm = Path(f"/proc/{pid}/comm")
+        if not (comm.exists() and comm.read_text().strip() == "postgres"):
+            pid_path.unlink()
     if owner is not None:
         os.chown(socket_dir, *owner)
         _become(*owner)
@@ -89,15 +95,6 @@ def _create_cluster(bin_dir: Path, data_dir: Path, owner: tuple[int, int] | None
     if done.returncode == 0:
         aside.rename(data_dir)
     return done.returncode
-
-
-def _remove_stale_pid_file(path: Path) -> None:
-    """Remove the pid file of a crashed server, whose pid another process may have by now. We hold the lock."""
-    if path.exists():
-        pid = path.read_text().split("\n", 1)[0]
-        comm = Path(f"/proc/{pid}/comm")
-        if not (comm.exists() and comm.read_text().strip() == "postgres"):
-            path.unlink()
 
 
 class _CapabilityHeader(ctypes.Structure):

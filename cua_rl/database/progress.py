@@ -50,18 +50,7 @@ async def load_progress(session: AsyncSession, training_id: int, num_steps: int)
     evaluated = await session.scalars(
         select(Eval.step).where(Eval.training_id == training_id, Eval.phase == "eval", Eval.status == "completed")
     )
-    return Progress(
-        done_indices=tuple(done),
-        untrained=await _load_untrained(session, training_id, num_steps, newest_steps),
-        newest_steps=newest_steps,
-        evaluated_steps=frozenset(evaluated),
-    )
-
-
-async def _load_untrained(
-    session: AsyncSession, training_id: int, num_steps: int, newest_steps: Mapping[int, int]
-) -> tuple[UntrainedGroup, ...]:
-    """Ended groups of later steps. Groups with replays are excluded: they refer to rollouts of other steps."""
+    # ended groups of later steps, without those with replays, which refer to rollouts of other steps
     unknown_turn = (
         exists()
         .where(TurnRow.rollout_pk == RolloutRow.id, RolloutRow.group_pk == Group.id)
@@ -76,6 +65,11 @@ async def _load_untrained(
     )
     rows = (await session.execute(query)).all()
     groups = await load_groups_by_key(session, [group for group, _ in rows])
-    return tuple(
-        UntrainedGroup(group=group, last_step=last_step) for group, (_, last_step) in zip(groups, rows, strict=True)
+    return Progress(
+        done_indices=tuple(done),
+        untrained=tuple(
+            UntrainedGroup(group=group, last_step=last_step) for group, (_, last_step) in zip(groups, rows, strict=True)
+        ),
+        newest_steps=newest_steps,
+        evaluated_steps=frozenset(evaluated),
     )

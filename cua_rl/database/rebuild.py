@@ -12,9 +12,9 @@ from cua_rl.database.judge_models import JudgementRow, JudgePrompt
 from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Screenshot, Step, TaskRow, TurnRow, ValidationRow
 from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Phase
-from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.judgement import Judgement, JudgeVote, Validation
 from cua_rl.renderers.images import image_size
-from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn, Validation
+from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
 
 
 async def load_groups(
@@ -154,7 +154,28 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
             durations_s=row.durations_s,
             more_actions=decode_more_actions(row.action),
         )
-        turn = Turn(index=row.turn_index, model=_build_model_turn(row, images), agent=agent)
+        failure = None
+        if row.failure_kind is not None and row.failure_message is not None:
+            failure = ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
+        turn = Turn(
+            index=row.turn_index,
+            model=ModelTurn(
+                response_id=row.response_id,
+                prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, images),
+                sampled_tokens=tuple(row.sampled_tokens),
+                sampling_logprobs=tuple(row.sampling_logprobs),
+                policy_version=row.policy_version,
+                stop=row.stop,
+                text=row.text,
+                failure=failure,
+                prompt_matches_renderer=row.prompt_matches_renderer,
+                request=row.request,
+                started_at=row.started_unix_s,
+                duration_s=row.duration_s,
+                cached_tokens=row.cached_tokens,
+            ),
+            agent=agent,
+        )
         by_rollout[row.rollout_pk].append(turn)
     return by_rollout
 
@@ -181,27 +202,6 @@ def _build_rollout(
         started_at=row.started_unix_s,
         duration_s=row.duration_s,
         judgement=judgement,
-    )
-
-
-def _build_model_turn(row: TurnRow, images: Mapping[str, EncodedImage]) -> ModelTurn:
-    failure = None
-    if row.failure_kind is not None and row.failure_message is not None:
-        failure = ParseFailure(kind=row.failure_kind, message=row.failure_message)  # pyright: ignore[reportArgumentType]
-    return ModelTurn(
-        response_id=row.response_id,
-        prompt=decode_prompt(row.prompt_token_ids, row.prompt_chunks, images),
-        sampled_tokens=tuple(row.sampled_tokens),
-        sampling_logprobs=tuple(row.sampling_logprobs),
-        policy_version=row.policy_version,
-        stop=row.stop,
-        text=row.text,
-        failure=failure,
-        prompt_matches_renderer=row.prompt_matches_renderer,
-        request=row.request,
-        started_at=row.started_unix_s,
-        duration_s=row.duration_s,
-        cached_tokens=row.cached_tokens,
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import Self
 
 import psycopg
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
@@ -78,18 +79,9 @@ class DatabaseRecorder:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            await self._flush_at_end()
-        finally:
-            if self._writer is not None:
-                self._writer.cancel()
-                await asyncio.wait([self._writer])
-            await asyncio.to_thread(self._engine.dispose)
-
-    async def _flush_at_end(self) -> None:
-        """Drain the queue, however slow the database is, unless it is unreachable for too long."""
         flush = asyncio.create_task(self.flush(), name="last-flush")
         try:
+            # drain the queue, however slow the database is, unless it is unreachable for too long
             while not flush.done():
                 num_written = self._num_written
                 await asyncio.wait([flush], timeout=_CLOSE_TIMEOUT_S)
@@ -103,6 +95,10 @@ class DatabaseRecorder:
             await flush
         finally:
             flush.cancel()
+            if self._writer is not None:
+                self._writer.cancel()
+                await asyncio.wait([self._writer])
+            await asyncio.to_thread(self._engine.dispose)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
@@ -110,7 +106,12 @@ class DatabaseRecorder:
 
     async def _write_forever(self) -> None:
         while True:
-            batch = await self._next_batch()
+            batch: list[TimedEvent | _Flush] = []
+            with suppress(TimeoutError):  # with nothing queued, a heartbeat is due
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    batch.append(await self._queue.get())
+            while batch and len(batch) < _BATCH_SIZE and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
             flushes = [item for item in batch if isinstance(item, _Flush)]
             self._pending = [item for item in batch if isinstance(item, TimedEvent)]
             is_heartbeat = not batch and self._scope.training_id is not None
@@ -124,17 +125,6 @@ class DatabaseRecorder:
                     flush.done.set_result(None)
                 else:
                     flush.done.set_exception(self._failure)
-
-    async def _next_batch(self) -> list[TimedEvent | _Flush]:
-        """The queued items; waits for at least one unless a heartbeat is due."""
-        try:
-            async with asyncio.timeout(_HEARTBEAT_S):
-                batch = [await self._queue.get()]
-        except TimeoutError:
-            return []
-        while len(batch) < _BATCH_SIZE and not self._queue.empty():
-            batch.append(self._queue.get_nowait())
-        return batch
 
     async def _write_with_retries(self) -> None:
         """Write the pending events, retrying during an outage; a rejected event stops the recorder."""
@@ -175,13 +165,9 @@ def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent]) -> Scop
                 write_heartbeat(connection, scope, datetime.now(UTC))
                 return scope
         except (OperationalError, InterfaceError) as error:
-            if _is_passing(error):
+            # a retry helps after a lost connection, a shutdown, a full disk or a deadlock
+            cause = error.orig
+            state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+            if state is None or state[:2] in _PASSING_STATES:
                 raise _Away(str(error.orig).strip().splitlines()[0]) from error
             raise
-
-
-def _is_passing(error: DBAPIError) -> bool:
-    """True for a lost connection, a shutdown, a full disk or a deadlock: SQLSTATE classes for which a retry helps."""
-    cause = error.orig
-    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
-    return state is None or state[:2] in _PASSING_STATES

@@ -21,8 +21,7 @@ from cua_rl.database.rows import Scope, SourceRow, change_row, find_source, inse
 from cua_rl.database.turn_writer import count_turns
 from cua_rl.database.writer import count_completed_steps, write_batch, write_training_start
 from cua_rl.events import BatchTaken, RolloutSource, TrainingStarted
-from cua_rl.judgement import Judgement
-from cua_rl.types import Validation
+from cua_rl.judgement import Judgement, Validation
 
 Columns = Mapping[str, Any]
 
@@ -117,7 +116,12 @@ def write_report(connection: Connection, report: Report, at: datetime) -> int:
         case RolloutReport():
             return _write_rollout(connection, report, at)
         case DeviceReport():
-            return _write_device(connection, report)
+            statement = insert(Environment).values(rollout_pk=report.rollout_pk, **report.columns)
+            statement = statement.on_conflict_do_update(index_elements=["rollout_pk"], set_=dict(report.columns))
+            row_id = connection.execute(statement.returning(Environment.id)).scalar_one()
+            nameless = update(RolloutRow).where(RolloutRow.id == report.rollout_pk, RolloutRow.device_id.is_(None))
+            connection.execute(nameless.values(device_id=report.columns["device_id"]))
+            return row_id
         case TurnReport():
             return _write_turn(connection, report, at)
         case TurnDetail():
@@ -182,21 +186,17 @@ def _write_source(connection: Connection, report: SourceReport, at: datetime) ->
             columns["metrics"] = {**(known or {}), **columns["metrics"]}
         change_row(connection, table, row_id, columns, at)
     if report.group_ids is not None:
-        _take_batch(connection, report, report.group_ids, at)
+        # move groups to the step that trains them; a group of which nothing arrived is left out
+        arrived = select(Group.group_id).where(
+            Group.training_id == report.training_id, Group.step_id.is_not(None), Group.group_id.in_(report.group_ids)
+        )
+        stored = tuple(connection.scalars(arrived))
+        scope = Scope(image_token_id=0, training_id=report.training_id)
+        write_batch(connection, scope, BatchTaken(step=report.source.step, group_ids=stored), at)
     if table is Step and columns.get("status") == "completed":
         count_completed_steps(connection, report.training_id)
         connection.execute(update(Training).where(Training.id == report.training_id).values(heartbeat_at=at))
     return row_id
-
-
-def _take_batch(connection: Connection, report: SourceReport, group_ids: tuple[str, ...], at: datetime) -> None:
-    """Move groups to the step that trains them; a group of which nothing arrived is left out."""
-    query = select(Group.group_id).where(
-        Group.training_id == report.training_id, Group.step_id.is_not(None), Group.group_id.in_(group_ids)
-    )
-    stored = tuple(connection.scalars(query))
-    scope = Scope(image_token_id=0, training_id=report.training_id)
-    write_batch(connection, scope, BatchTaken(step=report.source.step, group_ids=stored), at)
 
 
 def _write_rollout(connection: Connection, report: RolloutReport, at: datetime) -> int:
@@ -247,21 +247,21 @@ def _update_group(connection: Connection, source: SourceRow, group_pk: int, at: 
         count_ended_groups(connection, source)
 
 
-def _write_device(connection: Connection, report: DeviceReport) -> int:
-    statement = insert(Environment).values(rollout_pk=report.rollout_pk, **report.columns)
-    statement = statement.on_conflict_do_update(index_elements=["rollout_pk"], set_=dict(report.columns))
-    row_id = connection.execute(statement.returning(Environment.id)).scalar_one()
-    nameless = update(RolloutRow).where(RolloutRow.id == report.rollout_pk, RolloutRow.device_id.is_(None))
-    connection.execute(nameless.values(device_id=report.columns["device_id"]))
-    return row_id
-
-
 def _write_turn(connection: Connection, report: TurnReport, at: datetime) -> int:
     columns = dict(report.columns)
     query = select(TurnRow.id).where(TurnRow.rollout_pk == report.rollout_pk, TurnRow.turn_index == report.turn_index)
     row_id = connection.scalar(query)
     if row_id is None:
         started_at = columns.get("started_at", at)
+        # the version with which the rollout's step or evaluation began
+        begun = (
+            select(func.coalesce(Step.policy_version, Eval.policy_version))
+            .select_from(RolloutRow)
+            .join(Group, Group.id == RolloutRow.group_pk)
+            .outerjoin(Step, Step.id == Group.step_id)
+            .outerjoin(Eval, Eval.id == Group.eval_id)
+            .where(RolloutRow.id == report.rollout_pk)
+        )
         defaults: dict[str, Any] = {
             "rollout_pk": report.rollout_pk,
             "turn_index": report.turn_index,
@@ -270,7 +270,7 @@ def _write_turn(connection: Connection, report: TurnReport, at: datetime) -> int
             "prompt_chunks": [],
             "sampled_tokens": [],
             "sampling_logprobs": [],
-            "policy_version": _policy_version(connection, report.rollout_pk),
+            "policy_version": connection.scalar(begun) or 0,
             "stop": "stop",
             "text": "",
             "prompt_matches_renderer": True,
@@ -292,16 +292,3 @@ def _write_turn(connection: Connection, report: TurnReport, at: datetime) -> int
 def _change_turn(connection: Connection, row_id: int, columns: Columns) -> None:
     if columns:
         connection.execute(update(TurnRow).where(TurnRow.id == row_id).values(dict(columns)))
-
-
-def _policy_version(connection: Connection, rollout_pk: int) -> int:
-    """The version with which the rollout's step or evaluation began."""
-    query = (
-        select(func.coalesce(Step.policy_version, Eval.policy_version))
-        .select_from(RolloutRow)
-        .join(Group, Group.id == RolloutRow.group_pk)
-        .outerjoin(Step, Step.id == Group.step_id)
-        .outerjoin(Eval, Eval.id == Group.eval_id)
-        .where(RolloutRow.id == rollout_pk)
-    )
-    return connection.scalar(query) or 0

@@ -1,6 +1,6 @@
 """Turns and their images as rows."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -58,7 +58,8 @@ def insert_turns(connection: Connection, scope: Scope, turns: Sequence[tuple[int
     """Insert turns, each with its rollout's key; existing rows stay unchanged."""
     if not turns:
         return
-    insert_images(connection, (image for _, turn in turns for image in _images(turn)))
+    seen = ((*turn.model.prompt.images, turn.agent.before, turn.agent.after) for _, turn in turns)
+    insert_images(connection, (image for images in seen for image in images if image is not None))
     columns = [
         {"rollout_pk": rollout_pk, "turn_index": turn.index, **turn_columns(turn, scope.image_token_id)}
         for rollout_pk, turn in turns
@@ -93,11 +94,6 @@ def turn_columns(turn: Turn, image_token_id: int) -> dict[str, Any]:
         "before_sha256": turn.agent.before.sha256,
         "after_sha256": None if turn.agent.after is None else turn.agent.after.sha256,
     }
-
-
-def _images(turn: Turn) -> Iterator[EncodedImage]:
-    yield from turn.model.prompt.images
-    yield from (seen for seen in (turn.agent.before, turn.agent.after) if seen is not None)
 
 
 def insert_images(connection: Connection, images: Iterable[EncodedImage]) -> None:

@@ -64,7 +64,16 @@ def write_events(connection: Connection, scope: Scope, events: list[TimedEvent])
     """
     for is_inner, run in groupby(events, key=lambda timed: isinstance(timed.event, _Inner)):
         if is_inner:
-            _write_inner(connection, scope, list(run))
+            inner = list(run)
+            starts = [(timed.event, timed.at) for timed in inner if isinstance(timed.event, RolloutStarted)]
+            turns = [timed.event for timed in inner if isinstance(timed.event, TurnTaken)]
+            if starts:
+                write_rollout_starts(connection, scope, starts)
+            if turns:
+                write_turns(connection, scope, turns)
+            for timed in inner:
+                if isinstance(timed.event, GroupEnded):
+                    write_group_end(connection, scope, timed.event, timed.at)
             continue
         for timed in run:
             if isinstance(timed.event, TrainingStarted):
@@ -74,19 +83,6 @@ def write_events(connection: Connection, scope: Scope, events: list[TimedEvent])
     if scope.training_id is not None:
         write_heartbeat(connection, scope, datetime.now(UTC))
     return scope
-
-
-def _write_inner(connection: Connection, scope: Scope, events: list[TimedEvent]) -> None:
-    """Write what happened to rollouts and groups."""
-    starts = [(timed.event, timed.at) for timed in events if isinstance(timed.event, RolloutStarted)]
-    turns = [timed.event for timed in events if isinstance(timed.event, TurnTaken)]
-    if starts:
-        write_rollout_starts(connection, scope, starts)
-    if turns:
-        write_turns(connection, scope, turns)
-    for timed in events:
-        if isinstance(timed.event, GroupEnded):
-            write_group_end(connection, scope, timed.event, timed.at)
 
 
 def write_heartbeat(connection: Connection, scope: Scope, at: datetime) -> None:
@@ -112,7 +108,16 @@ def _write(connection: Connection, scope: Scope, event: Event, at: datetime) -> 
             statement = statement.on_conflict_do_update(index_elements=["training_id", "step"], set_=paths)
             connection.execute(statement)
         case TrainingEnded():
-            _write_training_end(connection, training_id, event, at)
+            # with it ends whatever still runs in it
+            inner = "cancelled" if event.status == "completed" else event.status
+            cancel_rollouts(connection, at, training_id=training_id)
+            for table in (Group, Step, Eval):
+                is_open = table.status.in_(("rollouts", "training", "running"))
+                for row_id in connection.scalars(
+                    select(table.id).where(table.training_id == training_id, is_open)
+                ).all():
+                    advance_status(connection, table, row_id, inner, at, ended_at=at)
+            advance_status(connection, Training, training_id, event.status, at, error=event.error, ended_at=at)
         case TrainingStarted() | RolloutStarted() | TurnTaken() | GroupEnded():
             raise AssertionError("handled by write_events")
 
@@ -231,23 +236,6 @@ def write_batch(connection: Connection, scope: Scope, event: BatchTaken, at: dat
 
 def _write_step_end(connection: Connection, scope: Scope, event: StepTrained, at: datetime) -> None:
     step_id = require_source(connection, scope, RolloutSource(phase="step", step=event.step)).id
-    _write_training_logprobs(connection, scope, event)
-    advance_status(
-        connection,
-        Step,
-        step_id,
-        "completed",
-        at,
-        trained_policy_version=event.policy_version,
-        datums_sha256=event.datums_sha256,
-        num_datums=event.num_datums,
-        metrics=event.metrics,
-        ended_at=at,
-    )
-    count_completed_steps(connection, scope.require_training())
-
-
-def _write_training_logprobs(connection: Connection, scope: Scope, event: StepTrained) -> None:
     rows = connection.execute(
         select(RolloutRow.rollout_id, RolloutRow.id).where(
             RolloutRow.training_id == scope.training_id, RolloutRow.rollout_id.in_(list(event.training_logprobs))
@@ -264,14 +252,16 @@ def _write_training_logprobs(connection: Connection, scope: Scope, event: StepTr
     ]
     if values:
         connection.execute(_SET_TRAINING_LOGPROBS, values)
-
-
-def _write_training_end(connection: Connection, training_id: int, event: TrainingEnded, at: datetime) -> None:
-    """End the run and with it whatever still runs in it."""
-    inner = "cancelled" if event.status == "completed" else event.status
-    cancel_rollouts(connection, at, training_id=training_id)
-    for table in (Group, Step, Eval):
-        is_open = table.status.in_(("rollouts", "training", "running"))
-        for row_id in connection.scalars(select(table.id).where(table.training_id == training_id, is_open)).all():
-            advance_status(connection, table, row_id, inner, at, ended_at=at)
-    advance_status(connection, Training, training_id, event.status, at, error=event.error, ended_at=at)
+    advance_status(
+        connection,
+        Step,
+        step_id,
+        "completed",
+        at,
+        trained_policy_version=event.policy_version,
+        datums_sha256=event.datums_sha256,
+        num_datums=event.num_datums,
+        metrics=event.metrics,
+        ended_at=at,
+    )
+    count_completed_steps(connection, scope.require_training())

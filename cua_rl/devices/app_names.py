@@ -1,4 +1,4 @@
-"""Finding an Android app by the name that people call it."""
+"""Find an Android app by its common name."""
 
 import re
 from collections.abc import Iterable

@@ -1,9 +1,10 @@
 """The interface between agents and devices."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from cua_rl.actions import Action
+from cua_rl.actions import Action, MoveMouse, RightClick
 from cua_rl.conversation import EncodedImage
 
 DeviceKind = Literal["android", "linux", "browser"]
@@ -11,6 +12,13 @@ DeviceKind = Literal["android", "linux", "browser"]
 
 class ActionRejected(Exception):
     """The device cannot execute the action. The message is shown to the model: the policy erred, nothing is broken."""
+
+
+NOT_ON_PHONES: Mapping[type, str] = {
+    RightClick: "a phone has no right mouse button: tap or long-press instead",
+    MoveMouse: "a phone has no mouse: tap instead",
+}
+"""What the model is told about actions that no phone can do."""
 
 
 class Device(Protocol):

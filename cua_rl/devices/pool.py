@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
-from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from cua_rl.devices.device import Device, DeviceAbilities
@@ -58,9 +57,7 @@ class DeviceBackend(Protocol):
 
     async def __aenter__(self) -> Self: ...
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
 
 @runtime_checkable
@@ -192,7 +189,7 @@ class DevicePool:
             device, _ = self._idle.popleft()
             self._own(self._close(device))
         if self._ending:
-            await wait_through(asyncio.create_task(_wait_for_all(set(self._ending)), name="end-pool"))
+            await wait_through(asyncio.create_task(asyncio.wait(set(self._ending)), name="end-pool"))
 
     async def _obtain_in_time(self, tenancy: _Tenancy, request: DeviceRequest) -> Device:
         limit = asyncio.timeout(self._limits.lease_timeout_s)
@@ -264,18 +261,14 @@ class DevicePool:
         """Keep or close what a lease held, then free its slot."""
         try:
             device = tenancy.device or await self._await_abandoned(tenancy.making)
-            if device is not None and not self._keep(device, tenancy):
+            num_uses = tenancy.num_uses + 1
+            is_worn = self._limits.max_uses is not None and num_uses >= self._limits.max_uses
+            if device is not None and self._reset_device is not None and tenancy.is_healthy and not is_worn:
+                self._idle.append((device, num_uses))
+            elif device is not None:
                 await self._close(device)
         finally:
             self._slots.release()
-
-    def _keep(self, device: Device, tenancy: _Tenancy) -> bool:
-        num_uses = tenancy.num_uses + 1
-        is_worn = self._limits.max_uses is not None and num_uses >= self._limits.max_uses
-        if self._reset_device is None or not tenancy.is_healthy or is_worn:
-            return False
-        self._idle.append((device, num_uses))
-        return True
 
     async def _await_abandoned(self, making: asyncio.Task[Device] | None) -> Device | None:
         """The device of a creation whose lease was cancelled; None if it failed or took too long."""
@@ -339,11 +332,7 @@ async def open_pool(
             await pool.close()
 
 
-async def _wait_for_all(ending: set[asyncio.Task[None]]) -> None:
-    await asyncio.wait(ending)
-
-
-async def wait_through(task: asyncio.Task[None]) -> None:
+async def wait_through(task: asyncio.Task[Any]) -> None:
     """Wait for `task` even if cancelled meanwhile; the cancellation is raised once the task has ended."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

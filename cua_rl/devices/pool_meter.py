@@ -52,7 +52,7 @@ class PoolMeter:
         self.num_alive -= 1
 
     def count_fault(self, error: DeviceError | TimeoutError) -> None:
-        """Something that devices, or their service, did wrong."""
+        """A fault of a device or of the service behind it."""
         self._faults[error.kind if isinstance(error, DeviceError) else "time_limit"] += 1
 
     def take(self) -> dict[str, float]:

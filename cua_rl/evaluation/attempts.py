@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.evaluation.evaluate import TaskOutcomes
 from cua_rl.events import Event, RolloutSource
-from cua_rl.rollout.group import MAX_ATTEMPTS
+from cua_rl.policy import SamplingParams
+from cua_rl.rollout.group import run_member
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.tasks.task import Task
-from cua_rl.types import Rollout, SamplingParams
 
 MAX_FAULTS_AT_START = 3  # attempts given up before the first success: the endpoint or the device does not work at all
 
@@ -146,7 +146,6 @@ def outcomes_by_position(attempts: Iterable[Attempt], model: str) -> dict[int, T
 
 
 async def _run_attempt(runner: RolloutRunner, plan: AttemptPlan, position: int, number: int) -> Attempt:
-    """Repeat a rollout until no fault ends it, at most `MAX_ATTEMPTS` times."""
     task = plan.tasks[position]
     rollout_plan = RolloutPlan(
         source=RolloutSource(phase="eval", step=0),
@@ -156,9 +155,7 @@ async def _run_attempt(runner: RolloutRunner, plan: AttemptPlan, position: int, 
         task=task,
         params=plan.params,
     )
-    tries: list[Rollout] = []
-    while len(tries) < MAX_ATTEMPTS and (not tries or tries[-1].reward is None):
-        tries.append(await runner.run(rollout_plan))
+    tries = await run_member(runner, rollout_plan)
     last = tries[-1]
     judgement: dict[str, object] | None = None
     if (said := last.judgement) is not None:

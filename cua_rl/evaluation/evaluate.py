@@ -6,10 +6,11 @@ from functools import partial
 
 from cua_rl.evaluation.statistics import pass_at_k, success_interval
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+from cua_rl.types import RolloutGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,43 +80,35 @@ class EvalResult:
         return {f"eval/{suite}/{name}": value for name, value in values.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
     """Attempts the same held-out tasks `num_attempts` times in every evaluation, with the adapter pinned."""
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        *,
-        runner: RolloutRunner,
-        params: SamplingParams,
-        recorder: Recorder,
-        num_attempts: int = 1,
-    ) -> None:
-        self._tasks = tuple(tasks)
-        self._runner = runner
-        self._params = params
-        self._recorder = recorder
-        self._num_attempts = num_attempts
+    tasks: Sequence[Task]
+    runner: RolloutRunner
+    params: SamplingParams
+    recorder: Recorder
+    num_attempts: int = 1
 
     async def run(self, source: RolloutSource, adapter: AdapterRef) -> EvalResult:
         """Attempt every task under `adapter` and record the outcome."""
-        await self._recorder.record(
+        await self.recorder.record(
             SourceStarted(
                 source=source,
-                tasks=self._tasks,
-                group_size=self._num_attempts,
+                tasks=tuple(self.tasks),
+                group_size=self.num_attempts,
                 policy_version=adapter.policy_version,
             )
         )
 
         async def record_end(group: RolloutGroup, _: Task | None) -> RolloutGroup:
-            await self._recorder.record(GroupEnded(source=source, group=group, advantages=None))
+            await self.recorder.record(GroupEnded(source=source, group=group, advantages=None))
             return group
 
-        plan = GroupPlan(source=source, group_size=self._num_attempts, params=self._params, adapter=adapter)
-        groups = await collect_groups(self._tasks, partial(run_group, self._runner, plan=plan), record_end)
-        result = summarise([task_outcomes(group, task) for group, task in zip(groups, self._tasks, strict=True)])
-        await self._recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))
+        plan = GroupPlan(source=source, group_size=self.num_attempts, params=self.params, adapter=adapter)
+        groups = await collect_groups(self.tasks, partial(run_group, self.runner, plan=plan), record_end)
+        result = summarise([task_outcomes(group, task) for group, task in zip(groups, self.tasks, strict=True)])
+        await self.recorder.record(EvaluationEnded(source=source, metrics=result.metrics("held_out")))
         return result
 
 
@@ -144,6 +137,9 @@ def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
     successes = [success for task in judged for success in task.successes]
     bounds = [task.bounds for task in outcomes if task.successes or task.num_given_up]
     low, high = success_interval([task.successes for task in judged])
+    most = max((len(task.successes) for task in judged), default=0)
+    counts = sorted({2**power for power in range(most.bit_length())} | ({most} if most else set()))
+    trials = [(len(task.successes), sum(task.successes)) for task in judged]
     return EvalResult(
         success_rate=_mean(successes),
         low=low,
@@ -153,7 +149,7 @@ def summarise(outcomes: Sequence[TaskOutcomes]) -> EvalResult:
         num_turns_mean=_mean([turns for task in judged for turns in task.num_turns]),
         success_rate_by_category=_rates(judged, lambda task: task.category),
         success_rate_by_difficulty=_rates(judged, lambda task: task.difficulty),
-        pass_at=_pass_at(judged),
+        pass_at={k: _mean([pass_at_k(num, solved, k) for num, solved in trials if num >= k]) for k in counts},
         num_tasks=len(judged),
         num_successes=sum(successes),
         reward_mean=_mean([reward for task in judged for reward in task.rewards]),
@@ -168,13 +164,6 @@ def _rates(outcomes: Sequence[TaskOutcomes], name_of: Callable[[TaskOutcomes], s
     for task in sorted(outcomes, key=name_of):
         by_name.setdefault(name_of(task), []).extend(task.successes)
     return {name: _mean(successes) for name, successes in by_name.items()}
-
-
-def _pass_at(outcomes: Sequence[TaskOutcomes]) -> dict[int, float]:
-    most = max((len(task.successes) for task in outcomes), default=0)
-    counts = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | ({most} if most else set()))
-    trials = [(len(task.successes), sum(task.successes)) for task in outcomes]
-    return {k: _mean([pass_at_k(num, successes, k) for num, successes in trials if num >= k]) for k in counts}
 
 
 def _mean(values: Sequence[float]) -> float:

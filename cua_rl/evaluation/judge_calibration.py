@@ -11,6 +11,7 @@ from typing import Any
 
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.statistics import wilson_interval
+from cua_rl.judge.judge import JudgeConfig
 
 Rate = tuple[float | None, float, float]
 """Value (None without data) and the ends of its 95 % Wilson interval."""
@@ -66,18 +67,6 @@ class Confusion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeIdentity:
-    """The calibrated judge; `fingerprint` changes with any other field."""
-
-    model: str
-    prompt_sha256: str
-    num_votes: int
-    screenshots: str
-    extra: Mapping[str, object]
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
     """The part of a calibration that decides whether training may use the judge."""
 
@@ -109,11 +98,11 @@ def confusion_by(judged: Sequence[Judged], name_of: Callable[[Judged], str]) -> 
     return {name: confusion(item for item in judged if name_of(item) == name) for name in names}
 
 
-def calibration_json(judge: JudgeIdentity, judged: Sequence[Judged], more: Mapping[str, object]) -> dict[str, object]:
+def calibration_json(judge: JudgeConfig, judged: Sequence[Judged], more: Mapping[str, object]) -> dict[str, object]:
     """The whole record; `more` adds the origin of the rollouts and the cost."""
     mistakes = [item for item in judged if item.verdict is not item.truth]
     return {
-        "judge": asdict(judge),
+        "judge": judge.identity(),
         **more,
         "all": confusion(judged).as_json(),
         "by_category": {name: one.as_json() for name, one in confusion_by(judged, lambda item: item.category).items()},

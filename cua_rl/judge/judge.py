@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError, JudgeError, boundary
-from cua_rl.judge.request import Case, Part, Screenshots, build_messages
+from cua_rl.judge.request import Case, Screenshots, build_messages
 from cua_rl.judgement import Judgement, JudgeVote
 
 if TYPE_CHECKING:
@@ -52,11 +52,22 @@ class JudgeConfig:
     def prompt_sha256(self) -> str:
         return sha256(self.prompt.encode()).hexdigest()
 
+    def identity(self) -> dict[str, object]:
+        """Everything that a calibration depends on, with 16 hex digits that change with any of it."""
+        decisive: dict[str, object] = {
+            "model": self.model,
+            "prompt_sha256": self.prompt_sha256,
+            "num_votes": self.num_votes,
+            "screenshots": self.screenshots,
+            "extra": dict(self.extra),
+        }
+        digest = sha256(json.dumps(list(decisive.values()), sort_keys=True).encode()).hexdigest()
+        return decisive | {"fingerprint": digest[:16]}
+
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that change with every setting that a calibration depends on."""
-        decisive = [self.model, self.prompt_sha256, self.num_votes, self.screenshots, dict(self.extra)]
-        return sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+        """The digits of `identity`."""
+        return str(self.identity()["fingerprint"])
 
     def cost_usd(self, votes: Sequence[JudgeVote]) -> float | None:
         """Cost of the votes; None if no prices are set."""
@@ -84,7 +95,17 @@ class Judge:
         """
         config, clock = self.config, time.monotonic()
         messages = build_messages(config.prompt, case, config.screenshots)
-        votes = await asyncio.gather(*(self._vote(messages) for _ in range(config.num_votes)))
+
+        async def vote() -> JudgeVote:
+            async with self._slots:
+                clock = time.monotonic()
+                try:
+                    answer = await self._ask({"model": config.model, "messages": messages, **config.extra})
+                except JudgeError as error:
+                    return JudgeVote(success=None, error=self._hide_key(error), duration_s=time.monotonic() - clock)
+                return read_vote(answer, time.monotonic() - clock)
+
+        votes = await asyncio.gather(*(vote() for _ in range(config.num_votes)))
         return Judgement(
             model=config.model,
             prompt=config.prompt,
@@ -95,15 +116,6 @@ class Judge:
             duration_s=time.monotonic() - clock,
             cost_usd=config.cost_usd(votes),
         )
-
-    async def _vote(self, messages: Sequence[Part]) -> JudgeVote:
-        async with self._slots:
-            clock = time.monotonic()
-            try:
-                answer = await self._ask({"model": self.config.model, "messages": messages, **self.config.extra})
-            except JudgeError as error:
-                return JudgeVote(success=None, error=self._hide_key(error), duration_s=time.monotonic() - clock)
-            return read_vote(answer, time.monotonic() - clock)
 
     async def _ask(self, body: Mapping[str, object]) -> object:
         """The endpoint's answer; raises `JudgeError` if there is none, `ConfigError` if it refuses the request."""
@@ -230,9 +242,17 @@ def parse_verdict(text: str) -> Verdict:
     Raises:
         MalformedVerdict: the answer is anything else.
     """
+
+    def unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+        # of a duplicate key, which value counts would depend on the parser
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise MalformedVerdict(f"expected every key once, got {[key for key, _ in pairs]!r}")
+        return found
+
     fenced = _FENCE.fullmatch(text.strip())
     try:
-        value: object = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=_unique)
+        value: object = json.loads(fenced.group(1) if fenced else text, object_pairs_hook=unique)
     except (json.JSONDecodeError, RecursionError) as error:
         raise MalformedVerdict(f"expected one JSON object, got {text[:200]!r} ({error})") from None
     found = cast("dict[str, object]", value) if isinstance(value, dict) else {}
@@ -245,14 +265,6 @@ def parse_verdict(text: str) -> Verdict:
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1):
         raise MalformedVerdict(f'expected "score" as a number from 0 to 1, got {text[:200]!r}')
     return Verdict(success=success, reason=reason, score=None if score is None else float(score))
-
-
-def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    """Refuse duplicate keys: which of the values counts would depend on the parser."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise MalformedVerdict(f"expected every key once, got {[key for key, _ in pairs]!r}")
-    return found
 
 
 def external_client(base_url: str, api_key: str, *, max_retries: int, timeout_s: float) -> "AsyncOpenAI":

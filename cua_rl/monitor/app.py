@@ -85,22 +85,18 @@ def _add_pages(app: FastAPI, static: Path) -> None:
         if path.startswith("api/"):
             raise HTTPException(404, "expected a route of the API, got none; see /api/openapi.json")
         if path.endswith(_ASSET_SUFFIXES):
-            return _asset(root, path)
+            # a file of the built app, never one outside its folder
+            try:
+                found = (root / path).resolve()
+                is_ours = found.is_relative_to(root) and found.is_file()
+            except (OSError, ValueError):  # names that the file system cannot have
+                found, is_ours = root, False
+            if not is_ours:
+                raise HTTPException(404, "expected a file of the web app, got none")
+            is_hashed = path.startswith("assets/")
+            caching = "public, max-age=31536000, immutable" if is_hashed else "no-cache"
+            return FileResponse(found, headers={"Cache-Control": caching})
         index = root / "index.html"
         if not index.is_file():
             return HTMLResponse(_NOT_BUILT)
         return FileResponse(index, headers={"Cache-Control": "no-cache"})
-
-
-def _asset(root: Path, path: str) -> Response:
-    """A file of the built app, never one outside its folder."""
-    try:
-        found = (root / path).resolve()
-        is_ours = found.is_relative_to(root) and found.is_file()
-    except (OSError, ValueError):  # names that the file system cannot have
-        found, is_ours = root, False
-    if not is_ours:
-        raise HTTPException(404, "expected a file of the web app, got none")
-    is_hashed = path.startswith("assets/")
-    caching = "public, max-age=31536000, immutable" if is_hashed else "no-cache"
-    return FileResponse(found, headers={"Cache-Control": caching})

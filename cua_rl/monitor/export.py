@@ -101,7 +101,10 @@ def _turn(turn: schemas.TurnDetail, tokens: schemas.TurnTokens | None, images: I
     thinking = "" if turn.thinking is None else f'<p class="dim">{_text(turn.thinking)}</p>'
     said = f"<p>{_text(turn.answer)}</p>" if turn.answer else ""
     calls = "".join(f"<pre>{_text(call.name)} {_text(call.arguments)}</pre>" for call in turn.tool_calls)
-    action = "" if turn.action is None else f"<p>did <code>{_text(_action(turn.action))}</code></p>"
+    action = ""
+    if turn.action is not None:
+        values = ", ".join(f"{name}={value!r}" for name, value in turn.action.items() if name != "type")
+        action = f"<p>did <code>{_text(turn.action.get('type'))}({_text(values)})</code></p>"
     problems = "".join(
         f'<p class="bad">{_text(text)}</p>' for text in (turn.failure_message, turn.action_error) if text
     )
@@ -112,11 +115,6 @@ def _turn(turn: schemas.TurnDetail, tokens: schemas.TurnTokens | None, images: I
         f'<div class="row">{shots}<div class="text">{thinking}{said}{calls}{action}{problems}'
         f"{_tokens(tokens)}</div></div></section>"
     )
-
-
-def _action(action: Mapping[str, object]) -> str:
-    values = ", ".join(f"{name}={value!r}" for name, value in action.items() if name != "type")
-    return f"{action.get('type')}({values})"
 
 
 def _figure(
@@ -172,16 +170,14 @@ def _tokens(tokens: schemas.TurnTokens | None) -> str:
         return ""
     texts = tokens.texts or [str(token) for token in tokens.tokens]
     training = tokens.training_logprobs or [None] * len(texts)
-    spans = "".join(map(_token, tokens.tokens, texts, tokens.sampling_logprobs, training))
+    spans = ""
+    for token, text, sampling, trained in zip(tokens.tokens, texts, tokens.sampling_logprobs, training, strict=False):
+        doubt = 0.0 if sampling is None else 1.0 - exp(min(0.0, sampling))
+        hint = f"id {token}, sampler {_number(sampling)}, trainer {_number(trained)}"
+        shown = _text(text.replace("\n", "⏎\n")) or "∅"
+        spans += f'<span style="background:rgba(214,51,108,{doubt * 0.6:.3f})" title="{escape(hint)}">{shown}</span>'
     advantage = "" if tokens.advantage is None else f", advantage {_number(tokens.advantage)}"
     return f'<details open><summary>{len(texts)} tokens{advantage}</summary><p class="tokens">{spans}</p></details>'
-
-
-def _token(token: int, text: str, sampling: float | None, training: float | None) -> str:
-    doubt = 0.0 if sampling is None else 1.0 - exp(min(0.0, sampling))
-    hint = f"id {token}, sampler {_number(sampling)}, trainer {_number(training)}"
-    shown = _text(text.replace("\n", "⏎\n")) or "∅"
-    return f'<span style="background:rgba(214,51,108,{doubt * 0.6:.3f})" title="{escape(hint)}">{shown}</span>'
 
 
 def image_hashes(rollouts: Iterable[schemas.Rollout]) -> set[str]:

@@ -25,10 +25,28 @@ def failure_kind() -> ColumnElement[str]:
 
 async def load_failures(run: RunAccess) -> schemas.Failures:
     """Failures of training steps and evaluations, counted apart because the baseline fails differently."""
+    # the most frequent fault messages, with digits replaced so that addresses and times do not split them
+    message = func.regexp_replace(
+        func.left(RolloutRow.error, literal_column("300")),
+        literal_column(r"'\d+'"),
+        literal_column("'#'"),
+        literal_column("'g'"),
+    )
+    query = (
+        select(message, func.count(), func.max(RolloutRow.id))
+        .where(RolloutRow.training_id == run.training.id, RolloutRow.error.is_not(None))
+        .group_by(message)
+        .order_by(func.count().desc())
+        .limit(_MAX_MESSAGES)
+    )
+    rows = (await run.session.execute(query)).all()
+    keys = [last for _, _, last in rows]
+    names = select(RolloutRow.id, RolloutRow.rollout_id).where(RolloutRow.id.in_(keys))
+    ids = {row.id: row.rollout_id for row in await run.session.execute(names)}
     return schemas.Failures(
         training=await _count_failures(run, Step, Group.step_id),
         evaluations=await _count_failures(run, Eval, Group.eval_id),
-        errors=await _count_errors(run),
+        errors=[schemas.ErrorCount(message=text, count=count, last_rollout_id=ids[last]) for text, count, last in rows],
     )
 
 
@@ -65,25 +83,3 @@ async def _count_failures(run: RunAccess, table: type[Step] | type[Eval], parent
 def _by_kind(steps: Sequence[int], counts: _Counts) -> dict[str, list[int]]:
     known = {(step, kind): count for step, kind, count in counts}
     return {kind: [known.get((step, kind), 0) for step in steps] for kind in sorted({kind for _, kind in known})}
-
-
-async def _count_errors(run: RunAccess) -> list[schemas.ErrorCount]:
-    """The most frequent fault messages, with digits replaced so that addresses and times do not split them."""
-    message = func.regexp_replace(
-        func.left(RolloutRow.error, literal_column("300")),
-        literal_column(r"'\d+'"),
-        literal_column("'#'"),
-        literal_column("'g'"),
-    )
-    query = (
-        select(message, func.count(), func.max(RolloutRow.id))
-        .where(RolloutRow.training_id == run.training.id, RolloutRow.error.is_not(None))
-        .group_by(message)
-        .order_by(func.count().desc())
-        .limit(_MAX_MESSAGES)
-    )
-    rows = (await run.session.execute(query)).all()
-    keys = [last for _, _, last in rows]
-    names = select(RolloutRow.id, RolloutRow.rollout_id).where(RolloutRow.id.in_(keys))
-    ids = {row.id: row.rollout_id for row in await run.session.execute(names)}
-    return [schemas.ErrorCount(message=text, count=count, last_rollout_id=ids[last]) for text, count, last in rows]

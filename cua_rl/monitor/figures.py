@@ -6,8 +6,8 @@ from math import fsum, isfinite
 from typing import Any, cast
 
 from cua_rl.evaluation.statistics import wilson_interval
+from cua_rl.json_types import JsonDict
 from cua_rl.monitor import schemas
-from cua_rl.types import JsonDict
 
 
 def make_rate(num_successes: float | None, num_rollouts: float | None) -> schemas.Rate:

@@ -88,21 +88,32 @@ async def load_groups(session: AsyncSession, condition: Any) -> list[schemas.Gro
     query = select(Group, TaskRow).outerjoin(TaskRow, Group.task_pk == TaskRow.id).where(condition)
     found = (await session.execute(query.order_by(Group.group_index, Group.id))).all()
     keys = [group.id for group, _ in found]
-    rollouts = await _load_rollouts(session, keys)
+    members = select(RolloutRow).where(RolloutRow.group_pk.in_(keys))
+    rollouts: dict[int, list[RolloutRow]] = defaultdict(list)
+    for row in await session.scalars(members.order_by(RolloutRow.member_index, RolloutRow.id)):
+        rollouts[row.group_pk].append(row)
     overrides = await load_overrides(session, (row.id for rows in rollouts.values() for row in rows))
-    replays = await _load_replays(session, keys)
+    joined = (
+        select(Replay.group_pk, Replay.advantage, RolloutRow.rollout_id, RolloutRow.reward, Step.step)
+        .join(RolloutRow, Replay.rollout_pk == RolloutRow.id)
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .outerjoin(Step, Group.step_id == Step.id)
+        .where(Replay.group_pk.in_(keys))
+        .order_by(Replay.position)
+    )
+    replays: dict[int, list[schemas.Replay]] = defaultdict(list)
+    for earlier in await session.execute(joined):
+        replay = schemas.Replay(
+            rollout_id=earlier.rollout_id,
+            step=earlier.step,
+            reward=finite(earlier.reward),
+            advantage=finite(earlier.advantage) or 0.0,
+        )
+        replays[earlier.group_pk].append(replay)
     return [
         _group_summary(group, task, rollouts.get(group.id, []), overrides, replays.get(group.id, []))
         for group, task in found
     ]
-
-
-async def _load_rollouts(session: AsyncSession, group_pks: Sequence[int]) -> dict[int, list[RolloutRow]]:
-    query = select(RolloutRow).where(RolloutRow.group_pk.in_(group_pks))
-    found: dict[int, list[RolloutRow]] = defaultdict(list)
-    for row in await session.scalars(query.order_by(RolloutRow.member_index, RolloutRow.id)):
-        found[row.group_pk].append(row)
-    return found
 
 
 async def load_overrides(session: AsyncSession, rollout_pks: Iterable[int]) -> Overrides:
@@ -113,24 +124,6 @@ async def load_overrides(session: AsyncSession, rollout_pks: Iterable[int]) -> O
         .order_by(RolloutOverride.id)
     )
     return {row.rollout_pk: (row.success, row.reward) for row in await session.execute(query)}
-
-
-async def _load_replays(session: AsyncSession, group_pks: Sequence[int]) -> dict[int, list[schemas.Replay]]:
-    query = (
-        select(Replay.group_pk, Replay.advantage, RolloutRow.rollout_id, RolloutRow.reward, Step.step)
-        .join(RolloutRow, Replay.rollout_pk == RolloutRow.id)
-        .join(Group, RolloutRow.group_pk == Group.id)
-        .outerjoin(Step, Group.step_id == Step.id)
-        .where(Replay.group_pk.in_(group_pks))
-        .order_by(Replay.position)
-    )
-    found: dict[int, list[schemas.Replay]] = defaultdict(list)
-    for row in await session.execute(query):
-        replay = schemas.Replay(
-            rollout_id=row.rollout_id, step=row.step, reward=finite(row.reward), advantage=finite(row.advantage) or 0.0
-        )
-        found[row.group_pk].append(replay)
-    return found
 
 
 def rollout_cell(row: RolloutRow, overrides: Overrides) -> dict[str, Any]:
@@ -194,13 +187,13 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
         raise NotFoundError(f"expected a group {group_id!r} in {phase} {step}, got none; see that {phase}")
     (group,) = groups
     ids = [cell.rollout_id for cell in group.rollouts]
-    turns = await _clock_turns(run, ids)
     began = min((cell.started_at for cell in group.rollouts), default=group.started_at).timestamp()
+    turns = await _clock_turns(run, ids, began)
     rollouts = [
         schemas.ClockRollout(
             **cell.model_dump(),
             started_s=cell.started_at.timestamp() - began,
-            turns=[_clock_turn(row, began) for row in turns.get(cell.rollout_id, [])],
+            turns=turns.get(cell.rollout_id, []),
         )
         for cell in group.rollouts
     ]
@@ -218,8 +211,8 @@ async def load_group(run: RunAccess, phase: Phase, step: int, group_id: str) -> 
     )
 
 
-async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str]) -> dict[str, list[Any]]:
-    """What the time axis shows of turns, by rollout id."""
+async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str], began: float) -> dict[str, list[schemas.ClockTurn]]:
+    """Turns on the time axis, by rollout id."""
     query = (
         select(
             RolloutRow.rollout_id,
@@ -237,21 +230,18 @@ async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str]) -> dict[str, 
         .where(RolloutRow.training_id == run.training.id, RolloutRow.rollout_id.in_(rollout_ids))
         .order_by(TurnRow.turn_index)
     )
-    found: dict[str, list[Any]] = defaultdict(list)
+    found: dict[str, list[schemas.ClockTurn]] = defaultdict(list)
     for row in await run.session.execute(query):
-        found[row.rollout_id].append(row)
+        stages = [value for value in finite_values(row.durations_s).values() if value is not None]
+        turn = schemas.ClockTurn(
+            turn_index=row.turn_index,
+            started_s=finite(row.started_unix_s - began) or 0.0,
+            duration_s=max(finite(row.duration_s) or 0.0, finite(sum(stages)) or 0.0),
+            action=as_object(row.action) or None,
+            failure_kind=row.failure_kind,
+            action_error=row.action_error,
+            before_sha256=row.before_sha256,
+            after_sha256=row.after_sha256,
+        )
+        found[row.rollout_id].append(turn)
     return found
-
-
-def _clock_turn(row: Any, began: float) -> schemas.ClockTurn:
-    stages = [value for value in finite_values(row.durations_s).values() if value is not None]
-    return schemas.ClockTurn(
-        turn_index=row.turn_index,
-        started_s=finite(row.started_unix_s - began) or 0.0,
-        duration_s=max(finite(row.duration_s) or 0.0, finite(sum(stages)) or 0.0),
-        action=as_object(row.action) or None,
-        failure_kind=row.failure_kind,
-        action_error=row.action_error,
-        before_sha256=row.before_sha256,
-        after_sha256=row.after_sha256,
-    )

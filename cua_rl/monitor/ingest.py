@@ -272,7 +272,11 @@ def _store_row(batch: _Batch, kind: str, item: sent.Sent, item_id: int) -> int |
         case sent.SentTask():
             return add_tasks(batch.connection, [received.task_of(item)])[0]
         case sent.SentEnvironment():
-            return _update_device(batch, item_id)
+            # it has a row from the moment at which a rollout uses it
+            known = batch.find_item("environments", item_id)
+            query = select(Environment.rollout_pk).where(Environment.id == known.row_id)
+            used_by = None if known.row_id is None else batch.connection.scalar(query)
+            return known.row_id if used_by is None else _write_device(batch, used_by, known.payload)
         case sent.SentSource():
             batch.require_run(item.training_id)
             return batch.write(received.source_report(item, _PHASES[kind]))
@@ -343,14 +347,6 @@ def _find_source(batch: _Batch, item: sent.SentRollout) -> SourceRow:
     if found is None:
         raise ItemRefused(f"expected a parent that is still there, got {kind} {item_id}; send it again")
     return found
-
-
-def _update_device(batch: _Batch, item_id: int) -> int | None:
-    """An environment has a row from the moment at which a rollout uses it."""
-    known = batch.find_item("environments", item_id)
-    query = select(Environment.rollout_pk).where(Environment.id == known.row_id)
-    rollout_pk = None if known.row_id is None else batch.connection.scalar(query)
-    return known.row_id if rollout_pk is None else _write_device(batch, rollout_pk, known.payload)
 
 
 def _write_device(batch: _Batch, rollout_pk: int, payload: Mapping[str, Any]) -> int:

@@ -1,14 +1,12 @@
 """Images in what is sent: taken out as rows by the hash of their bytes, and replaced by `sha256:<hex>`."""
 
-import binascii
 from base64 import b64decode
 from collections.abc import Mapping
-from io import BytesIO
 from typing import Any, cast
 
-from PIL import Image
-
 from cua_rl.conversation import EncodedImage, ImageFormat
+from cua_rl.renderers.images import image_size
+from cua_rl.renderers.request_error import RequestError
 
 PREFIX = "sha256:"
 _MAX_PIXELS = 64_000_000
@@ -38,23 +36,16 @@ def take_images(payload: Mapping[str, Any]) -> tuple[dict[str, Any], list[Encode
 
 
 def _decode(uri: str) -> EncodedImage | None:
+    """The image of a data URI; None if it is neither PNG nor JPEG, broken or absurdly large."""
     _, comma, encoded = uri.partition(";base64,")
     try:
         data = b64decode(encoded, validate=True) if comma else b""
-    except (binascii.Error, ValueError):
+        image_format: ImageFormat | None = next(
+            (name for start, name in _FORMATS.items() if data.startswith(start)), None
+        )
+        width_px, height_px = (0, 0) if image_format is None else image_size(data)
+    except (ValueError, RequestError):
         return None
-    image_format: ImageFormat | None = next((name for start, name in _FORMATS.items() if data.startswith(start)), None)
-    size = None if image_format is None else _size(data)
-    if image_format is None or size is None:
+    if image_format is None or not 0 < width_px * height_px <= _MAX_PIXELS:
         return None
-    return EncodedImage(data=data, format=image_format, width_px=size[0], height_px=size[1])
-
-
-def _size(data: bytes) -> tuple[int, int] | None:
-    """Width and height from the image's header; None if it is broken or absurdly large."""
-    try:
-        with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
-            width, height = image.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return None
-    return (width, height) if 0 < width * height <= _MAX_PIXELS else None
+    return EncodedImage(data=data, format=image_format, width_px=width_px, height_px=height_px)

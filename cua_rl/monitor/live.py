@@ -190,15 +190,14 @@ async def follow_events(
         raise HTTPException(
             503, f"expected at most {_MAX_FOLLOWERS} open event streams of one address, got more; close some pages"
         )
+
+    async def lines() -> AsyncGenerator[str]:
+        yield "retry: 1000\n\n"
+        async for event in feed.follow(last_event_id, run_id, peer):
+            if event is None:
+                yield ": still here\n\n"
+            else:
+                yield f"id: {event.event_id}\ndata: {event.model_dump_json(exclude_none=True)}\n\n"
+
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    stream = _lines(feed.follow(last_event_id, run_id, peer))
-    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-
-
-async def _lines(events: AsyncGenerator[LiveEvent | None]) -> AsyncGenerator[str]:
-    yield "retry: 1000\n\n"
-    async for event in events:
-        if event is None:
-            yield ": still here\n\n"
-        else:
-            yield f"id: {event.event_id}\ndata: {event.model_dump_json(exclude_none=True)}\n\n"
+    return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)

@@ -12,11 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 from cua_rl.database.reports import SourceReport, TrainingReport
 from cua_rl.errors import CuaError
 from cua_rl.events import Phase, RolloutSource
-from cua_rl.judgement import Judgement
+from cua_rl.judgement import Judgement, Validation
 from cua_rl.masking import mask_secrets
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.tasks.task import Task
-from cua_rl.types import StopReason, Validation
+from cua_rl.types import StopReason
 
 Columns = dict[str, Any]
 
@@ -50,6 +50,10 @@ class ItemRefused(CuaError):
 def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_name: str, folder: str) -> TrainingReport:
     """The run of that name in `folder`; fields of the payload without a column become settings."""
     ours = item.cua_rl
+    try:
+        attempt_id = None if ours.attempt is None else UUID(ours.attempt)
+    except ValueError:
+        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {ours.attempt[:100]!r}") from None
     columns: Columns = {}
     if item.status is not None:
         columns["status"] = _ENDED.get(item.status, "running")
@@ -63,7 +67,7 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
     return TrainingReport(
         run_name=run_name,
         log_path=folder,
-        attempt_id=_attempt_id(ours.attempt),
+        attempt_id=attempt_id,
         image_token_id=ours.image_token_id,
         first_step=ours.first_step,
         kept_group_ids=tuple(ours.kept_group_ids),
@@ -71,13 +75,6 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
         settings=mask_secrets(settings | (item.config_json or {})),
         columns=columns,
     )
-
-
-def _attempt_id(given: str | None) -> UUID | None:
-    try:
-        return None if given is None else UUID(given)
-    except ValueError:
-        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {given!r}") from None
 
 
 def task_of(item: sent.SentTask) -> Task:
@@ -110,7 +107,16 @@ def source_report(item: sent.SentSource, phase: Phase) -> SourceReport:
     is_step = phase == "step"
     if is_step and (item.step is None or item.step < 0):
         raise ItemRefused(f"expected the number of a step, 0 or more, got {item.step!r}")
-    columns = _group_counts(item)
+    progress = _as_object(item.rollout_progress)
+    counts = {
+        "num_groups": progress.get("total_groups", item.total_tasks),
+        "num_ended_groups": progress.get("completed_groups", item.completed_tasks),
+    }
+    columns: Columns = {
+        name: min(max(0, int(value)), 2**31 - 1)
+        for name, value in counts.items()
+        if isinstance(value, int | float) and abs(value) < 1e9
+    }
     metrics = _metrics(item)
     if metrics:
         columns["metrics"] = metrics
@@ -155,19 +161,6 @@ def _metrics(item: sent.SentSource) -> dict[str, float]:
         name[:300]: float(value)
         for name, value in (item.metrics_json or {}).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
-    }
-
-
-def _group_counts(item: sent.SentSource) -> Columns:
-    progress = item.rollout_progress or {}
-    counts = {
-        "num_groups": progress.get("total_groups", item.total_tasks),
-        "num_ended_groups": progress.get("completed_groups", item.completed_tasks),
-    }
-    return {
-        name: min(max(0, int(value)), 2**31 - 1)
-        for name, value in counts.items()
-        if isinstance(value, int | float) and abs(value) < 1e9
     }
 
 

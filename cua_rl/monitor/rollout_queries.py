@@ -1,9 +1,10 @@
 """Queries about rollouts: filtered lists, one rollout with its turns, human verdicts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+from fastapi import Query
 from sqlalchemy import func, literal_column, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import defer
@@ -29,26 +30,28 @@ from cua_rl.monitor.figures import as_object, finite, finite_mean, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
 from cua_rl.monitor.run_summaries import is_alive
-from cua_rl.monitor.schemas import Page, Phase
+from cua_rl.monitor.schemas import Page, Phase, RunStatus
 from cua_rl.monitor.schemas import StatusChange as StatusChangeShown
 from cua_rl.renderers.answers import parse_answer
+from cua_rl.types import StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
-    """Filters of a list of rollouts; None means no filter."""
+    """Which rollouts a list shows, as query parameters; None means no filter."""
 
     phase: Phase | None = None
-    step: int | None = None
-    task_id: str | None = None
-    seed: int | None = None
-    status: str | None = None
-    stop_reason: str | None = None
+    step: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None
+    task_id: Annotated[str | None, Query(max_length=300)] = None
+    seed: Annotated[int | None, Query(ge=1 - 2**63, le=2**63 - 1)] = None
+    status: RunStatus | None = None
+    stop_reason: StopReason | None = None
     success: bool | None = None
-    device_id: str | None = None
-    failure_kind: str | None = None
-    search: str = ""
-    """Start of a rollout id, or part of a task id."""
+    device_id: Annotated[str | None, Query(max_length=300)] = None
+    failure_kind: Annotated[str | None, Query(max_length=100)] = None
+    search: Annotated[str, Query(max_length=200, description="start of a rollout id, or part of a task id")] = ""
+    cursor: Annotated[str | None, Query(max_length=300, description="next_cursor of the page before")] = None
+    limit: Annotated[int, Query(ge=1, le=200)] = 50
 
 
 _PHASE = func.coalesce(Eval.phase, literal_column("'step'"))
@@ -65,19 +68,9 @@ def _rollouts_of(run: RunAccess) -> AnySelect:
     )
 
 
-async def list_rollouts(
-    run: RunAccess, wanted: RolloutFilter, *, cursor: str | None, limit: int
-) -> Page[schemas.RolloutItem]:
+async def list_rollouts(run: RunAccess, wanted: RolloutFilter) -> Page[schemas.RolloutItem]:
     """Rollouts of a run, newest first."""
-    query = _filtered(_rollouts_of(run), wanted).order_by(RolloutRow.id.desc()).limit(limit + 1)
-    if cursor is not None:
-        query = query.where(RolloutRow.id < decode_number(cursor))
-    rows = (await run.session.execute(query)).all()
-    more = encode_cursor(rows[limit - 1][0].id) if len(rows) > limit else None
-    return Page(items=await rollout_items(run, rows[:limit]), next_cursor=more)
-
-
-def _filtered(query: AnySelect, wanted: RolloutFilter) -> AnySelect:
+    query = _rollouts_of(run)
     exact = {
         RolloutRow.task_id: wanted.task_id,
         RolloutRow.seed: wanted.seed,
@@ -99,13 +92,28 @@ def _filtered(query: AnySelect, wanted: RolloutFilter) -> AnySelect:
             RolloutRow.rollout_id.startswith(wanted.search, autoescape=True)
             | RolloutRow.task_id.icontains(wanted.search, autoescape=True)
         )
-    return query
+    query = query.order_by(RolloutRow.id.desc()).limit(wanted.limit + 1)
+    if wanted.cursor is not None:
+        query = query.where(RolloutRow.id < decode_number(wanted.cursor))
+    rows = (await run.session.execute(query)).all()
+    more = encode_cursor(rows[wanted.limit - 1][0].id) if len(rows) > wanted.limit else None
+    return Page(items=await rollout_items(run, rows[: wanted.limit]), next_cursor=more)
 
 
 async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.RolloutItem]:
     """Rows of `_rollouts_of` as items."""
     overrides = await load_overrides(run.session, (row[0].id for row in rows))
-    screens = await _last_screens(run, [row[0].id for row in rows])
+    # the last screenshot of each rollout, and the action if its result is not known yet
+    last = (
+        select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
+        .where(TurnRow.rollout_pk.in_([row[0].id for row in rows]))
+        .order_by(TurnRow.rollout_pk, TurnRow.turn_index.desc())
+        .ext(distinct_on(TurnRow.rollout_pk))
+    )
+    screens: dict[int, dict[str, Any]] = {
+        key: {"last_sha256": after or before, "last_action": None if after else as_object(action) or None}
+        for key, before, after, action in await run.session.execute(last)
+    }
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
     instructions = {key: text for key, text in await run.session.execute(tasks)}  # noqa: C416 - a row is no pair to pyright
     return [
@@ -116,20 +124,6 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
         )
         for row in rows
     ]
-
-
-async def _last_screens(run: RunAccess, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
-    """The last screenshot of each rollout, and the action if its result is not known yet."""
-    query = (
-        select(TurnRow.rollout_pk, TurnRow.before_sha256, TurnRow.after_sha256, TurnRow.action)
-        .where(TurnRow.rollout_pk.in_(keys))
-        .order_by(TurnRow.rollout_pk, TurnRow.turn_index.desc())
-        .ext(distinct_on(TurnRow.rollout_pk))
-    )
-    return {
-        key: {"last_sha256": after or before, "last_action": None if after else as_object(action) or None}
-        for key, before, after, action in await run.session.execute(query)
-    }
 
 
 async def failed_rollouts(run: RunAccess, task_id: str, limit: int) -> list[schemas.RolloutItem]:
@@ -177,6 +171,13 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
     changes = select(StatusChange).where(StatusChange.rollout_pk == row.id).order_by(StatusChange.id)
     siblings = select(RolloutRow.rollout_id, RolloutRow.member_index).where(RolloutRow.group_pk == row.group_pk)
     siblings = siblings.order_by(RolloutRow.member_index, RolloutRow.id)
+    replays = (
+        select(Step.step)
+        .join(Group, Group.step_id == Step.id)
+        .join(Replay, Replay.group_pk == Group.id)
+        .where(Replay.rollout_pk == row.id)
+        .order_by(Step.step)
+    )
     return schemas.Rollout(
         **_item(run, overrides, row, group_id, phase, step),
         run_name=run.training.run_name,
@@ -194,7 +195,7 @@ async def load_rollout(run: RunAccess, rollout_id: str) -> schemas.Rollout:
         device=None if device is None else schemas.DeviceShown.model_validate(device),
         overrides=verdicts,
         history=[StatusChangeShown.model_validate(change) for change in await session.scalars(changes)],
-        replayed_at_steps=await _replayed_at(run, row.id),
+        replayed_at_steps=list(await run.session.scalars(replays)),
         siblings=[schemas.Sibling.model_validate(sibling) for sibling in await session.execute(siblings)],
         turns=await _load_turns(run, row, phase),
     )
@@ -240,17 +241,6 @@ async def list_overrides(run: RunAccess, rollout_pk: int) -> list[schemas.Overri
     ]
 
 
-async def _replayed_at(run: RunAccess, rollout_pk: int) -> list[int]:
-    query = (
-        select(Step.step)
-        .join(Group, Group.step_id == Step.id)
-        .join(Replay, Replay.group_pk == Group.id)
-        .where(Replay.rollout_pk == rollout_pk)
-        .order_by(Step.step)
-    )
-    return list(await run.session.scalars(query))
-
-
 async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[schemas.TurnDetail]:
     num_prompt_tokens = func.cardinality(TurnRow.prompt_token_ids)
     query = (
@@ -260,7 +250,13 @@ async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[s
         .options(defer(TurnRow.prompt_token_ids), defer(TurnRow.prompt_chunks), defer(TurnRow.sampled_tokens))
     )
     rows = (await run.session.execute(query)).all()
-    shots = await _screenshots(run, (sha for row, _ in rows for sha in (row.before_sha256, row.after_sha256) if sha))
+    seen = select(Screenshot.sha256, Screenshot.width_px, Screenshot.height_px)
+    found = await run.session.execute(
+        seen.where(
+            Screenshot.sha256.in_({sha for row, _ in rows for sha in (row.before_sha256, row.after_sha256) if sha})
+        )
+    )
+    shots = {row.sha256: schemas.ScreenshotRef.model_validate(row) for row in found}
     began = rollout.started_unix_s or rollout.started_at.timestamp()
     step = None
     if phase == "step" and any(row.training_logprobs is not None for row, _ in rows):
@@ -268,12 +264,6 @@ async def _load_turns(run: RunAccess, rollout: RolloutRow, phase: str) -> list[s
             select(Step.step).join(Group, Group.step_id == Step.id).where(Group.id == rollout.group_pk)
         )
     return [turn_detail(row, count, shots, began, step) for row, count in rows]
-
-
-async def _screenshots(run: RunAccess, hashes: Iterable[str]) -> dict[str, schemas.ScreenshotRef]:
-    query = select(Screenshot.sha256, Screenshot.width_px, Screenshot.height_px)
-    rows = await run.session.execute(query.where(Screenshot.sha256.in_(set(hashes))))
-    return {row.sha256: schemas.ScreenshotRef.model_validate(row) for row in rows}
 
 
 def turn_detail(

@@ -1,8 +1,8 @@
 """Read API: rollouts, turns, tokens, tasks, screenshots; and the only thing that people may write, verdicts."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 from sqlalchemy import select
 
 from cua_rl.database.models import Screenshot
@@ -12,46 +12,18 @@ from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.answers import REFUSALS, SafeJson
 from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.rollout_queries import RolloutFilter
-from cua_rl.monitor.run_routes import LARGEST_INTEGER, AllDatabases, Cursor, Id, Limit, Number, OpenRun
-from cua_rl.monitor.schemas import OverrideRequest, Page, RunStatus
+from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
+from cua_rl.monitor.schemas import OverrideRequest, Page
 from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
-from cua_rl.types import StopReason
 
 router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS, route_class=WriteRoute)
-_LARGEST_KEY = 2**63 - 1
 _FOREVER = "private, max-age=31536000, immutable"
 
 
 @router.get("/runs/{run_id}/rollouts")
-async def list_rollouts(
-    run: OpenRun,
-    phase: Literal["baseline", "step", "eval"] | None = None,
-    step: Annotated[int | None, Query(ge=0, le=LARGEST_INTEGER)] = None,
-    task_id: Annotated[str | None, Query(max_length=300)] = None,
-    seed: Annotated[int | None, Query(ge=-_LARGEST_KEY, le=_LARGEST_KEY)] = None,
-    status: RunStatus | None = None,
-    stop_reason: StopReason | None = None,
-    success: bool | None = None,
-    device_id: Annotated[str | None, Query(max_length=300)] = None,
-    failure_kind: Annotated[str | None, Query(max_length=100)] = None,
-    search: Annotated[str, Query(max_length=200, description="start of a rollout id, or part of a task id")] = "",
-    cursor: Cursor = None,
-    limit: Limit = 50,
-) -> Page[schemas.RolloutItem]:
+async def list_rollouts(run: OpenRun, wanted: Annotated[RolloutFilter, Depends()]) -> Page[schemas.RolloutItem]:
     """Rollouts of a run, newest first."""
-    wanted = RolloutFilter(
-        phase=phase,
-        step=step,
-        task_id=task_id,
-        seed=seed,
-        status=status,
-        stop_reason=stop_reason,
-        success=success,
-        device_id=device_id,
-        failure_kind=failure_kind,
-        search=search,
-    )
-    return await rollout_queries.list_rollouts(run, wanted, cursor=cursor, limit=limit)
+    return await rollout_queries.list_rollouts(run, wanted)
 
 
 @router.get("/runs/{run_id}/rollouts/{rollout_id}", response_model=schemas.Rollout)

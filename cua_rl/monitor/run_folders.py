@@ -6,8 +6,8 @@ resumes, so that training never finds its database in use.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from cua_rl.database.migrations import migrate
@@ -45,35 +45,25 @@ async def show_folder(databases: Databases, feed: LiveFeed, folder: Path, key: s
             await asyncio.sleep(_POLL_S)  # its server is about to start, or about to stop
             continue
         try:
-            async with _shown(databases, feed, folder, key):
-                await _wait_for_change(folder, is_theirs=is_theirs)
+            async with AsyncExitStack() as stack:
+                url = running_postgres_url(data)
+                if url is None:
+                    server = EmbeddedPostgres(data, folder / "logs" / "postgres.log")
+                    url = (await stack.enter_async_context(server)).url
+                await migrate(url)
+                database = open_database(url, key, pool_size=4)
+                stack.push_async_callback(databases.remove, database)
+                databases.add(database)
+                await stack.enter_async_context(listening(feed, url, database.run_id))
+                feed.publish(LiveEvent(event_id="", kind="reset"))
+                # until the run's own server has stopped or, if the server is ours, until the run resumes
+                while running_postgres_url(data) is not None if is_theirs else not is_in_use(folder):  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
         except DatabaseError as error:
             logger.warning("cannot show %s: %s", folder, str(error).split("\n", 1)[0])
             await asyncio.sleep(10 * _POLL_S)
         else:
             logger.info("the run in %s %s", folder, "has ended" if is_theirs else "goes on")
-
-
-async def _wait_for_change(folder: Path, *, is_theirs: bool) -> None:
-    """Wait until the run's own server has stopped or, if the server is ours, until the run resumes."""
-    while (running_postgres_url(folder / "postgres") is not None) if is_theirs else not is_in_use(folder):  # noqa: ASYNC110
-        await asyncio.sleep(_POLL_S)
-
-
-@asynccontextmanager
-async def _shown(databases: Databases, feed: LiveFeed, folder: Path, key: str) -> AsyncGenerator[None]:
-    async with AsyncExitStack() as stack:
-        url = running_postgres_url(folder / "postgres")
-        if url is None:
-            server = EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log")
-            url = (await stack.enter_async_context(server)).url
-        await migrate(url)
-        database = open_database(url, key, pool_size=4)
-        stack.push_async_callback(databases.remove, database)
-        databases.add(database)
-        await stack.enter_async_context(listening(feed, url, database.run_id))
-        feed.publish(LiveEvent(event_id="", kind="reset"))
-        yield
 
 
 async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> None:
@@ -84,7 +74,9 @@ async def show_runs_below(databases: Databases, feed: LiveFeed, root: Path) -> N
             for folder in await asyncio.to_thread(find_runs, root):
                 if folder not in shown:
                     shown.add(folder)
-                    tasks.create_task(show_folder(databases, feed, folder, _key(folder)), name=f"show-{folder.name}")
+                    # the folder's name, as a part of run ids
+                    key = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.name)
+                    tasks.create_task(show_folder(databases, feed, folder, key), name=f"show-{folder.name}")
             await asyncio.sleep(_SCAN_S)
 
 
@@ -92,10 +84,3 @@ def find_runs(root: Path) -> list[Path]:
     """The newest runs directly below a folder; an older run is shown when its folder is named."""
     found = [path for path in root.glob("*") if has_database(path)]
     return sorted(found, key=lambda path: (path / "postgres" / "PG_VERSION").stat().st_mtime)[-_MAX_FOLDERS:]
-
-
-def _key(folder: Path) -> str:
-    """The folder's name as a part of run ids."""
-    return "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in folder.name
-    )

@@ -80,48 +80,32 @@ async def load_run(run: RunAccess) -> schemas.Run:
         .join(Group, RolloutRow.group_pk == Group.id)
         .where(Group.training_id == training.id, Group.status == "running", RolloutRow.status == "running")
     )
+    # metrics of the first and the latest trained step, with their latest values
+    steps = select(Step.metrics).where(Step.training_id == training.id, Step.metrics.is_not(None)).limit(1)
+    first = await session.scalar(steps.order_by(Step.step))
+    last = await session.scalar(steps.order_by(Step.step.desc()))
+    names: list[str] = sorted({*(first or {}), *(last or {})})
     return schemas.Run(
         **summary.model_dump(),
         config=shown_config(training),
         first_step=training.first_step,
         num_rollouts=num_rollouts or 0,
         num_running_rollouts=(num_running or 0) if summary.is_alive else 0,
-        metrics=await _metric_infos(session, training.id),
+        metrics=[
+            schemas.MetricInfo(
+                name=name, meaning=meaning(name), area=name.split("/", 1)[0], last=finite((last or {}).get(name))
+            )
+            for name in names
+        ],
         evaluations=await list_evaluations(session, training.id),
         checkpoints=[schemas.CheckpointInfo.model_validate(row) for row in checkpoints],
         history=[schemas.StatusChange.model_validate(row) for row in history],
     )
 
 
-async def _metric_infos(session: AsyncSession, training_id: int) -> list[schemas.MetricInfo]:
-    """Metrics of the first and the latest trained step, with their latest values."""
-    steps = select(Step.metrics).where(Step.training_id == training_id, Step.metrics.is_not(None)).limit(1)
-    first = await session.scalar(steps.order_by(Step.step))
-    last = await session.scalar(steps.order_by(Step.step.desc()))
-    names: list[str] = sorted({*(first or {}), *(last or {})})
-    return [
-        schemas.MetricInfo(
-            name=name, meaning=meaning(name), area=name.split("/", 1)[0], last=finite((last or {}).get(name))
-        )
-        for name in names
-    ]
-
-
 async def list_evaluations(session: AsyncSession, training_id: int) -> list[schemas.Evaluation]:
     """All evaluations of a run, the baseline first, with figures of what has ended."""
-    successes, rollouts, reward = group_sums()
-    sums = (
-        select(Group.eval_id, successes.label("successes"), rollouts.label("rollouts"), reward.label("reward"))
-        .where(Group.training_id == training_id, Group.eval_id.is_not(None), Group.status == "completed")
-        .group_by(Group.eval_id)
-        .subquery()
-    )
-    query = (
-        select(Eval, sums.c.successes, sums.c.rollouts, sums.c.reward)
-        .outerjoin(sums, sums.c.eval_id == Eval.id)
-        .where(Eval.training_id == training_id)
-        .order_by(Eval.step, Eval.phase)
-    )
+    query = _with_sums(Eval, Group.eval_id, training_id).order_by(Eval.step, Eval.phase)
     categories = await _rates_by(session, training_id, TaskRow.category)
     difficulties = await _rates_by(session, training_id, TaskRow.difficulty)
     return [
@@ -195,35 +179,26 @@ def _success_point(phase: Any, step: int, won: int, done: int) -> schemas.Succes
 
 async def load_timeline(run: RunAccess) -> list[schemas.TimelineItem]:
     """Baseline, steps and evaluations in the order of training, whenever each of them began."""
-    successes, rollouts, reward = group_sums()
-    sums = (
-        select(
-            Group.step_id,
-            Group.eval_id,
-            successes.label("successes"),
-            rollouts.label("rollouts"),
-            reward.label("reward"),
-        )
-        .where(Group.training_id == run.training.id, Group.status == "completed")
-        .group_by(Group.step_id, Group.eval_id)
-        .subquery()
-    )
-    steps = _sources(Step, sums.c.step_id == Step.id, sums, run.training.id)
-    evaluations = _sources(Eval, sums.c.eval_id == Eval.id, sums, run.training.id)
+    steps = _with_sums(Step, Group.step_id, run.training.id)
+    evaluations = _with_sums(Eval, Group.eval_id, run.training.id)
     items = [_timeline_item("step", *row) for row in await run.session.execute(steps)]
     items += [_timeline_item(row[0].phase, *row) for row in await run.session.execute(evaluations)]
-    return sorted(items, key=_place)
+    # in the order of training: an evaluation after n steps follows step n
+    return sorted(items, key=lambda item: (item.step, ("baseline", "step", "eval").index(item.phase)))
 
 
-def _place(item: schemas.TimelineItem) -> tuple[int, int]:
-    """Position in the order of training: an evaluation after n steps follows step n."""
-    return item.step, ("baseline", "step", "eval").index(item.phase)
-
-
-def _sources(table: type[Step] | type[Eval], joined: Any, sums: Any, training_id: int) -> AnySelect:
+def _with_sums(table: type[Step] | type[Eval], parent: Any, training_id: int) -> AnySelect:
+    """Steps or evaluations with the successes, rollouts and mean reward of their ended groups."""
+    successes, rollouts, reward = group_sums()
+    sums = (
+        select(parent.label("parent"), successes.label("successes"), rollouts.label("rollouts"), reward.label("reward"))
+        .where(Group.training_id == training_id, parent.is_not(None), Group.status == "completed")
+        .group_by(parent)
+        .subquery()
+    )
     return (
         select(table, sums.c.successes, sums.c.rollouts, sums.c.reward)
-        .outerjoin(sums, joined)
+        .outerjoin(sums, sums.c.parent == table.id)
         .where(table.training_id == training_id)
     )
 

@@ -30,7 +30,15 @@ async def summarise(
         return []
     success = await step_success(session, ids)
     evaluations = await evaluation_success(session, ids)
-    times = await _step_times(session, ids)
+    # durations of the last ten finished steps of each run
+    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
+    took = func.extract("epoch", Step.ended_at - Step.started_at).label("took")
+    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.ended_at.is_not(None)).subquery()
+    times: dict[int, list[float]] = defaultdict(list)
+    for training_id, seconds in await session.execute(
+        select(last.c.training_id, last.c.took).where(last.c.place <= 10)
+    ):
+        times[training_id].append(float(seconds))
     running = await _running_steps(session, ids)
     senders = select(ProjectRun.training_id, Project.name).join(Project, Project.id == ProjectRun.project_id)
     senders = senders.where(ProjectRun.training_id.in_(ids))
@@ -105,19 +113,6 @@ async def evaluation_success(session: AsyncSession, ids: Sequence[int]) -> dict[
     for training_id, phase, step, won, done in await session.execute(query):
         if done:
             found[training_id].append((phase, step, int(won or 0), int(done)))
-    return found
-
-
-async def _step_times(session: AsyncSession, ids: Sequence[int]) -> dict[int, list[float]]:
-    """Durations of the last ten finished steps of each run."""
-    place = func.row_number().over(partition_by=Step.training_id, order_by=Step.step.desc()).label("place")
-    took = func.extract("epoch", Step.ended_at - Step.started_at).label("took")
-    last = select(Step.training_id, took, place).where(Step.training_id.in_(ids), Step.ended_at.is_not(None)).subquery()
-    found: dict[int, list[float]] = defaultdict(list)
-    for training_id, seconds in await session.execute(
-        select(last.c.training_id, last.c.took).where(last.c.place <= 10)
-    ):
-        found[training_id].append(float(seconds))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cua_rl.types import JsonDict
+from cua_rl.json_types import JsonDict
 
 Item = TypeVar("Item")
 Phase = Literal["baseline", "step", "eval"]

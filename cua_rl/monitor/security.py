@@ -294,7 +294,10 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _add_headers(MutableHeaders(scope=message), str(scope["path"]))
+                outgoing = MutableHeaders(scope=message)
+                caching = {"Cache-Control": "no-store"} if str(scope["path"]).startswith("/api/") else {}
+                for name, value in (_HEADERS | caching).items():
+                    outgoing.setdefault(name, value)
             await send(message)
 
         answer = self._refusal(Headers(scope=scope)) or self._app
@@ -307,10 +310,3 @@ class Guard:
         if not length.isascii() or not length.isdigit() or len(length) > 15:
             return PlainTextResponse("expected a number in Content-Length", 400)
         return None
-
-
-def _add_headers(headers: MutableHeaders, path: str) -> None:
-    for name, value in _HEADERS.items():
-        headers.setdefault(name, value)
-    if path.startswith("/api/"):
-        headers.setdefault("Cache-Control", "no-store")

@@ -28,6 +28,7 @@ _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.5, 15.0
 _TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 20.0
 _HOPELESS = (400, 413, 415, 422)
+_REFERRED = ("tasks", "environments", "steps", "baselines", "evals", "rollouts")  # kinds whose ids later items name
 
 
 class SendError(CuaError):
@@ -245,7 +246,11 @@ class SendingRecorder:
         except _Refused as error:
             self._refuse(wave, str(error))
             return
-        new = dict(_ids_of(answer))
+        new = {
+            (kind, str(stored["client_id"])): int(stored["id"]) for kind in _REFERRED for stored in answer.get(kind, [])
+        }
+        if answer.get("training_id") is not None:
+            new[TRAINING] = int(answer["training_id"])
         if TRAINING in new and TRAINING not in self._ids:
             logger.info("run is shown at %s", self._address.run_url(new[TRAINING]))
         if any(self._ids.get(name) != number for name, number in new.items()):
@@ -288,16 +293,3 @@ class SendingRecorder:
     def _save_ids(self, new: Mapping[Reference, int]) -> None:
         with (self._folder / "ids.jsonl").open("a", encoding="utf-8") as file:
             file.writelines(json.dumps([*name, number]) + "\n" for name, number in new.items())
-
-
-_REFERRED = ("tasks", "environments", "steps", "baselines", "evals", "rollouts")
-
-
-def _ids_of(answer: Mapping[str, Any]) -> list[tuple[Reference, int]]:
-    """Ids to which later items may refer."""
-    found: list[tuple[Reference, int]] = []
-    if answer.get("training_id") is not None:
-        found.append((TRAINING, int(answer["training_id"])))
-    for kind in _REFERRED:
-        found += [((kind, str(one["client_id"])), int(one["id"])) for one in answer.get(kind, [])]
-    return found

@@ -29,13 +29,21 @@ class Spool:
         self._max_bytes = max_bytes
         self.num_refused = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._segment, self._offset = self._load_position()
+        self._segment, self._offset = min(self._segments(), default=1), 0
+        position = folder / "position.json"
+        if position.exists():
+            stored = json.loads(position.read_text(encoding="utf-8"))
+            self._segment, self._offset = int(stored["segment"]), int(stored["offset"])
         segments = self._segments()
         for stale in segments:
             if stale < self._segment:
                 self._path(stale).unlink()
         self._last = max([*segments, self._segment])
-        _cut_torn_line(self._path(self._last))
+        # a process that died while it wrote left a part of a line
+        newest = self._path(self._last)
+        data = newest.read_bytes() if newest.exists() else b""
+        if data and not data.endswith(b"\n"):
+            os.truncate(newest, data.rfind(b"\n") + 1)
         self._num_bytes = sum(self._path(number).stat().st_size for number in self._segments()) - self._offset
 
     @property
@@ -101,23 +109,7 @@ class Spool:
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:06d}.jsonl"
 
-    def _load_position(self) -> tuple[int, int]:
-        path = self._folder / "position.json"
-        if path.exists():
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            return int(stored["segment"]), int(stored["offset"])
-        return min(self._segments(), default=1), 0
-
     def _save_position(self) -> None:
         aside = self._folder / "position.json.new"
         aside.write_text(json.dumps({"segment": self._segment, "offset": self._offset}), encoding="utf-8")
         os.replace(aside, self._folder / "position.json")
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Remove a partial last line, left by a process that died while writing."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)

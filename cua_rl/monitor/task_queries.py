@@ -12,6 +12,7 @@ from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
 from cua_rl.monitor.failure_queries import failure_kind
 from cua_rl.monitor.figures import finite, make_rate
 from cua_rl.monitor.rollout_queries import failed_rollouts
+from cua_rl.monitor.run_summaries import group_sums
 
 _MAX_INSTANCES, _MAX_CHECKS, _MAX_ROLLOUTS = 100, 10, 20
 
@@ -115,6 +116,16 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
     trained = [point for point in history if point.phase == "step"]
     evaluated = [point for point in history if point.phase == "eval"]
     scope = await _scope(run, task_id, is_trained=bool(trained))
+    checks = _failed(run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
+    checks = checks.join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id).limit(_MAX_CHECKS)
+    unparsed = (
+        select(TurnRow.failure_kind, func.count())
+        .join(RolloutRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
+        .join(Group, RolloutRow.group_pk == Group.id)
+        .where(RolloutRow.training_id == run.training.id, RolloutRow.task_id == task_id, scope.condition)
+        .group_by(TurnRow.failure_kind)
+        .order_by(func.count().desc())
+    )
     return schemas.TaskDetail(
         run_id=run.run_id,
         run_name=run.training.run_name,
@@ -132,8 +143,11 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
         examined=scope.ref,
         instances=await _instances(run, task_id, scope),
         stop_reasons=await _counts(run, _failed(run, task_id, scope, failure_kind())),
-        failed_checks=await _failed_checks(run, task_id, scope),
-        turn_failures=await _turn_failures(run, task_id, scope),
+        failed_checks=[
+            schemas.Count(name=f"{row.query}: expected {row.expected!r}, got {row.actual!r}", count=row[-1])
+            for row in await run.session.execute(checks)
+        ],
+        turn_failures=await _counts(run, unparsed),
         failed_rollouts=await failed_rollouts(run, task_id, _MAX_ROLLOUTS),
     )
 
@@ -165,29 +179,18 @@ async def _scope(run: RunAccess, task_id: str, *, is_trained: bool) -> _Scope:
 
 
 async def _history(run: RunAccess, task_id: str) -> list[schemas.TaskPoint]:
-    phase, step = func.coalesce(Eval.phase, literal_column("'step'")), func.coalesce(Step.step, Eval.step)
-    rollouts = func.sum(Group.num_rollouts)
+    phase: Any = func.coalesce(Eval.phase, literal_column("'step'"))
+    step = func.coalesce(Step.step, Eval.step)
     query = (
-        select(
-            phase.label("phase"),
-            step.label("step"),
-            func.sum(Group.num_successes).label("successes"),
-            rollouts.label("rollouts"),
-            (func.sum(Group.reward_mean * Group.num_rollouts) / func.nullif(rollouts, 0)).label("reward"),
-        )
+        select(phase, step, *group_sums())
         .outerjoin(Step, Group.step_id == Step.id)
         .outerjoin(Eval, Group.eval_id == Eval.id)
         .where(Group.training_id == run.training.id, Group.task_id == task_id, Group.status == "completed")
         .group_by(phase, step)
     )
     points = [
-        schemas.TaskPoint(
-            phase=row.phase,
-            step=row.step,
-            reward_mean=finite(row.reward),
-            **make_rate(row.successes, row.rollouts).model_dump(),
-        )
-        for row in await run.session.execute(query)
+        schemas.TaskPoint(phase=name, step=number, reward_mean=finite(reward), **make_rate(won, done).model_dump())
+        for name, number, won, done, reward in await run.session.execute(query)
     ]
     return sorted(points, key=lambda point: (point.phase != "step", point.step))
 
@@ -242,27 +245,3 @@ def _failed(run: RunAccess, task_id: str, scope: _Scope, *names: Any) -> AnySele
 async def _counts(run: RunAccess, query: AnySelect) -> list[schemas.Count]:
     rows: Sequence[Any] = (await run.session.execute(query)).all()
     return [schemas.Count(name=str(row[0]), count=row[-1]) for row in rows]
-
-
-async def _failed_checks(run: RunAccess, task_id: str, scope: _Scope) -> list[schemas.Count]:
-    query = (
-        _failed(run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
-        .join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
-        .limit(_MAX_CHECKS)
-    )
-    return [
-        schemas.Count(name=f"{row.query}: expected {row.expected!r}, got {row.actual!r}", count=row[-1])
-        for row in await run.session.execute(query)
-    ]
-
-
-async def _turn_failures(run: RunAccess, task_id: str, scope: _Scope) -> list[schemas.Count]:
-    query = (
-        select(TurnRow.failure_kind, func.count())
-        .join(RolloutRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
-        .join(Group, RolloutRow.group_pk == Group.id)
-        .where(RolloutRow.training_id == run.training.id, RolloutRow.task_id == task_id, scope.condition)
-        .group_by(TurnRow.failure_kind)
-        .order_by(func.count().desc())
-    )
-    return await _counts(run, query)

@@ -96,20 +96,6 @@ async def load_rollout_tokens(run: RunAccess, rollout_id: str) -> list[schemas.T
 
 def _turn_tokens(row: TurnRow, advantage: float | None, texts: TokenTexts | None) -> schemas.TurnTokens:
     training = row.training_logprobs
-    return schemas.TurnTokens(
-        turn_index=row.turn_index,
-        policy_version=row.policy_version,
-        advantage=finite(advantage),
-        tokens=row.sampled_tokens,
-        texts=None if texts is None else texts.texts(row.sampled_tokens),
-        sampling_logprobs=[finite(value) for value in row.sampling_logprobs],
-        training_logprobs=None if training is None else [finite(value) for value in training],
-        prompt=_prompt_parts(row, texts),
-        prompt_token_ids=row.prompt_token_ids,
-    )
-
-
-def _prompt_parts(row: TurnRow, texts: TokenTexts | None) -> list[schemas.PromptPart]:
     parts: list[schemas.PromptPart] = []
     position = 0
     for chunk in row.prompt_chunks if isinstance(row.prompt_chunks, list) else []:
@@ -126,4 +112,14 @@ def _prompt_parts(row: TurnRow, texts: TokenTexts | None) -> list[schemas.Prompt
                 sha256=fields["image"] if is_image else None,
             )
         )
-    return parts
+    return schemas.TurnTokens(
+        turn_index=row.turn_index,
+        policy_version=row.policy_version,
+        advantage=finite(advantage),
+        tokens=row.sampled_tokens,
+        texts=None if texts is None else texts.texts(row.sampled_tokens),
+        sampling_logprobs=[finite(value) for value in row.sampling_logprobs],
+        training_logprobs=None if training is None else [finite(value) for value in training],
+        prompt=parts,
+        prompt_token_ids=row.prompt_token_ids,
+    )

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -27,8 +27,6 @@ from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.evaluation.judge_calibration import (
     Confusion,
     Judged,
-    JudgeIdentity,
-    Rate,
     calibration_json,
     confusion,
     confusion_by,
@@ -41,7 +39,6 @@ from cua_rl.run.judge import calibration_path, check_judge, make_judge_config, o
 from cua_rl.run.recorded_run import find_training, open_run_database
 from cua_rl.run.rollout_config import JudgeSettings, check_judge_settings
 from cua_rl.settings import check_numbers, setting
-from cua_rl.types import Rollout
 
 _BATCH = 32  # rollouts in memory at a time, with their screenshots
 
@@ -92,7 +89,24 @@ async def cli_main(config: CalibrateConfig, environ: Mapping[str, str] = os.envi
             judged, judgements = await _judge_all(database, training_id, known, judge)
     if not confusion(judged).num_verdicts:
         raise JudgeError(f"expected verdicts of {judge_config.model!r}, got none: {judgements[0].reason}")
-    record = calibration_json(_identity(judge_config), judged, _account(config, judgements))
+    # provenance and cost of the figures
+    votes = [vote for judgement in judgements for vote in judgement.votes]
+    record = calibration_json(
+        judge_config,
+        judged,
+        {
+            "run": config.run,
+            "seed": config.seed,
+            "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "prompt": judgements[0].prompt,
+            "num_rollouts": len(judgements),
+            "num_malformed_votes": sum(vote.is_malformed for vote in votes),
+            "latency_s_mean": sum(judgement.duration_s for judgement in judgements) / len(judgements),
+            "prompt_tokens": sum(vote.num_prompt_tokens for vote in votes),
+            "answer_tokens": sum(vote.num_answer_tokens for vote in votes),
+            "cost_usd": _cost_usd(judgements),
+        },
+    )
     await asyncio.to_thread(_write, path, record)
     _print(judge_config, judged, judgements)
     print(f"record in {path}")
@@ -134,7 +148,7 @@ async def _judge_all(
     """Judge the rollouts in batches, so that their screenshots fit into memory."""
     judged: list[Judged] = []
     judgements: list[Judgement] = []
-    for batch in _batches(known):
+    for batch in (known[start : start + _BATCH] for start in range(0, len(known), _BATCH)):
         async with database.sessions() as session:
             rollouts = await load_rollouts(session, training_id, [item.rollout_id for item in batch])
         cases = [
@@ -148,53 +162,20 @@ async def _judge_all(
         ]
         said = await asyncio.gather(*(judge.judge(case, decides=False) for case in cases))
         judgements += said
-        judged += [_judged(*one) for one in zip(batch, rollouts, said, strict=True)]
+        judged += [
+            Judged(
+                rollout_id=item.rollout_id,
+                task_id=rollout.task_id,
+                category=item.category,
+                truth=rollout.success,
+                verdict=judgement.success,
+                agreement=judgement.agreement,
+                reason=judgement.reason,
+            )
+            for item, rollout, judgement in zip(batch, rollouts, said, strict=True)
+        ]
         print(f"{len(judged)} of {len(known)}", flush=True)
     return judged, judgements
-
-
-def _batches(known: Sequence[KnownRollout]) -> Iterator[Sequence[KnownRollout]]:
-    return (known[start : start + _BATCH] for start in range(0, len(known), _BATCH))
-
-
-def _judged(item: KnownRollout, rollout: Rollout, judgement: Judgement) -> Judged:
-    return Judged(
-        rollout_id=item.rollout_id,
-        task_id=rollout.task_id,
-        category=item.category,
-        truth=rollout.success,
-        verdict=judgement.success,
-        agreement=judgement.agreement,
-        reason=judgement.reason,
-    )
-
-
-def _identity(config: JudgeConfig) -> JudgeIdentity:
-    return JudgeIdentity(
-        model=config.model,
-        prompt_sha256=config.prompt_sha256,
-        num_votes=config.num_votes,
-        screenshots=config.screenshots,
-        extra=config.extra,
-        fingerprint=config.fingerprint,
-    )
-
-
-def _account(config: CalibrateConfig, judgements: Sequence[Judgement]) -> dict[str, object]:
-    """Provenance and cost of the figures."""
-    votes = [vote for judgement in judgements for vote in judgement.votes]
-    return {
-        "run": config.run,
-        "seed": config.seed,
-        "made_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "prompt": judgements[0].prompt,
-        "num_rollouts": len(judgements),
-        "num_malformed_votes": sum(vote.is_malformed for vote in votes),
-        "latency_s_mean": sum(judgement.duration_s for judgement in judgements) / len(judgements),
-        "prompt_tokens": sum(vote.num_prompt_tokens for vote in votes),
-        "answer_tokens": sum(vote.num_answer_tokens for vote in votes),
-        "cost_usd": _cost_usd(judgements),
-    }
 
 
 def _cost_usd(judgements: Sequence[Judgement]) -> float | None:
@@ -228,14 +209,8 @@ def _add_row(table: Table, name: str, matrix: Confusion) -> None:
     counts = (matrix.true_positives, matrix.false_positives, matrix.false_negatives, matrix.true_negatives)
     rates = (matrix.precision, matrix.recall, matrix.false_positive_rate)
     num_rollouts = matrix.num_verdicts + matrix.num_without_verdict
-    table.add_row(
-        name, *map(str, (num_rollouts, *counts, matrix.num_without_verdict)), *(_shown(rate) for rate in rates)
-    )
-
-
-def _shown(rate: Rate) -> str:
-    value, low, high = rate
-    return "–" if value is None else f"{value:.1%} ({low:.0%} to {high:.0%})"
+    shown = ["–" if value is None else f"{value:.1%} ({low:.0%} to {high:.0%})" for value, low, high in rates]
+    table.add_row(name, *map(str, (num_rollouts, *counts, matrix.num_without_verdict)), *shown)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

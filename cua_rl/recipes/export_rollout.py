@@ -14,7 +14,7 @@ from sqlalchemy import select
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.models import Group, RolloutRow, Screenshot, Step
 from cua_rl.monitor.databases import Databases, NotFoundError, RunAccess
-from cua_rl.monitor.export import Images, image_hashes, render_rollouts
+from cua_rl.monitor.export import image_hashes, render_rollouts
 from cua_rl.monitor.rollout_queries import load_rollout
 from cua_rl.monitor.token_texts import load_rollout_tokens
 from cua_rl.run.recorded_run import find_training, open_run_database
@@ -51,7 +51,10 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
                 for rollout in rollouts
                 for turn in await load_rollout_tokens(run, rollout.rollout_id)
             }
-            images = await _load_images(run, image_hashes(rollouts))
+            query = select(Screenshot.sha256, Screenshot.data, Screenshot.format).where(
+                Screenshot.sha256.in_(image_hashes(rollouts))
+            )
+            images = {row.sha256: (row.data, row.format) for row in await run.session.execute(query)}
     page = render_rollouts(rollouts, tokens, images)
     out = Path(config.out)
     await asyncio.to_thread(out.write_text, page, encoding="utf-8")
@@ -70,11 +73,6 @@ async def _find_rollouts(run: RunAccess, config: ExportConfig) -> list[str]:
         wanted = f"rollout {config.rollout_id!r}" if config.rollout_id is not None else f"step {config.step}"
         raise NotFoundError(f"expected {wanted} in run {run.training.run_name!r}, got none; the monitor lists them")
     return found
-
-
-async def _load_images(run: RunAccess, hashes: set[str]) -> Images:
-    query = select(Screenshot.sha256, Screenshot.data, Screenshot.format).where(Screenshot.sha256.in_(hashes))
-    return {row.sha256: (row.data, row.format) for row in await run.session.execute(query)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ last stage leaves a policy that succeeds sometimes and explores: what reinforcem
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -49,37 +48,33 @@ class TinyModelConfig:
 
 
 async def main(config: TinyModelConfig) -> None:
-    """Make the model, saying how it goes."""
+    """Make the model and print progress."""
     with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_model_") as scratch:
-        start = config.model_path or await _make_grounded_model(config, Path(scratch))
+        start = config.model_path
+        if start is None:
+            start = Path(scratch) / "grounded"
+            await run_stage("cua_rl.supervised.untrained_model", start, config.seed, scratch=Path(scratch))
+            arguments = (start, config.seed, config.grounding_steps)
+            await run_stage("cua_rl.supervised.grounding", *arguments, scratch=Path(scratch))
         renderer = make_renderer(start)
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = Path(scratch) / "trainer.log"
         async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
-            await _train(config, client, renderer)
+            random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
+            held_out = await _held_out_datums(config, renderer)
+            await imitate(
+                client,
+                num_steps=num_steps,
+                draw_batch=partial(_draw_batch, config, renderer, random),
+                # linear decay to a tenth over the last fifth
+                learning_rate=lambda step: (
+                    config.learning_rate * min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
+                ),
+                evaluate=partial(_evaluate, client, held_out),
+                is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
+            )
             await client.save_weights_for_sampler(config.output_path)
     print(f"saved {config.output_path}")
-
-
-async def _make_grounded_model(config: TinyModelConfig, scratch: Path) -> Path:
-    folder = scratch / "grounded"
-    await run_stage("cua_rl.supervised.untrained_model", folder, config.seed, scratch=scratch)
-    arguments = (folder, config.seed, config.grounding_steps)
-    await run_stage("cua_rl.supervised.grounding", *arguments, scratch=scratch)
-    return folder
-
-
-async def _train(config: TinyModelConfig, client: TrainingClient, renderer: Renderer) -> None:
-    random, num_steps = Random(config.seed), config.perfect_steps + config.imperfect_steps
-    held_out = await _held_out_datums(config, renderer)
-    await imitate(
-        client,
-        num_steps=num_steps,
-        draw_batch=partial(_draw_batch, config, renderer, random),
-        learning_rate=partial(_learning_rate, config, num_steps),
-        evaluate=partial(_evaluate, client, held_out),
-        is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
-    )
 
 
 async def _draw_batch(config: TinyModelConfig, renderer: Renderer, random: Random, step: int) -> list[Datum]:
@@ -93,11 +88,6 @@ async def _draw_batch(config: TinyModelConfig, renderer: Renderer, random: Rando
     if is_perfect:
         lessons += [draw_text_lesson(random) for _ in range(config.text_lessons)]
     return [build_supervised_datum(renderer, lesson, name=f"{step}-{i}") for i, lesson in enumerate(lessons)]
-
-
-def _learning_rate(config: TinyModelConfig, num_steps: int, step: int) -> float:
-    """Linear decay to a tenth over the last fifth."""
-    return config.learning_rate * min(1.0, max(0.1, (num_steps - step) / (0.2 * num_steps)))
 
 
 async def _held_out_datums(config: TinyModelConfig, renderer: Renderer) -> dict[str, list[Datum]]:
@@ -120,12 +110,9 @@ async def _evaluate(client: TrainingClient, held_out: dict[str, list[Datum]]) ->
     shares: list[str] = []
     for family, datums in held_out.items():
         logprobs = await client.forward(datums)
-        shares.append(f"{family}={_mean_probability(logprobs):.3f}")
+        probability = sum(math.exp(sum(row)) for row in logprobs) / len(logprobs)
+        shares.append(f"{family}={probability:.3f}")
     return " ".join(shares)
-
-
-def _mean_probability(logprobs: Sequence[Sequence[float]]) -> float:
-    return sum(math.exp(sum(row)) for row in logprobs) / len(logprobs)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class TinyPageModelConfig:
 
 
 async def main(config: TinyPageModelConfig) -> None:
-    """Make the model, saying how it goes."""
+    """Make the model and print progress."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_page_model_") as folder:
         scratch = Path(folder)
@@ -91,7 +91,16 @@ async def main(config: TinyPageModelConfig) -> None:
         trainer_config = TrainerConfig(model_path=start, lora=None, dtype="float32", seed=config.seed)
         log_path = scratch / "trainer.log"
         async with TrainingClient(trainer_config, log_path, num_threads=config.num_threads) as client:
-            await _train(config, client, make_renderer(start), screens)
+            renderer = make_renderer(start)
+            seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]  # the last screens are never trained on
+            await imitate(
+                client,
+                num_steps=config.perfect_steps + config.imperfect_steps,
+                draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
+                learning_rate=lambda _: config.learning_rate,
+                evaluate=partial(_evaluate, client, renderer, held_out),
+                is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
+            )
             await client.save_weights_for_sampler(config.output_path)
     print(f"saved {config.output_path} {time.monotonic() - started:.0f}s")
 
@@ -118,21 +127,6 @@ async def _find_screens(config: TinyPageModelConfig, scratch: Path) -> Path:
     return path
 
 
-async def _train(
-    config: TinyPageModelConfig, client: TrainingClient, renderer: Renderer, screens: Sequence[PageScreen]
-) -> None:
-    """Imitate the experts; the last screens are never trained on."""
-    seen, held_out = screens[:-_EVALUATED], screens[-_EVALUATED:]
-    await imitate(
-        client,
-        num_steps=config.perfect_steps + config.imperfect_steps,
-        draw_batch=partial(_draw_batch, config, renderer, Random(config.seed), seen),
-        learning_rate=lambda _: config.learning_rate,
-        evaluate=partial(_evaluate, client, renderer, held_out),
-        is_evaluated=lambda num_done: num_done % config.eval_every == 0 or num_done == config.perfect_steps,
-    )
-
-
 async def _draw_batch(
     config: TinyPageModelConfig, renderer: Renderer, random: Random, screens: Sequence[PageScreen], step: int
 ) -> list[Datum]:
@@ -153,12 +147,12 @@ async def _evaluate(client: TrainingClient, renderer: Renderer, screens: Sequenc
     datums = [build_supervised_datum(renderer, draw(screen, Random(0)), name="held-out") for screen in screens]
     logprobs = await client.forward(datums)
     whole = [math.exp(sum(row)) for row in logprobs]
-    scans = [math.exp(sum(row[:-_NUM_CLICK_TOKENS])) for row in map(_answer_of, datums, logprobs)]
+    answers = [
+        [logprob for logprob, is_trained in zip(row, datum.loss_mask, strict=True) if is_trained]
+        for datum, row in zip(datums, logprobs, strict=True)
+    ]
+    scans = [math.exp(sum(answer[:-_NUM_CLICK_TOKENS])) for answer in answers]
     return f"right={sum(whole) / len(whole):.3f} scan={sum(scans) / len(scans):.3f}"
-
-
-def _answer_of(datum: Datum, logprobs: Sequence[float]) -> list[float]:
-    return [logprob for logprob, is_trained in zip(logprobs, datum.loss_mask, strict=True) if is_trained]
 
 
 if __name__ == "__main__":

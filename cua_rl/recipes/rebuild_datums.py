@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from cua_rl.command_line.plain_config import stored_setting
 from cua_rl.command_line.recipe import run_recipe
-from cua_rl.database.migrations import migrate
-from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.queries import StepSummary, TrainingSummary, find_training, latest_trainings, load_steps
 from cua_rl.database.rebuild import load_advantages, load_groups
-from cua_rl.database.session import database_url, open_sessions
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_batch, datums_sha256
+from cua_rl.run.recorded_run import open_run_database
 
 
 @chz.chz
@@ -93,22 +90,23 @@ async def rebuild_step(
 
 async def cli_main(config: RebuildConfig) -> None:
     """Compare and print a line per step; raises `DatabaseError` if any step differs."""
-    settings = _settings(config.log_path)
+    config_path = config.log_path / "config.json"
+    if not config_path.is_file():
+        raise ConfigError(
+            f"log_path: expected the folder of a run, got {str(config.log_path)!r} without config.json; name the "
+            "folder that the run printed"
+        )
+    settings: Mapping[str, Any] = json.loads(config_path.read_text(encoding="utf-8"))
     image_token_id = make_renderer(Path(settings["model_path"])).image_token_id
     rules = Rules(
         keeps_constant=bool(settings.get("kl_penalty_coef") or stored_setting(settings, "loss.kl_loss_coef")),
         min_group_size=stored_setting(settings, "sampling.min_group_size") or 1,
     )
-    async with AsyncExitStack() as stack:
-        url = database_url(os.environ)
-        if url is None:
-            data_dir = config.log_path / "postgres"
-            server = EmbeddedPostgres(data_dir, config.log_path / "logs" / "postgres.log")
-            url = (await stack.enter_async_context(server)).url
-            await migrate(url)  # the run may have been recorded by an older version
-        sessions = await stack.enter_async_context(open_sessions(url))
-        session = await stack.enter_async_context(sessions())
-        training = await _find_training(session, config.log_path, is_own=database_url(os.environ) is None)
+    async with open_run_database(str(config.log_path), os.environ) as (database, name), database.sessions() as session:
+        if name is None:  # the run's own database holds no other run, and the folder may have been moved
+            training = next(iter(await latest_trainings(session, limit=1)), None)
+        else:
+            training = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
         if training is None:
             raise DatabaseError(f"expected a run in {config.log_path} in the database, got none; check log_path")
         steps = [step for step in await load_steps(session, training.training_id) if step.datums_sha256]
@@ -122,28 +120,6 @@ async def cli_main(config: RebuildConfig) -> None:
         print(comparison.line())
     if not all(comparison.is_equal for comparison in comparisons):
         raise DatabaseError("expected the rebuilt datums to equal the trained ones, got a difference (see above)")
-
-
-async def _find_training(session: AsyncSession, log_path: Path, *, is_own: bool) -> TrainingSummary | None:
-    """Find the run by its recorded name and folder: the folder may have been moved since.
-
-    A database of its own holds no other run.
-    """
-    settings = _settings(log_path)
-    found = await find_training(session, str(settings["run_name"]), str(settings["log_path"]))
-    if found is None and is_own:
-        return next(iter(await latest_trainings(session, limit=1)), None)
-    return found
-
-
-def _settings(log_path: Path) -> Mapping[str, Any]:
-    config_path = log_path / "config.json"
-    if not config_path.is_file():
-        raise ConfigError(
-            f"log_path: expected the folder of a run, got {str(log_path)!r} without config.json; name the folder that "
-            "the run printed"
-        )
-    return json.loads(config_path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":

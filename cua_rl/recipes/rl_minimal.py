@@ -1,8 +1,8 @@
 """GRPO on one page: `python -m cua_rl.recipes.rl_minimal` trains the tiny phone model in minutes on two cores.
 
 The simulated phone, the agent, the vLLM server and the trainer are the real ones. What `cua_rl.recipes.train` adds is
-left out: settings, database, monitor, checkpoints, retries after faults, asynchronous rollouts. The same algorithm with
-all of that around it is `cua_rl/rl/sync_loop.py`.
+left out: settings, database, monitor, checkpoints, asynchronous rollouts. The same algorithm with all of that around it
+is `cua_rl/rl/sync_loop.py`.
 
     task --GROUP_SIZE rollouts--> rewards --minus their mean--> advantages --> datums --> gradient --> new adapter --+
       ^                                                                                                              |
@@ -17,16 +17,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from cua_rl.agent.gbox_agent import GBoxAgent
-from cua_rl.agent.history import FullHistory
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, ServerConfig, TrainerConfig
 from cua_rl.devices.pool import open_pool
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import RolloutSource
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rl.datums import build_datums
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.group import GroupPlan, run_group
+from cua_rl.rollout.run import RolloutRunner
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
@@ -34,7 +35,7 @@ from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.tasks.task import Task
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import Datum, Rollout, SamplingParams
+from cua_rl.types import Datum, RolloutGroup
 
 NUM_STEPS = 24
 GROUPS_PER_BATCH = 16  # task instances per step
@@ -63,8 +64,8 @@ async def train(folder: Path, *, num_steps: int = NUM_STEPS, groups_per_batch: i
             datums: list[Datum] = []
             for group in groups:
                 baseline = mean_reward([group])
-                for rollout in group:
-                    advantage = reward_of(rollout) - baseline
+                for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
+                    advantage = reward - baseline
                     if advantage:
                         # the tokens that were sampled, in the context in which they were, each with this advantage
                         datums += build_datums(rollout, advantage, RENDERER.image_token_id).datums
@@ -86,34 +87,15 @@ async def train(folder: Path, *, num_steps: int = NUM_STEPS, groups_per_batch: i
 
 async def sample_groups(
     runner: RolloutRunner, tasks: Sequence[Task], group_size: int, params: SamplingParams
-) -> list[list[Rollout]]:
-    """`group_size` rollouts of every task, all side by side, without those that a fault ended."""
-    plans = [
-        RolloutPlan(
-            source=RolloutSource(phase="step", step=1),
-            group_id=f"group-{index}",
-            group_index=index,
-            member_index=member,
-            task=task,
-            params=params,
-        )
-        for index, task in enumerate(tasks)
-        for member in range(group_size)
-    ]
-    rollouts = await asyncio.gather(*map(runner.run, plans))
-    groups = [rollouts[start : start + group_size] for start in range(0, len(rollouts), group_size)]
-    return [[rollout for rollout in group if rollout.reward is not None] for group in groups]
+) -> list[RolloutGroup]:
+    """`group_size` rollouts of every task, all side by side; a group's rollouts are those that no fault ended."""
+    plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=group_size, params=params)
+    return await asyncio.gather(*(run_group(runner, task, index, plan) for index, task in enumerate(tasks)))
 
 
-def reward_of(rollout: Rollout) -> float:
-    """1 if the device's state shows the goal, else 0."""
-    assert rollout.reward is not None
-    return rollout.reward.total
-
-
-def mean_reward(groups: Iterable[Sequence[Rollout]]) -> float:
-    """The mean over all rollouts of all groups; 0 for none."""
-    rewards = [reward_of(rollout) for group in groups for rollout in group]
+def mean_reward(groups: Iterable[RolloutGroup]) -> float:
+    """The mean over all rollouts of all groups; 0 for none. A reward is 1 if the device shows the goal, else 0."""
+    rewards = [reward for group in groups for reward in group.rewards]
     return sum(rewards) / len(rewards) if rewards else 0.0
 
 
@@ -132,7 +114,7 @@ async def open_engine(folder: Path) -> AsyncGenerator[tuple[TrainingClient, Samp
         runner = RolloutRunner(
             devices=pool,
             gateway=Gateway(sampler, RENDERER, EXPLORING),  # gives every rollout an OpenAI address, keeps its tokens
-            agent=GBoxAgent(history=FullHistory()),
+            agent=GBoxAgent(),
             reward=binary_reward,
             recorder=NoRecorder(),
             max_turns=20,

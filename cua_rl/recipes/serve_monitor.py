@@ -18,13 +18,13 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.database.migrations import migrate
 from cua_rl.database.session import check_connection, database_url, make_writer_engine
 from cua_rl.errors import ConfigError
+from cua_rl.http_server import serve_app
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases, open_database
 from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.projects import create_project
 from cua_rl.monitor.run_folders import find_runs, has_database, show_folder, show_runs_below
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, make_token
-from cua_rl.monitor.server import serving
 from cua_rl.settings import setting
 
 DEFAULT_PORT = 8720
@@ -79,7 +79,9 @@ async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.enviro
     async with AsyncExitStack() as stack:
         if url is not None:
             await migrate(url)
-        address = await stack.enter_async_context(serving(guard(app, rules), config.host, config.port))
+        # event streams never end by themselves, so there is nothing to wait for on leaving
+        serving = serve_app(guard(app, rules), config.host, config.port, grace_s=1)
+        address = await stack.enter_async_context(serving)
         _print_address(address, rules, url, folder, environ)
         if folder is None:
             await asyncio.Event().wait()
@@ -96,10 +98,8 @@ async def _find_source(source: str | None, environ: Mapping[str, str]) -> tuple[
     if named is not None:
         await check_connection(named)
         return named, None
-    folder = _absolute(source or "runs")
-    if not folder.is_dir():
-        if source is None:
-            return None, folder  # runs may begin later
+    folder = await asyncio.to_thread(lambda: Path(source or "runs").expanduser().absolute())
+    if source is not None and not folder.is_dir():  # the default folder may not exist yet: runs may begin later
         raise ConfigError(
             f"source: expected a database URL, or the folder of a run or of runs, got {source!r}; "
             "postgresql://user:password@host/database has the form of a URL"
@@ -107,14 +107,14 @@ async def _find_source(source: str | None, environ: Mapping[str, str]) -> tuple[
     return None, folder
 
 
-def _absolute(folder: str) -> Path:
-    return Path(folder).expanduser().absolute()
-
-
 def _make_rules(host: str, public_url: str | None, environ: Mapping[str, str]) -> AccessRules:
     """Reading is open on loopback; other addresses need a token, generated if the environment has none."""
     read_token = environ.get("MONITOR_READ_TOKEN") or None
-    if read_token is None and (public_url is not None or not _is_loopback(host)):
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        is_loopback = False
+    if read_token is None and (public_url is not None or not is_loopback):
         if not sys.stdout.isatty():
             raise ConfigError(
                 "MONITOR_READ_TOKEN: expected it for a monitor that others can reach, got none for "
@@ -128,13 +128,6 @@ def _make_rules(host: str, public_url: str | None, environ: Mapping[str, str]) -
             raise ConfigError(f"{name}: expected at least 16 characters, got {len(token)}; choose a longer one")
     is_https = public_url is not None and public_url.startswith("https://")
     return AccessRules(write_token=write_token, read_token=read_token, hosts=(*LOOPBACK_HOSTS, host), is_https=is_https)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _print_address(

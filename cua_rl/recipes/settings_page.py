@@ -75,7 +75,11 @@ def format_page() -> str:
     for recipe in RECIPES:
         is_shared = issubclass(recipe.config_class, RolloutConfig)
         own = [setting for setting in list_settings(recipe.config_class) if not (is_shared and setting in shared)]
-        sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *_rows(own), *_preset_rows(recipe.presets)]
+        lines: list[str] = []
+        for condition, values in recipe.presets.items():
+            shown = ", ".join(_code(f"{name}={as_argument(value)}") for name, value in values.items())
+            lines.append(f"\n{condition}: {shown}.")
+        sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *_rows(own), *lines]
         if is_shared:
             sections.append(
                 "\nAlso those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
@@ -99,14 +103,6 @@ def shown_default(value: object) -> str:
     """A default as it is everywhere: files of the package by their place in it, not on this machine."""
     root = PAGE.parents[1]
     return as_argument(value.relative_to(root) if isinstance(value, Path) and value.is_relative_to(root) else value)
-
-
-def _preset_rows(presets: ShownPresets) -> list[str]:
-    lines: list[str] = []
-    for condition, values in presets.items():
-        shown = ", ".join(_code(f"{name}={as_argument(value)}") for name, value in values.items())
-        lines.append(f"\n{condition}: {shown}.")
-    return lines
 
 
 def _code(text: str) -> str:

@@ -21,10 +21,14 @@ def write_answer(*, reasoning: str | None, text: str | None, tool_calls: Sequenc
     Arguments are parsed and serialised again; anything but a JSON object becomes `{}`, as in vLLM.
     """
     thought = "" if reasoning is None else f"{_THINK_OPEN}\n{reasoning}\n{_THINK_CLOSE}\n\n"
-    blocks = [
-        f'{_CALL_OPEN}\n{{"name": "{call.name}", "arguments": {_object_json(call.arguments)}}}\n{_CALL_CLOSE}'
-        for call in tool_calls
-    ]
+    blocks: list[str] = []
+    for call in tool_calls:
+        try:
+            parsed: object = json.loads(call.arguments)
+        except (ValueError, RecursionError):
+            parsed = None
+        arguments = json.dumps(parsed if isinstance(parsed, dict) else {}, ensure_ascii=False)
+        blocks.append(f'{_CALL_OPEN}\n{{"name": "{call.name}", "arguments": {arguments}}}\n{_CALL_CLOSE}')
     return thought + "\n".join([text, *blocks] if text else blocks)
 
 
@@ -65,12 +69,15 @@ class _Malformed(Exception):
 
 
 def _parse_call(block: re.Match[str], *, call_id: str) -> ToolCall:
+    def refuse_constant(constant: str) -> Never:
+        raise ValueError(f"{constant} is no JSON number")
+
     body, end = block.group(1).strip(), block.group(2)
     shown = _shortened(body)
     if not end:
         raise _Malformed("unclosed", f"a {_CALL_OPEN} block has no {_CALL_CLOSE}")
     try:
-        call = json.loads(body, parse_constant=_refuse_constant)
+        call = json.loads(body, parse_constant=refuse_constant)
         json.dumps(call, ensure_ascii=False).encode()  # a lone surrogate is valid JSON, but cannot be sent on as text
     except (ValueError, RecursionError) as error:
         raise _Malformed("json", f"a tool call is not valid JSON ({error}): {shown!r}") from error
@@ -84,18 +91,6 @@ def _parse_call(block: re.Match[str], *, call_id: str) -> ToolCall:
         what = f"the arguments of {_shortened(name)!r} must be a JSON object, unlike in {shown!r}"
         raise _Malformed("tool_arguments", what)
     return ToolCall(call_id=call_id, name=name, arguments=json.dumps(arguments, ensure_ascii=False))
-
-
-def _refuse_constant(constant: str) -> Never:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-def _object_json(arguments: str) -> str:
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return "{}"
-    return json.dumps(parsed, ensure_ascii=False) if isinstance(parsed, dict) else "{}"
 
 
 def _failure(kind: FailureKind, what: str) -> ParseFailure:

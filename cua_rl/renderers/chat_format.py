@@ -62,7 +62,10 @@ def answers_with_recent_thinking(items: Sequence[ReplayedItem]) -> Mapping[int, 
     for place, item in enumerate(items):
         if not isinstance(item, SampledAnswer):
             continue
-        thought, said = _split(item.text)
+        # of several blocks, the first is the reasoning, and the text follows the last
+        before, closed, _ = item.text.partition(_CLOSE)
+        thought = before.rstrip("\n").rpartition(_OPEN)[2].lstrip("\n") if closed else ""
+        said = item.text.rpartition(_CLOSE)[2].lstrip("\n") if closed else item.text
         if place > last_query and (thought or place == last):
             text = "\n".join((thought.strip("\n"), _CLOSE, "", said.lstrip("\n")))
             answers[place] = WrittenAnswer(header=_THINKING_ANSWER, text=text)
@@ -80,14 +83,6 @@ def _is_query(item: ReplayedItem) -> bool:
     first, last = item.content[0], item.content[-1]
     is_result = isinstance(first, TextPart) and first.text.startswith("<tool_response>")
     return not (is_result and isinstance(last, TextPart) and last.text.endswith("</tool_response>"))
-
-
-def _split(text: str) -> tuple[str, str]:
-    """Reasoning and the text after it; of several blocks, the first is the reasoning, and the text follows the last."""
-    if _CLOSE not in text:
-        return "", text
-    thought = text.partition(_CLOSE)[0].rstrip("\n").rpartition(_OPEN)[2].lstrip("\n")
-    return thought, text.rpartition(_CLOSE)[2].lstrip("\n")
 
 
 INSTRUCT = ChatFormat(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from cua_rl.json_types import Json
 from cua_rl.renderers.request_error import RequestError
-from cua_rl.types import Json
 
 
 class Place(str):

@@ -21,6 +21,7 @@ from cua_rl.conversation import (
     ToolCall,
     ToolResult,
 )
+from cua_rl.json_types import Json
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_fields import (
     Place,
@@ -31,7 +32,6 @@ from cua_rl.renderers.openai_fields import (
     text_at,
 )
 from cua_rl.renderers.request_error import RequestError as RequestError
-from cua_rl.types import Json
 
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _IMAGE_TYPES = ("image_url", "input_image")

@@ -103,20 +103,22 @@ def model_table(models: Sequence[ModelRow]) -> list[list[str]]:
     passes = [f"pass@{k}" for k in counts]
     bounds = ["if faults failed / succeeded"] if any(model.num_faults for model in models) else []
     header = ["model", "success", "95 % interval", *bounds, *passes, "tasks", "attempts", "faults", "turns"]
-    return [header, *(_table_row(model, counts, has_bounds=bool(bounds)) for model in models)]
-
-
-def _table_row(model: ModelRow, counts: Sequence[int], *, has_bounds: bool) -> list[str]:
     return [
-        model.name,
-        _percent(model.success_rate),
-        f"{_percent(model.low)} to {_percent(model.high)}",
-        *([f"{_percent(model.worst)} / {_percent(model.best)}"] if has_bounds else []),
-        *(_percent(model.pass_at.get(k)) for k in counts),
-        str(model.num_tasks),
-        str(model.num_rollouts),
-        str(model.num_faults),
-        f"{model.num_turns_mean:.1f}",
+        header,
+        *(
+            [
+                model.name,
+                _percent(model.success_rate),
+                f"{_percent(model.low)} to {_percent(model.high)}",
+                *([f"{_percent(model.worst)} / {_percent(model.best)}"] if bool(bounds) else []),
+                *(_percent(model.pass_at.get(k)) for k in counts),
+                str(model.num_tasks),
+                str(model.num_rollouts),
+                str(model.num_faults),
+                f"{model.num_turns_mean:.1f}",
+            ]
+            for model in models
+        ),
     ]
 
 

@@ -1,6 +1,7 @@
 """Metrics of a run by step: always metrics.jsonl and TensorBoard, and Weights & Biases if a project is named."""
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from importlib import import_module
@@ -15,6 +16,8 @@ from cua_rl.metrics import check_names
 from cua_rl.reporting.json_lines import append_record
 
 logger = logging.getLogger(__name__)
+
+_WANDB_TIMEOUT_S = 15.0  # W&B's own 90 s, and its retries after that, would hold a run up for minutes
 
 
 class _Sink(Protocol):
@@ -111,11 +114,11 @@ class _Wandb:
     def __init__(self, folder: Path, config: Mapping[str, object], *, project: str, name: str) -> None:
         require_wandb(project)
         wandb: Any = import_module("wandb")
+        settings = wandb.Settings(init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", _WANDB_TIMEOUT_S)))
+        # the name doubles as id: a resumed run goes on in its own charts
+        identity = {"project": project, "name": name, "id": name, "resume": "allow"}
         try:
-            # the name doubles as id: a resumed run goes on in its own charts
-            self._run: Any = wandb.init(
-                project=project, name=name, id=name, resume="allow", dir=str(folder), config=dict(config)
-            )
+            self._run: Any = wandb.init(**identity, dir=str(folder), config=dict(config), settings=settings)
         except wandb.Error as error:
             raise ConfigError(
                 f"expected Weights & Biases to open project {project!r}, got {str(error)!r}; set WANDB_API_KEY, or "

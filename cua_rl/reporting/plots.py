@@ -1,6 +1,6 @@
 """Plots: reward.png, a run's success per step with its evaluations; results.png, the comparison of models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
 from pathlib import Path
@@ -28,8 +28,29 @@ def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite
     records = read_records(metrics_path)
     figure, axes = _make_axes(8, 4.5, title)
     num_steps = max((int(_number(record["step"])) for record in records), default=0)
-    _draw_training(axes, records)
-    evaluations = _read_evaluations(records, suite)
+    points = [
+        (_number(record["step"]), _number(record["reward/success_rate"]))
+        for record in records
+        if record.get("reward/success_rate") is not None
+    ]
+    steps, rates = [step for step, _ in points], [rate for _, rate in points]
+    if points:
+        each = "training rollouts, each step"
+        axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label=each)
+    if len(points) > 2:
+        axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training rollouts, smoothed")
+    prefix = f"eval/{suite}/success_rate"
+    by_step = {
+        int(_number(record["step"])): _Evaluation(
+            step=int(_number(record["step"])),
+            rate=_number(record[prefix]),
+            low=_number(record.get(f"{prefix}_low", record[prefix])),
+            high=_number(record.get(f"{prefix}_high", record[prefix])),
+        )
+        for record in records
+        if record.get(prefix) is not None
+    }
+    evaluations = [by_step[step] for step in sorted(by_step)]
     if evaluations:
         _draw_evaluations(axes, evaluations)
     axes.set_xlabel("training step")
@@ -47,7 +68,16 @@ def write_comparison_plot(image_path: Path, comparison: Comparison, *, title: st
     groups = ["all tasks", *(groups if len(groups) > 1 else [])]
     figure, axes = _make_axes(max(5.0, 2.0 + 1.5 * len(groups)), 4.5, title)
     for index in range(len(comparison.models)):
-        _draw_model(axes, comparison, index, groups)
+        # one bar per group of tasks; the interval is that of all tasks
+        model, width = comparison.models[index], 0.8 / len(comparison.models)
+        rates = [model.success_rate, *(model.success_rate_by_category.get(name, 0.0) for name in groups[1:])]
+        places = [place - 0.4 + width * (index + 0.5) for place in range(len(groups))]
+        axes.bar(places, rates, 0.92 * width, color=MODEL_COLOURS[index % len(MODEL_COLOURS)], label=model.name)
+        spread = [[model.success_rate - model.low], [model.high - model.success_rate]]
+        axes.errorbar(places[:1], rates[:1], yerr=spread, fmt="none", ecolor="#333333", capsize=4, linewidth=1.4)
+        for place, rate in zip(places, rates, strict=True):
+            top = model.high if place == places[0] else rate
+            axes.annotate(f"{100 * rate:.0f} %", (place, top + 0.01), ha="center", va="bottom", fontsize=8)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.set_ylim(0, 1.08)
@@ -78,26 +108,22 @@ def _save(figure: Any, image_path: Path) -> None:
 
 
 def smooth(steps: Sequence[float], values: Sequence[float], width: float = SMOOTHING_STEPS) -> list[float]:
-    """Gaussian-weighted mean around each step; steps may be unevenly spaced, ends are not padded."""
+    """Local linear regression with Gaussian weights; steps may be unevenly spaced.
+
+    Unlike a weighted mean it has no bias at the ends of a rising curve.
+    """
     smoothed: list[float] = []
     for centre in steps:
-        weights = [exp(-0.5 * ((step - centre) / width) ** 2) for step in steps]
-        smoothed.append(sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights))
+        offsets = [step - centre for step in steps]
+        weights = [exp(-0.5 * (offset / width) ** 2) for offset in offsets]
+        total, first, second = (sum(w * o**power for w, o in zip(weights, offsets, strict=True)) for power in range(3))
+        level, tilt = (
+            sum(w * v * o**power for w, v, o in zip(weights, values, offsets, strict=True)) for power in range(2)
+        )
+        spread = total * second - first**2
+        # a step far from all others has no slope
+        smoothed.append((second * level - first * tilt) / spread if spread > 1e-9 else level / total)
     return smoothed
-
-
-def _draw_training(axes: Any, records: Sequence[Mapping[str, object]]) -> None:
-    points = [
-        (_number(record["step"]), _number(record["reward/success_rate"]))
-        for record in records
-        if record.get("reward/success_rate") is not None
-    ]
-    if not points:
-        return
-    steps, rates = [step for step, _ in points], [rate for _, rate in points]
-    axes.plot(steps, rates, ".", color=TRAINING_COLOUR, alpha=0.45, markersize=5, label="training rollouts, each step")
-    if len(points) > 2:
-        axes.plot(steps, smooth(steps, rates), color=TRAINING_COLOUR, linewidth=2, label="training rollouts, smoothed")
 
 
 def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
@@ -128,34 +154,6 @@ def _draw_evaluations(axes: Any, evaluations: Sequence[_Evaluation]) -> None:
             color=EVALUATION_COLOUR,
             fontweight="bold",
         )
-
-
-def _read_evaluations(records: Sequence[Mapping[str, object]], suite: str) -> list[_Evaluation]:
-    prefix = f"eval/{suite}/success_rate"
-    evaluations = {
-        int(_number(record["step"])): _Evaluation(
-            step=int(_number(record["step"])),
-            rate=_number(record[prefix]),
-            low=_number(record.get(f"{prefix}_low", record[prefix])),
-            high=_number(record.get(f"{prefix}_high", record[prefix])),
-        )
-        for record in records
-        if record.get(prefix) is not None
-    }
-    return [evaluations[step] for step in sorted(evaluations)]
-
-
-def _draw_model(axes: Any, comparison: Comparison, index: int, groups: list[str]) -> None:
-    """One bar per group of tasks; the interval is that of all tasks."""
-    model, width = comparison.models[index], 0.8 / len(comparison.models)
-    rates = [model.success_rate, *(model.success_rate_by_category.get(name, 0.0) for name in groups[1:])]
-    places = [place - 0.4 + width * (index + 0.5) for place in range(len(groups))]
-    axes.bar(places, rates, 0.92 * width, color=MODEL_COLOURS[index % len(MODEL_COLOURS)], label=model.name)
-    spread = [[model.success_rate - model.low], [model.high - model.success_rate]]
-    axes.errorbar(places[:1], rates[:1], yerr=spread, fmt="none", ecolor="#333333", capsize=4, linewidth=1.4)
-    for place, rate in zip(places, rates, strict=True):
-        top = model.high if place == places[0] else rate
-        axes.annotate(f"{100 * rate:.0f} %", (place, top + 0.01), ha="center", va="bottom", fontsize=8)
 
 
 def _number(value: object) -> float:

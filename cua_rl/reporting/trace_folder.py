@@ -73,27 +73,24 @@ class TraceRecorder:
     def _write(self, event: Event) -> None:
         match event:
             case RolloutStarted():
-                self._begin(event)
+                step = f"{event.source.phase}-{event.source.step:06d}"
+                name = f"{event.group_index:02d}-{event.member_index:02d}-{event.rollout_id}"
+                folder = self._folder / step / name
+                folder.mkdir(parents=True, exist_ok=True)
+                self._rollouts[event.rollout_id] = folder
+                head = f"# {event.task.task_id}, seed {event.task.seed}\n\n{event.task.instruction}\n\n"
+                _append(folder, f"{head}device: {event.device_id}\n")
             case TurnTaken() if event.rollout_id in self._rollouts:
                 _write_turn(self._rollouts[event.rollout_id], event.turn)
             case GroupEnded():
                 ids = [rollout.rollout_id for rollout in event.group.compared]
                 advantages = dict(zip(ids, event.advantages or (), strict=False))
                 for rollout in (*event.group.rollouts, *event.group.faulty):
-                    folder = self._rollouts.pop(rollout.rollout_id, None)
-                    if folder is not None:
-                        _append(folder, _ending(rollout, advantages.get(rollout.rollout_id)))
+                    begun = self._rollouts.pop(rollout.rollout_id, None)
+                    if begun is not None:
+                        _append(begun, _ending(rollout, advantages.get(rollout.rollout_id)))
             case _:
                 pass
-
-    def _begin(self, event: RolloutStarted) -> None:
-        step = f"{event.source.phase}-{event.source.step:06d}"
-        name = f"{event.group_index:02d}-{event.member_index:02d}-{event.rollout_id}"
-        folder = self._folder / step / name
-        folder.mkdir(parents=True, exist_ok=True)
-        self._rollouts[event.rollout_id] = folder
-        task = event.task
-        _append(folder, f"# {task.task_id}, seed {task.seed}\n\n{task.instruction}\n\ndevice: {event.device_id}\n")
 
 
 def draw_action(seen: EncodedImage, action: Action | None) -> Image.Image:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cua_rl.actions import Wait
-from cua_rl.types import StopReason, Turn, Validation
+from cua_rl.judgement import Validation
+from cua_rl.types import StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from importlib import import_module
 from math import fsum, isclose, isfinite
 
 from cua_rl.errors import ConfigError, boundary
+from cua_rl.judgement import Validation
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.reward import (
     RewardFunction,
@@ -19,7 +20,7 @@ from cua_rl.rewards.reward import (
     score_reward,
     shaped_reward,
 )
-from cua_rl.types import Reward, StopReason, Validation
+from cua_rl.types import Reward, StopReason
 
 REWARDS: Mapping[str, RewardFunction] = {
     "binary": binary_reward,

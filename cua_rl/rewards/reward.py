@@ -92,7 +92,17 @@ def comprehensive_reward(evidence: Evidence) -> Reward:
     A perfect rollout solves the task in a fifth of the allowed turns without repeats or errors. Unparseable answers
     pull the reward towards -2 in proportion to their share of the turns, so that one slip in many turns costs little.
     """
-    outcome = _outcome_parts(evidence)
+    outcome: dict[str, float]
+    match evidence.stop_reason:
+        case _ if evidence.success:  # a reached goal counts in full even if the agent did not say so
+            outcome = {"success": 1.5, "validated": 0.3}
+        case StopReason.FINISHED:
+            outcome = {"finished": 0.3}
+        case StopReason.MAX_TURNS | StopReason.MAX_TIME as spent:
+            effort = 0.1 if evidence.num_actions >= 3 else 0.0
+            outcome = {"out_of_turns" if spent is StopReason.MAX_TURNS else "out_of_time": -0.5, "effort": effort}
+        case _:
+            outcome = {"broken_off": -1.0}
     progress = 0.0
     if evidence.first_success_turn is not None:  # the earlier the goal first held, the more
         progress = max(0.05, 0.15 * (1 - evidence.first_success_turn / evidence.max_turns))
@@ -110,17 +120,3 @@ def comprehensive_reward(evidence: Evidence) -> Reward:
     if evidence.success:
         return bound_parts(parts, low=SOLVED_FLOOR, high=PERFECT)
     return bound_parts(parts, low=UNREADABLE, high=SOLVED_FLOOR)
-
-
-def _outcome_parts(evidence: Evidence) -> dict[str, float]:
-    """Parts for the ending; a reached goal counts in full even if the agent did not say so."""
-    if evidence.success:
-        return {"success": 1.5, "validated": 0.3}
-    match evidence.stop_reason:
-        case StopReason.FINISHED:
-            return {"finished": 0.3}
-        case StopReason.MAX_TURNS | StopReason.MAX_TIME as spent:
-            effort = 0.1 if evidence.num_actions >= 3 else 0.0
-            return {"out_of_turns" if spent is StopReason.MAX_TURNS else "out_of_time": -0.5, "effort": effort}
-        case _:
-            return {"broken_off": -1.0}

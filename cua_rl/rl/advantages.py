@@ -58,7 +58,10 @@ def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
     2501.03262). Groups that teach nothing do not count, even if a KL term keeps their datums. The division happens when
     a step trains, not when a group ends: recorded advantages are those of the group.
     """
-    by_member = {datum.member: _advantage(datum) for datum in datums}
+    by_member: dict[tuple[str, str], float] = {}
+    for datum in datums:  # all trained tokens of a rollout share its advantage
+        trained = zip(datum.advantages, datum.loss_mask, strict=True)
+        by_member[datum.member] = next((value for value, is_trained in trained if is_trained), 0.0)
     teaching = {group_id for (group_id, _), value in by_member.items() if value}
     values = [value for (group_id, _), value in by_member.items() if group_id in teaching]
     if not values:
@@ -68,11 +71,6 @@ def divide_by_batch_std(datums: Sequence[Datum]) -> tuple[list[Datum], float]:
     if not std:
         return list(datums), std
     return [replace(datum, advantages=tuple(value / std for value in datum.advantages)) for datum in datums], std
-
-
-def _advantage(datum: Datum) -> float:
-    """The advantage that all trained tokens of a rollout share."""
-    return next((value for value, is_trained in zip(datum.advantages, datum.loss_mask, strict=True) if is_trained), 0.0)
 
 
 def penalise_divergence(
@@ -96,15 +94,12 @@ def penalise_divergence(
         if is_trained
     ]
     mean = sum(gaps) / len(gaps)
-    penalised = [_penalise(datum, row, coef, mean) for datum, row in zip(datums, reference_logprobs, strict=True)]
-    return penalised, mean
-
-
-def _penalise(datum: Datum, references: Sequence[float], coef: float, mean: float) -> Datum:
-    advantages = tuple(
-        advantage + coef * (mean - (logprob - reference)) if is_trained else 0.0
-        for advantage, logprob, reference, is_trained in zip(
-            datum.advantages, datum.sampling_logprobs, references, datum.loss_mask, strict=True
+    penalised: list[Datum] = []
+    for datum, row in zip(datums, reference_logprobs, strict=True):
+        tokens = zip(datum.advantages, datum.sampling_logprobs, row, datum.loss_mask, strict=True)
+        advantages = tuple(
+            advantage + coef * (mean - (logprob - reference)) if is_trained else 0.0
+            for advantage, logprob, reference, is_trained in tokens
         )
-    )
-    return replace(datum, advantages=advantages)
+        penalised.append(replace(datum, advantages=advantages))
+    return penalised, mean

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from cua_rl.events import BatchTaken, RolloutSource, SourceStarted
+from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.datums import build_datums
 from cua_rl.rl.group_buffer import GroupBuffer, Place, PolicyAges, WaitingGroup, lag_metrics, require_lag
@@ -56,7 +57,7 @@ from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupPlan, run_group
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, Datum, Rollout
+from cua_rl.types import Datum, Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ NUM_PROBES = 4  # sequences that the parity gate compares if the batch has no tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncStart:
-    """What an earlier attempt of the run left; by default, nothing."""
+    """State restored from an earlier attempt of the run; empty by default."""
 
     done_ordinals: frozenset[int] = frozenset()
     """Ordinals of groups that the steps before `first_step` have trained or replaced."""
@@ -170,30 +171,28 @@ class _AsyncRun:
 
     async def _run_group(self, place: Place) -> None:
         """Run a group, for which one slot is already granted, and put it into the buffer."""
+        settings = self._settings
         source = RolloutSource(phase="step", step=place.last_step)
         plan = GroupPlan(
             source=source,
-            group_size=self._settings.group_size,
-            params=self._settings.params,
-            min_group_size=self._settings.min_group_size,
+            group_size=settings.group_size,
+            params=settings.params,
+            min_group_size=settings.min_group_size,
         )
         runner = LimitedRunner(self._parts.runner, self._limit, num_granted=1)
-        group = await run_group(runner, self._task(place.ordinal), place.ordinal, plan)
+        # the task instance of an ordinal is the same as in a synchronous run, which trains batch by batch
+        number, index = divmod(place.ordinal, settings.groups_per_batch)
+        if number not in self._task_batches:
+            while len(self._task_batches) > 2 * (self._buffer.max_lag + 1):
+                self._task_batches.pop(min(self._task_batches))
+            self._task_batches[number] = self._parts.tasks.batch(number, settings.groups_per_batch)
+        group = await run_group(runner, self._task_batches[number][index], place.ordinal, plan)
         group = self._parts.memory.replay.join(group)
-        scored = await score_and_record(self._settings, self._parts, source, group)
+        scored = await score_and_record(settings, self._parts, source, group)
         async with self._changed:
             if self._buffer.finish(place, scored):
                 logger.info("group=%d task=%s teaches nothing, another one starts", group.index, group.task_id)
             self._changed.notify_all()
-
-    def _task(self, ordinal: int) -> Task:
-        """The task instance of an ordinal: the same as in a synchronous run, which trains batch by batch."""
-        number, place = divmod(ordinal, self._settings.groups_per_batch)
-        if number not in self._task_batches:
-            while len(self._task_batches) > 2 * (self._buffer.max_lag + 1):
-                self._task_batches.pop(min(self._task_batches))
-            self._task_batches[number] = self._parts.tasks.batch(number, self._settings.groups_per_batch)
-        return self._task_batches[number][place]
 
     async def train_steps(self) -> None:
         """Train batch after batch, save the new weights, hand them to the publisher."""
@@ -202,7 +201,8 @@ class _AsyncRun:
             old_version, saved = self._trainer_version, None
             with clock.time("step"):
                 with clock.time("wait"):
-                    taken, dropped = await self._take_batch(step)
+                    taken = await self._take_batch(step)
+                dropped = self._buffer.take_dropped()
                 groups = sorted([*taken, *dropped], key=lambda scored: scored.group.index)
                 checked = await self._check_batch(step, taken, groups)
                 with clock.time("datums"):
@@ -224,6 +224,13 @@ class _AsyncRun:
             self._ages.announce(self._trainer_version, step)
             if "policy/parity_mean_abs" in {**result.metrics, **checked}:
                 self._parity_due = step + PARITY_EVERY
+            in_flight = {
+                "async/num_running_groups": float(self._buffer.num_running),
+                "async/num_waiting_groups": float(self._buffer.num_waiting),
+                "async/num_running_rollouts": float(self._limit.num_running),
+                "async/max_running_rollouts": float(self._limit.allowed),
+            }
+            published = {} if self._publish_s is None else {"time/publish_s": self._publish_s}
             trained = TrainedStep(
                 step=step,
                 groups=groups,
@@ -231,50 +238,49 @@ class _AsyncRun:
                 result=result,
                 old_version=old_version,
                 new_version=self._trainer_version,
-                metrics={**checked, **self._pipeline_metrics()},
+                metrics={**checked, **in_flight, **published},
             )
             await record_step(self._settings, self._parts, trained, clock)
             if is_checkpoint_due(self._settings, step):  # before anything is sampled that builds on it
                 await save_checkpoint(self._parts, step)
             await self._saved.put(_Saved(num_steps=step, policy=saved))
 
-    async def _take_batch(self, step: int) -> tuple[list[ScoredGroup], list[ScoredGroup]]:
-        """The groups of the next step, and constant ones that were replaced since the last."""
+    async def _take_batch(self, step: int) -> list[ScoredGroup]:
+        """The groups of the next step. If parity is due, one of them can be compared, unless none ever will be."""
+
+        def can_compare() -> bool:
+            buffer = self._buffer
+            is_announced = buffer.announced_step == buffer.next_step - 1
+            is_over = is_announced and not buffer.num_running and not buffer.may_start
+            return is_over or any(map(self._is_fresh, self._trained_rollouts(buffer.waiting)))
+
         async with self._changed:
             if step >= self._parity_due:
-                await self._changed.wait_for(self._can_compare)
+                await self._changed.wait_for(can_compare)
             while (batch := self._buffer.take_batch()) is None:
                 await self._changed.wait()
             self._changed.notify_all()
-        return [finished.scored for finished in batch], self._buffer.take_dropped()
-
-    def _can_compare(self) -> bool:
-        """Whether the parity gate finds a turn of the trainer's version, or will find none however long it waits."""
-        is_announced = self._buffer.announced_step == self._buffer.next_step - 1
-        is_over = is_announced and not self._buffer.num_running and not self._buffer.may_start
-        return is_over or any(map(self._is_fresh, self._trained_rollouts(self._buffer.waiting)))
+        return [finished.scored for finished in batch]
 
     async def _check_batch(self, step: int, taken: list[ScoredGroup], groups: list[ScoredGroup]) -> dict[str, float]:
-        """Record which groups a step takes, check their policy lag, and probe parity; the metrics of both."""
+        """Record which groups a step takes, check their policy lag, and probe parity; the metrics of both.
+
+        The gate compares waiting groups if the batch has no turn of the version that the trainer holds.
+        """
         await self._begin_step(step)
         await self._parts.recorder.record(
             BatchTaken(step=step, group_ids=tuple(scored.group.group_id for scored in groups))
         )
-        trained = groups if self._settings.train.has_kl_term else taken
+        train = self._settings.train
+        trained = groups if train.has_kl_term else taken
         lags = self._ages.lags([scored.group for scored in trained], step)
         require_lag(lags, self._buffer.max_lag, step=step)
-        return lag_metrics(lags) | await self._probe_parity(step, taken)
-
-    async def _probe_parity(self, step: int, taken: list[ScoredGroup]) -> dict[str, float]:
-        """Let the gate compare waiting groups if the batch has no turn of the version that the trainer holds."""
-        if self._fresh_datums(taken):
-            return {}
-        datums = self._fresh_datums(self._buffer.waiting)[:NUM_PROBES]
-        if not datums:
-            return {}
-        train = self._settings.train
-        rows = await self._parts.trainer.forward(datums, temperature=train.loss.temperature)
-        return ParityGate(limit=train.parity_limit, step=step).check(datums, rows)
+        metrics = lag_metrics(lags)
+        probes = [] if self._fresh_datums(taken) else self._fresh_datums(self._buffer.waiting)[:NUM_PROBES]
+        if probes:
+            rows = await self._parts.trainer.forward(probes, temperature=train.loss.temperature)
+            metrics |= ParityGate(limit=train.parity_limit, step=step).check(probes, rows)
+        return metrics
 
     def _fresh_datums(self, groups: Iterable[ScoredGroup]) -> list[Datum]:
         """Sequences with turns of the trainer's version, with only these on their masks; a few are enough."""
@@ -289,16 +295,6 @@ class _AsyncRun:
 
     def _is_fresh(self, rollout: Rollout) -> bool:
         return any(turn.model.policy_version == self._trainer_version for turn in rollout.turns)
-
-    def _pipeline_metrics(self) -> dict[str, float]:
-        """How many groups and rollouts are in flight, and how long the last publication took."""
-        metrics = {
-            "async/num_running_groups": float(self._buffer.num_running),
-            "async/num_waiting_groups": float(self._buffer.num_waiting),
-            "async/num_running_rollouts": float(self._limit.num_running),
-            "async/max_running_rollouts": float(self._limit.allowed),
-        }
-        return metrics | ({} if self._publish_s is None else {"time/publish_s": self._publish_s})
 
     async def publish(self) -> None:
         """Serve saved weights, announce them, and hand them to the evaluator where an evaluation is due."""

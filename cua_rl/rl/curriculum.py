@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from cua_rl.reporting.json_lines import append_record, read_records, write_records
-from cua_rl.tasks.task import Task
+from cua_rl.tasks.task import Task, Template
 from cua_rl.types import Rollout, RolloutGroup
 
 FADE = 0.8  # a running success rate looks back about 1 / (1 - FADE) = 5 groups
@@ -27,7 +27,7 @@ FLOOR = 0.1  # a task that is always or never solved keeps this share of the lar
 
 
 def curriculum_metrics(groups: Sequence[RolloutGroup], num_wanted: int) -> dict[str, float]:
-    """What refilling did: groups sampled, groups dropped because they teach nothing, and how full the batch is."""
+    """Metrics of refilling: groups sampled, constant groups dropped, and how full the batch is."""
     num_dropped = sum(group.is_constant for group in groups)
     num_trained = len(groups) - num_dropped
     return {
@@ -40,7 +40,7 @@ def curriculum_metrics(groups: Sequence[RolloutGroup], num_wanted: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """How one group went, without what it replayed."""
+    """The outcome of one group, replayed rollouts excluded."""
 
     task_id: str
     num_successes: int
@@ -93,15 +93,6 @@ class SuccessRates:
         return {f"curriculum/success_rate/{task_id}": self.rate(task_id) for task_id in sorted(self._counts)}
 
 
-class Template(Protocol):
-    """A task that can be instantiated with any seed."""
-
-    @property
-    def task_id(self) -> str: ...
-
-    def make_task(self, seed: int) -> Task: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuccessRateStream:
     """Draws tasks that are solved about half of the time more often than those that are always or never solved.
@@ -124,7 +115,7 @@ class SuccessRateStream:
 
 
 def draw_weight(success_rate: float) -> float:
-    """How often a task is drawn: the variance of its success, scaled to 1 at rate 0.5 and to `FLOOR` at 0 and 1."""
+    """The sampling weight of a task: the variance of its success, scaled to 1 at rate 0.5 and to `FLOOR` at 0 and 1."""
     return FLOOR + (1 - FLOOR) * 4 * success_rate * (1 - success_rate)
 
 
@@ -176,7 +167,7 @@ class ReplayBuffer:
 
 
 def replay_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> dict[str, float]:
-    """How many rollouts were replayed, and how many optimizer steps before `policy_version` they were sampled."""
+    """The number of replayed rollouts, and their age: optimizer steps from the sampling policy to `policy_version`."""
     replayed = [rollout for group in groups for rollout in group.replayed]
     ages = [policy_version - turn.model.policy_version for rollout in replayed for turn in rollout.turns]
     metrics = {"replay/num_rollouts": float(len(replayed))}
@@ -185,7 +176,7 @@ def replay_metrics(groups: Sequence[RolloutGroup], policy_version: int) -> dict[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What earlier steps leave for later ones: success rates and successes. By default nothing is kept.
+    """State that steps pass on to later steps: success rates, and successes to replay. By default nothing is kept.
 
     `outcomes_path` is a file of JSON lines, one per completed step, from which a resumed run restores both.
     """

@@ -5,15 +5,17 @@ new datum begins, and the reason is counted.
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from itertools import groupby
+from itertools import compress, groupby
+from operator import ne
 
+from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.rl.advantages import ScoredGroup
-from cua_rl.types import Datum, EncodedTextChunk, ModelInput, ModelTurn, Rollout
+from cua_rl.types import Datum, ModelTurn, Rollout
 
 TurnLogprobs = tuple[tuple[int, tuple[float, ...]], ...]
 
@@ -131,24 +133,22 @@ def _merge(rollout_id: str, run: Sequence[tuple[int, ModelTurn]], advantage: flo
 
 def count_retokenised(datums: Iterable[Datum], rollouts: Iterable[Rollout], image_token_id: int) -> int:
     """Trained tokens whose ids are not, in order, the sampled ids; anything but 0 is a bug."""
-    trained: dict[str, list[int]] = {}
+    trained: defaultdict[str, list[int]] = defaultdict(list)
     for datum in datums:
         ids = datum.model_input.token_ids(image_token_id)
-        trained.setdefault(datum.rollout_id, []).extend(
-            token for token, is_trained in zip(ids, datum.loss_mask, strict=True) if is_trained
-        )
+        trained[datum.rollout_id] += compress(ids, datum.loss_mask)
     sampled = {
         rollout.rollout_id: [t for turn in rollout.turns for t in turn.model.sampled_tokens] for rollout in rollouts
     }
-    return sum(_num_differences(tokens, sampled[rollout_id]) for rollout_id, tokens in trained.items())
-
-
-def _num_differences(left: Sequence[int], right: Sequence[int]) -> int:
-    return sum(a != b for a, b in zip(left, right, strict=False)) + abs(len(left) - len(right))
+    num_differences = 0
+    for rollout_id, tokens in trained.items():
+        expected = sampled[rollout_id]
+        num_differences += sum(map(ne, tokens, expected)) + abs(len(tokens) - len(expected))
+    return num_differences
 
 
 def datum_metrics(datums: Sequence[Datum], forks: Counter[ForkReason], num_retokenised: int) -> dict[str, float]:
-    """How rollouts became training sequences."""
+    """Metrics of the merging of turns into training sequences."""
     num_turns = sum(len(datum.turn_indices) for datum in datums)
     return {
         "rollout/num_datums": float(len(datums)),
@@ -184,21 +184,18 @@ def datums_sha256(datums: Sequence[Datum]) -> str:
     """Fingerprint of a step's training data: tokens, images, masks, advantages and log-probabilities, bit for bit."""
     digest = sha256()
     for datum in datums:
-        digest.update(json.dumps(_fingerprint(datum), separators=(",", ":")).encode())
+        chunks = [
+            list(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else [chunk.image.sha256, chunk.expected_tokens]
+            for chunk in datum.model_input.chunks
+        ]
+        content: list[object] = [
+            datum.rollout_id,
+            chunks,
+            datum.loss_mask,
+            [value.hex() for value in datum.advantages],
+            [value.hex() for value in datum.sampling_logprobs],
+            datum.policy_versions,
+            datum.turn_indices,
+        ]
+        digest.update(json.dumps(content, separators=(",", ":")).encode())
     return digest.hexdigest()
-
-
-def _fingerprint(datum: Datum) -> list[object]:
-    chunks = [
-        list(chunk.tokens) if isinstance(chunk, EncodedTextChunk) else [chunk.image.sha256, chunk.expected_tokens]
-        for chunk in datum.model_input.chunks
-    ]
-    return [
-        datum.rollout_id,
-        chunks,
-        datum.loss_mask,
-        [value.hex() for value in datum.advantages],
-        [value.hex() for value in datum.sampling_logprobs],
-        datum.policy_versions,
-        datum.turn_indices,
-    ]

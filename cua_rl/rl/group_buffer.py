@@ -1,4 +1,4 @@
-"""Which groups may start, and which form the next batch: policy lag is bounded by arithmetic, without discarding.
+"""Admission of groups and selection of batches: policy lag is bounded without discarding rollouts.
 
 Terms. B is `groups_per_batch`, K is `max_lag`. Steps count from 1; "policy s" is the policy after s steps, and step s
 turns policy s - 1 into it. A group that starts while policy v is announced samples every turn with policy v or a later
@@ -151,8 +151,23 @@ class GroupBuffer:
 
     def take_batch(self) -> list[FinishedGroup] | None:
         """The groups of the next step in the order of their ordinals, or None if they have not all finished."""
-        chosen = self._choose()
-        if chosen is None:
+        # for each relevant t, how many groups with last step at t or earlier this batch must take
+        last_steps = [place.last_step for place in self._running.values()]
+        last_steps += [finished.place.last_step for finished in self._finished.values()]
+        needed = [
+            (t, sum(last <= t for last in last_steps) - (t - self.next_step) * self.groups_per_batch)
+            for t in sorted(set(last_steps))
+        ]
+        chosen: list[FinishedGroup] = []
+        for finished in self._finished.values():
+            left = self.groups_per_batch - len(chosen) - 1
+            after = [(t, number - (finished.place.last_step <= t)) for t, number in needed]
+            if all(number <= left for _, number in after):
+                chosen.append(finished)
+                needed = after
+            if len(chosen) == self.groups_per_batch:
+                break
+        else:
             return None
         for finished in chosen:
             del self._finished[finished.place.ordinal]
@@ -164,34 +179,10 @@ class GroupBuffer:
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def _choose(self) -> list[FinishedGroup] | None:
-        if len(self._finished) < self.groups_per_batch:
-            return None
-        needed = self._needed()
-        chosen: list[FinishedGroup] = []
-        for finished in self._finished.values():
-            left = self.groups_per_batch - len(chosen) - 1
-            after = [(step, number - (finished.place.last_step <= step)) for step, number in needed]
-            if all(number <= left for _, number in after):
-                chosen.append(finished)
-                needed = after
-            if len(chosen) == self.groups_per_batch:
-                return chosen
-        return None
-
-    def _needed(self) -> list[tuple[int, int]]:
-        """For each relevant t, how many groups with last step at t or earlier the next batch must take."""
-        last_steps = [place.last_step for place in self._running.values()]
-        last_steps += [finished.place.last_step for finished in self._finished.values()]
-        return [
-            (t, sum(last <= t for last in last_steps) - (t - self.next_step) * self.groups_per_batch)
-            for t in sorted(set(last_steps))
-        ]
-
 
 @dataclass
 class PolicyAges:
-    """Which policy version was the newest after how many steps.
+    """Maps policy versions to the steps after which they were the newest.
 
     Versions are not steps: a step whose groups are all constant makes no new version, and one with several sub-steps
     makes several.

@@ -1,11 +1,12 @@
 """The parity gate: log-probabilities of sampler and trainer for the same tokens, compared before each update."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, compress, count, groupby
 
 from cua_rl.errors import ParityError
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.model_input import ImageChunk
+from cua_rl.types import Datum
 
 LIKELY_CAUSES = (
     "the server serves another adapter than the trainer holds, the image preprocessing differs (resize limits, "
@@ -54,8 +55,23 @@ class _Gap:
 
 
 def measure_parity(datums: Sequence[Datum], training_logprobs: Sequence[Sequence[float]]) -> Parity:
-    """Compare `training_logprobs` (per datum, aligned with its tokens) with what the sampler reported."""
-    gaps = [gap for datum, row in zip(datums, training_logprobs, strict=True) for gap in _gaps(datum, row)]
+    """Compare `training_logprobs` (per datum, aligned with its tokens) with what the sampler reported.
+
+    Each run of trained tokens is one turn, which answers what came since the previous run.
+    """
+    gaps: list[_Gap] = []
+    for datum, row in zip(datums, training_logprobs, strict=True):
+        chunks = datum.model_input.chunks
+        starts = accumulate((chunk.length for chunk in chunks), initial=0)  # and the end, which no chunk pairs with
+        images = [start for chunk, start in zip(chunks, starts, strict=False) if isinstance(chunk, ImageChunk)]
+        after_image, last_end = False, 0
+        for position in compress(count(), datum.loss_mask):
+            is_first = not datum.loss_mask[position - 1]
+            if is_first:
+                after_image = any(last_end <= image < position for image in images)
+            last_end = position + 1
+            size = abs(datum.sampling_logprobs[position] - row[position])
+            gaps.append(_Gap(size=size, after_image=after_image, is_first=is_first))
     overall = _mean_size(gaps)
     if overall is None:
         raise ValueError("expected at least one trained token to compare, got none")
@@ -72,31 +88,6 @@ def measure_parity(datums: Sequence[Datum], training_logprobs: Sequence[Sequence
 def _mean_size(gaps: Iterable[_Gap]) -> float | None:
     sizes = [gap.size for gap in gaps]
     return sum(sizes) / len(sizes) if sizes else None
-
-
-def _gaps(datum: Datum, row: Sequence[float]) -> Iterator[_Gap]:
-    """Each run of trained tokens is one turn, which answers what came since the previous run."""
-    image_positions = _image_positions(datum)
-    after_image, last_end = False, 0
-    for position, is_trained in enumerate(datum.loss_mask):
-        if not is_trained:
-            continue
-        is_first = not datum.loss_mask[position - 1]
-        if is_first:
-            after_image = any(last_end <= image < position for image in image_positions)
-        last_end = position + 1
-        size = abs(datum.sampling_logprobs[position] - row[position])
-        yield _Gap(size=size, after_image=after_image, is_first=is_first)
-
-
-def _image_positions(datum: Datum) -> list[int]:
-    """Positions at which images begin."""
-    positions, position = list[int](), 0
-    for chunk in datum.model_input.chunks:
-        if isinstance(chunk, ImageChunk):
-            positions.append(position)
-        position += chunk.length
-    return positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +115,7 @@ class ParityGate:
 def choose_datums(
     datums: Sequence[Datum], rows: Sequence[Sequence[float]], is_wanted: Callable[[Datum], bool]
 ) -> tuple[list[Datum], list[Sequence[float]]]:
-    """The datums that are wanted, and their rows."""
+    """The datums that satisfy `is_wanted`, and their rows."""
     chosen = [(datum, row) for datum, row in zip(datums, rows, strict=True) if is_wanted(datum)]
     return [datum for datum, _ in chosen], [row for _, row in chosen]
 

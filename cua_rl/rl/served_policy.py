@@ -3,25 +3,17 @@
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
+from cua_rl.policy import AdapterRef
 from cua_rl.sampling.canary import Canary, canary_datum
-from cua_rl.types import AdapterRef, Datum
+from cua_rl.training.client import TrainingClient
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
 NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still use it), and one more for inspection
-
-
-class WeightSource(Protocol):
-    """What publication needs of the trainer."""
-
-    async def save_state(self, path: Path) -> None: ...
-
-    async def save_weights_for_sampler(self, path: Path) -> AdapterRef: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +33,7 @@ class ServedPolicy:
     returns when it is announced; `record_checkpoint` records a checkpoint and returns the steps of those that are kept.
     """
 
-    trainer: WeightSource
+    trainer: TrainingClient
     make_canary: Callable[[], Awaitable[Canary | None]]
     load_and_prove: Callable[[AdapterRef, Canary | None], Awaitable[None]]
     state_path: Callable[[int], Path]
@@ -97,15 +89,7 @@ class ServedPolicy:
                 shutil.rmtree(path)
 
 
-class CanaryTrainer(Protocol):
-    """What the canary needs of the trainer."""
-
-    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
-
-    async def base_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
-
-
-async def make_canary(trainer: CanaryTrainer, tokens: tuple[int, ...]) -> Canary:
+async def make_canary(trainer: TrainingClient, tokens: tuple[int, ...]) -> Canary:
     """The canary with the trainer's log-probabilities, which the server must reproduce."""
     datum = canary_datum(tokens)
     (policy,), (base,) = await trainer.forward([datum]), await trainer.base_logprobs([datum])

@@ -1,4 +1,4 @@
-"""What both loops are made of: their settings and parts, and the stages beside the algorithm itself.
+"""Shared by both loops: their settings and components, and the stages around the algorithm.
 
 A stage scores and records a group, records a step, saves a checkpoint or evaluates. Steps count from 1; an evaluation
 or checkpoint "at k" is after step k.
@@ -8,22 +8,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from cua_rl.evaluation.evaluate import EvalResult
+from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rl.advantages import ScoredGroup, score_group
 from cua_rl.rl.curriculum import Memory, curriculum_metrics, replay_metrics
 from cua_rl.rl.datums import Batch, build_batch, datums_sha256, logprobs_by_turn
-from cua_rl.rl.served_policy import SavedPolicy
+from cua_rl.rl.served_policy import ServedPolicy
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rl.train_step import Trainer, TrainStepResult, TrainStepSettings
+from cua_rl.rl.train_step import TrainStepResult, TrainStepSettings
 from cua_rl.rollout.group import Runner
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup, SamplingParams
+from cua_rl.training.client import TrainingClient
+from cua_rl.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
 
@@ -36,38 +37,8 @@ class TaskStream(Protocol):
     def batch(self, number: int, num_tasks: int) -> list[Task]: ...
 
 
-class Policy(Protocol):
-    """The trained weights on their way to the sampler and to disk."""
-
-    async def publish(self, step: int) -> AdapterRef:
-        """Serve the trainer's weights after `step` training steps."""
-        ...
-
-    async def save(self, step: int) -> SavedPolicy:
-        """The first half of `publish`: what must happen before the trainer's weights change again."""
-        ...
-
-    async def serve(self, saved: SavedPolicy) -> AdapterRef:
-        """The second half: returns when new requests get the adapter."""
-        ...
-
-    def hold(self, adapter: AdapterRef) -> AbstractContextManager[None]:
-        """Keep an adapter's folder, whatever is published meanwhile."""
-        ...
-
-    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
-        """Save everything a resume needs; returns the folders of the training state and the sampler weights."""
-        ...
-
-
-class Evaluation(Protocol):
-    """Measures an adapter on held-out tasks."""
-
-    async def run(self, source: RolloutSource, adapter: AdapterRef) -> EvalResult: ...
-
-
 class StepLog(Protocol):
-    """Where people follow the run: metric files and the progress display."""
+    """Output for people who follow the run: metric files and the progress display."""
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -134,9 +105,9 @@ class LoopParts:
 
     tasks: TaskStream
     runner: Runner
-    trainer: Trainer
-    policy: Policy
-    evaluator: Evaluation | None
+    trainer: TrainingClient
+    policy: ServedPolicy
+    evaluator: Evaluator | None
     recorder: Recorder
     log: StepLog
     memory: Memory = field(default_factory=Memory)
@@ -181,7 +152,7 @@ class TrainedStep:
     """The policy version that the step began with."""
     new_version: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What the loop itself measured."""
+    """Metrics of the loop itself."""
 
 
 async def record_step(settings: LoopSettings, parts: LoopParts, trained: TrainedStep, clock: Clock) -> None:
@@ -199,32 +170,26 @@ async def record_step(settings: LoopSettings, parts: LoopParts, trained: Trained
         **clock.metrics(),
         "progress/policy_version": float(trained.new_version),
     }
-    metrics |= _speeds(metrics, clock.seconds)
-    # hashing all tokens and images of a step takes too long for the event loop
-    await parts.recorder.record(await asyncio.to_thread(_step_trained, trained, metrics))
-    parts.log.log_step(trained.step, metrics)
-
-
-def _speeds(metrics: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Throughput of the step; no training throughput if it trained nothing."""
-    step_s, train_s = max(1e-9, seconds["step"]), seconds.get("train")
-    speeds = {
-        "time/tokens_per_s": metrics["rollout/sampled_tokens"] / step_s,
-        "time/rollouts_per_hour": 3600 * metrics["rollout/num_rollouts"] / step_s,
-    }
-    return speeds | ({"time/trained_tokens_per_s": metrics["rollout/datum_tokens"] / train_s} if train_s else {})
-
-
-def _step_trained(trained: TrainedStep, metrics: Mapping[str, float]) -> StepTrained:
-    batch, logprobs = trained.batch, trained.result.training_logprobs
-    return StepTrained(
-        step=trained.step,
-        policy_version=trained.new_version,
-        datums_sha256=datums_sha256(batch.datums),
-        num_datums=len(batch.datums),
-        training_logprobs=logprobs_by_turn(batch.datums, logprobs, leave_out=batch.replayed_ids),
-        metrics=metrics,
+    step_s, train_s = max(1e-9, clock.seconds["step"]), clock.seconds.get("train")
+    metrics["time/tokens_per_s"] = metrics["rollout/sampled_tokens"] / step_s
+    metrics["time/rollouts_per_hour"] = 3600 * metrics["rollout/num_rollouts"] / step_s
+    if train_s:
+        metrics["time/trained_tokens_per_s"] = metrics["rollout/datum_tokens"] / train_s
+    datums, logprobs = trained.batch.datums, trained.result.training_logprobs
+    await parts.recorder.record(
+        StepTrained(
+            step=trained.step,
+            policy_version=trained.new_version,
+            # in a thread: hashing all tokens and images of a step takes too long for the event loop
+            datums_sha256=await asyncio.to_thread(datums_sha256, datums),
+            num_datums=len(datums),
+            training_logprobs=await asyncio.to_thread(
+                logprobs_by_turn, datums, logprobs, leave_out=trained.batch.replayed_ids
+            ),
+            metrics=metrics,
+        )
     )
+    parts.log.log_step(trained.step, metrics)
 
 
 def is_checkpoint_due(settings: LoopSettings, num_steps: int) -> bool:

@@ -13,21 +13,24 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     num_turns = [float(len(rollout.turns)) for rollout in rollouts]
+    attempts = [[rollout.member_index for rollout in (*group.rollouts, *group.faulty)] for group in groups]
+    durations = sorted(rollout.duration_s for rollout in rollouts)
+    stops = Counter(rollout.stop_reason for rollout in rollouts)
     metrics = {
         "rollout/num_rollouts": float(len(rollouts)),
         "rollout/num_dropped_groups": float(sum(group.is_incomplete for group in groups)),
         "rollout/num_faults": float(sum(len(group.faulty) for group in groups)),
-        "rollout/num_retries": float(sum(map(_num_retries, groups))),
+        "rollout/num_retries": float(sum(len(members) - len(set(members)) for members in attempts)),
         "rollout/num_turns/mean": _mean(num_turns),
         "rollout/num_turns/max": max(num_turns, default=0.0),
-    }
+        "rollout/duration_s/mean": _mean(durations),
+        "time/rollout_s/p90": durations[ceil(0.9 * len(durations)) - 1] if durations else 0.0,
+        "time/rollout_s/max": durations[-1] if durations else 0.0,
+    } | {f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()}
     return (
         metrics
         | _reward_metrics(groups)
         | _turn_metrics(turns)
-        | _duration_metrics(rollouts, turns)
-        | _stop_metrics(rollouts)
-        | _part_metrics(rollouts)
         | _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
     )
 
@@ -61,20 +64,21 @@ def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return metrics | ({"judge/validator_agreement": _mean(beside)} if beside else {})
 
 
-def _num_retries(group: RolloutGroup) -> int:
-    """Attempts beyond the first for each member of the group."""
-    attempts = [rollout.member_index for rollout in (*group.rollouts, *group.faulty)]
-    return len(attempts) - len(set(attempts))
-
-
 def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Rewards and success rates, and how they vary over groups and categories."""
+    """Rewards and success rates, how they vary over groups and categories, and the parts of the rewards.
+
+    A part is 0 in rollouts that do not have it, so the means of the parts add up to the mean reward.
+    """
     rewards = [reward for group in groups for reward in group.rewards]
+    parts: Counter[str] = Counter()
+    for group in groups:
+        for rollout in group.rollouts:
+            parts.update(rollout.reward.parts if rollout.reward is not None else {})
     successes: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         successes[group.category] += [float(rollout.success) for rollout in group.rollouts]
     judged = [[rollout.success for rollout in group.rollouts] for group in groups if group.rollouts]
-    return {
+    metrics = {
         "reward/mean": _mean(rewards),
         "reward/std": pstdev(rewards) if rewards else 0.0,
         "reward/std_in_group": _mean([pstdev(group.rewards) for group in groups if group.rewards]),
@@ -82,16 +86,11 @@ def _reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "reward/constant_group_frac": _mean([float(group.is_constant) for group in groups]),
         "reward/all_failed_group_frac": _mean([float(not any(group)) for group in judged]),
         "reward/all_solved_group_frac": _mean([float(all(group)) for group in judged]),
-    } | {f"reward/success_rate/{name}": _mean(rates) for name, rates in sorted(successes.items()) if name and rates}
-
-
-def _part_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean of each reward part over all rollouts, 0 where it is missing: the means add up to the mean reward."""
-    parts: Counter[str] = Counter()
-    for rollout in rollouts:
-        if rollout.reward is not None:
-            parts.update(rollout.reward.parts)
-    return {f"reward/parts/{name}": total / len(rollouts) for name, total in parts.items()}
+    }
+    metrics |= {f"reward/parts/{name}": total / len(rewards) for name, total in parts.items()}
+    return metrics | {
+        f"reward/success_rate/{name}": _mean(rates) for name, rates in sorted(successes.items()) if name and rates
+    }
 
 
 def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
@@ -109,23 +108,9 @@ def _turn_metrics(turns: Sequence[Turn]) -> dict[str, float]:
         "rollout/truncated_turn_frac": _mean([float(model.stop == "length") for model in models]),
         "rollout/prompt_mismatches": float(sum(not model.prompt_matches_renderer for model in models)),
         "policy/entropy_estimate": -_mean(sampled),
-    }
-
-
-def _duration_metrics(rollouts: Sequence[Rollout], turns: Sequence[Turn]) -> dict[str, float]:
-    durations = sorted(rollout.duration_s for rollout in rollouts)
-    return {
-        "rollout/duration_s/mean": _mean(durations),
-        "time/rollout_s/p90": durations[ceil(0.9 * len(durations)) - 1] if durations else 0.0,
-        "time/rollout_s/max": durations[-1] if durations else 0.0,
         "time/turn_s/mean": _mean([sum(turn.agent.durations_s.values()) for turn in turns]),
-        "time/sampling_s/mean": _mean([turn.model.duration_s for turn in turns]),
+        "time/sampling_s/mean": _mean([model.duration_s for model in models]),
     }
-
-
-def _stop_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    stops = Counter(rollout.stop_reason for rollout in rollouts)
-    return {f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ are off by default.
 from functools import partial
 
 from cua_rl.events import RolloutSource, SourceStarted
+from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import ScoredGroup
 from cua_rl.rl.stages import (
     Clock,
@@ -27,7 +28,7 @@ from cua_rl.rl.stages import (
 from cua_rl.rl.train_step import TrainStepResult, train_step
 from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, RolloutGroup
+from cua_rl.types import RolloutGroup
 
 
 async def train(settings: LoopSettings, parts: LoopParts) -> None:

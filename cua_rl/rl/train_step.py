@@ -4,8 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from random import Random
-from typing import Protocol
 
 import chz
 
@@ -14,7 +14,7 @@ from cua_rl.rl.advantages import AdvantageKind, divide_by_batch_std, penalise_di
 from cua_rl.rl.datums import Batch
 from cua_rl.rl.parity import ParityGate, choose_datums
 from cua_rl.supervised.learning_rate import RateSchedule, learning_rate_at
-from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
+from cua_rl.training.client import TrainingClient
 from cua_rl.types import Datum
 
 Schedule = RateSchedule
@@ -23,35 +23,9 @@ Rows = Sequence[tuple[float, ...]]
 """One value per token of every datum, 0.0 off-mask."""
 
 
-class Trainer(Protocol):
-    """What a training step needs of the trainer (Tinker's verbs)."""
-
-    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]: ...
-
-    async def reference_logprobs(
-        self, datums: Sequence[Datum], *, temperature: float = 1.0
-    ) -> list[tuple[float, ...]]: ...
-
-    async def forward_backward(
-        self,
-        datums: Sequence[Datum],
-        loss: LossConfig,
-        *,
-        token_weights: Sequence[float] | None = None,
-        proximal_logprobs: Rows | None = None,
-        reference_logprobs: Rows | None = None,
-    ) -> ForwardBackwardOutput: ...
-
-    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput: ...
-
-    async def trainer_metrics(self) -> dict[str, float]:
-        """Work, speed and memory since the last call, under metric names."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainStepSettings:
-    """How a batch is trained on."""
+    """Training configuration of a step."""
 
     loss: LossConfig
     optim: OptimConfig
@@ -81,7 +55,7 @@ class TrainStepResult:
 
 
 async def train_step(
-    trainer: Trainer,
+    trainer: TrainingClient,
     batch: Batch,
     settings: TrainStepSettings,
     *,
@@ -149,10 +123,10 @@ def scheduled_learning_rate(settings: TrainStepSettings, step: int, max_steps: i
 
 
 async def _complete_advantages(
-    trainer: Trainer, datums: Sequence[Datum], settings: TrainStepSettings
+    trainer: TrainingClient, datums: Sequence[Datum], settings: TrainStepSettings
 ) -> tuple[list[Datum], Rows | None, dict[str, float]]:
-    """Apply what needs the whole step: batch standard deviation and KL penalty. Also reference log-probabilities if the
-    loss has a KL term, and metrics.
+    """Complete the advantages with terms over the whole batch: its standard deviation and the KL penalty. Also returns
+    reference log-probabilities if the loss has a KL term, and metrics.
     """
     completed, metrics = list(datums), dict[str, float]()
     if settings.advantages == "batch_std":
@@ -241,23 +215,21 @@ def combine_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     weights = [part.get("optim/trained_tokens", 1.0) for part in parts]
     combined: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        present = [(part[name], weight) for part, weight in zip(parts, weights, strict=True) if name in part]
-        combined[name] = _combine(name, [value for value, _ in present], [weight for _, weight in present])
+        values = [part[name] for part in parts if name in part]
+        if name in _COUNTS:
+            combined[name] = sum(values)
+        elif name.endswith(("max", "_p99")):
+            combined[name] = max(values)
+        elif name.endswith("min"):
+            combined[name] = min(values)
+        else:
+            present = [weight for part, weight in zip(parts, weights, strict=True) if name in part]
+            combined[name] = sum(map(mul, values, present)) / sum(present)
     return combined
 
 
-def _combine(name: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    if name in _COUNTS:
-        return sum(values)
-    if name.endswith(("max", "_p99")):
-        return max(values)
-    if name.endswith("min"):
-        return min(values)
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-
-
 async def _measure_move(
-    trainer: Trainer,
+    trainer: TrainingClient,
     datums: Sequence[Datum],
     before: Rows,
     settings: TrainStepSettings,

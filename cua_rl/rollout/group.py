@@ -8,9 +8,10 @@ from typing import Protocol, TypeVar
 from uuid import uuid4
 
 from cua_rl.events import RolloutSource
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rollout.run import RolloutPlan
 from cua_rl.tasks.task import Task
-from cua_rl.types import AdapterRef, Rollout, RolloutGroup, SamplingParams
+from cua_rl.types import Rollout, RolloutGroup
 
 _Ended = TypeVar("_Ended")
 
@@ -25,7 +26,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """How every group of a step or an evaluation is run."""
+    """Settings shared by all groups of a step or an evaluation."""
 
     source: RolloutSource
     group_size: int
@@ -73,7 +74,7 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
     async with asyncio.TaskGroup() as running:
         members = [
             running.create_task(
-                _run_member(
+                run_member(
                     runner,
                     RolloutPlan(
                         source=plan.source,
@@ -103,8 +104,11 @@ async def run_group(runner: Runner, task: Task, index: int, plan: GroupPlan) -> 
     )
 
 
-async def _run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
-    """All attempts at one place in the group: faulty ones, then the one that counts (if any)."""
+async def run_member(runner: Runner, plan: RolloutPlan) -> list[Rollout]:
+    """All attempts at one place in the group: faulty ones, then the one that counts (if any).
+
+    After a fault, a rollout is repeated on a fresh device, with a seed of its own.
+    """
     attempts: list[Rollout] = []
     while len(attempts) < MAX_ATTEMPTS:
         params = plan.params.seeded(len(attempts)) if attempts else plan.params

@@ -1,4 +1,4 @@
-"""How many rollouts run at a time, adapted to what model server and machine can hold.
+"""Limits concurrent rollouts to what model server and machine can hold.
 
 Additive increase, multiplicative decrease: while the model server keeps up, each look at its load allows one more
 rollout (`growth`); when it runs out of room, the number falls by a quarter. So it settles just below what server and

@@ -1,4 +1,4 @@
-"""How a rollout ended, and what its validator and judge say of it."""
+"""The outcome of a rollout: its stop reason, and the verdict of validator or judge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,9 +6,10 @@ from typing import Protocol
 
 from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.judge.request import Case
-from cua_rl.judgement import Judgement
+from cua_rl.judgement import Judgement, Validation
+from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.tasks.task import Task
-from cua_rl.types import StopReason, Turn, Validation
+from cua_rl.types import StopReason, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,18 @@ class Outcome:
                 raise error
         return cls(stop_reason=stop_reason, error=str(error))
 
+    def evidence(self, turns: Sequence[Turn]) -> Evidence | None:
+        """The input of the reward function; None if a fault ended the rollout."""
+        if self.validation is None:
+            return None
+        return build_evidence(
+            self.validation,
+            self.stop_reason,
+            turns,
+            max_turns=self.max_turns,
+            first_success_turn=self.first_success_turn,
+        )
+
 
 class Judge(Protocol):
     """Decides from the record of an attempt whether the task was done."""
@@ -51,7 +64,7 @@ class Judge(Protocol):
 async def ask_judge(
     judge: Judge | None, task: Task, outcome: Outcome, turns: Sequence[Turn], *, always: bool
 ) -> Outcome:
-    """The outcome with the judge's verdict, if a verdict is needed; with `always`, also beside a validator.
+    """The outcome with the judge's verdict, if one is needed; with `always`, also if a validator decides.
 
     If nothing else validates the task, a missing verdict is a fault of the task. A rollout that ended before its first
     turn, for instance because its first prompt did not fit, has failed and needs no verdict.

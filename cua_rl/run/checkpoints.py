@@ -1,8 +1,7 @@
-"""Checkpoints and LoRA adapters on disk, inspected without torch: complete, of the right size, for this model?"""
+"""Checks checkpoints and LoRA adapters on disk, without torch: are they complete, and do they fit the model?"""
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -37,7 +36,15 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
     if path is None:
         return None
     folder = Path(path).expanduser().absolute()
-    _refuse_run(folder, path)
+    if (folder / "checkpoints.jsonl").is_file():  # a whole run: resume it, or start from its newest weights
+        states = [str(record["state_path"]) for record in read_records(folder / "checkpoints.jsonl")]
+        newest = next((state for state in reversed(states) if find_damage(folder / state) is None), None)
+        fresh = f"; to begin another run from its weights, load_checkpoint_path={folder / newest}" if newest else ""
+        raise ConfigError(
+            f"load_checkpoint_path: expected a folder weights/<step>, got {path!r}, the folder of a run with "
+            f"{len(states)} checkpoints; to go on with that run, drop it and set log_path={folder} "
+            f"behavior_if_log_dir_exists=resume{fresh}"
+        )
     damage = find_damage(folder)
     if damage is not None:
         raise ConfigError(
@@ -53,20 +60,6 @@ def find_checkpoint(path: str | None, *, lora_rank: int, lora_alpha: int) -> Pat
             f"lora_rank={rank} lora_alpha={alpha}; set these, or load other weights"
         )
     return folder
-
-
-def _refuse_run(folder: Path, path: str) -> None:
-    """Refuse the folder of a whole run, and explain how to resume it or to start from its weights."""
-    if not (folder / "checkpoints.jsonl").is_file():
-        return
-    states = [str(record["state_path"]) for record in read_records(folder / "checkpoints.jsonl")]
-    newest = next((state for state in reversed(states) if find_damage(folder / state) is None), None)
-    fresh = "" if newest is None else f"; to begin another run from its weights, load_checkpoint_path={folder / newest}"
-    raise ConfigError(
-        f"load_checkpoint_path: expected a folder weights/<step>, got {path!r}, the folder of a run with {len(states)} "
-        f"checkpoints; to go on with that run, drop it and set log_path={folder} "
-        f"behavior_if_log_dir_exists=resume{fresh}"
-    )
 
 
 def _compare_with_manifest(folder: Path) -> str | None:
@@ -88,23 +81,17 @@ def _find_file_damage(file: Path) -> str | None:
     size = file.stat().st_size
     if size == 0:
         return f"{file} is empty"
-    if file.suffix == ".safetensors" and size != _safetensors_size(file):
-        return f"{file} is cut short"
-    return None
-
-
-def _safetensors_size(file: Path) -> int | None:
-    """File size according to the header: 8 bytes of header length, the JSON header, then the tensors."""
+    if file.suffix != ".safetensors":
+        return None
+    # 8 bytes of header length, the JSON header, then the tensors
     with file.open("rb") as stream:
         header_length = int.from_bytes(stream.read(8), "little")
-        if header_length > file.stat().st_size:
-            return None
         try:
-            header: dict[str, Any] = json.loads(stream.read(header_length))
+            header: dict[str, Any] = json.loads(stream.read(header_length) if header_length < size else b"")
         except ValueError:
-            return None
+            return f"{file} is cut short"
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return 8 + header_length + max(ends, default=0)
+    return None if size == 8 + header_length + max(ends, default=0) else f"{file} is cut short"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,30 +123,15 @@ def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
     with boundary(ConfigError, f"adapter: {str(folder)!r} cannot be read"):
         settings: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         rank = int(settings["r"])
-        header, changes_model = _read_adapter(folder / ADAPTER_WEIGHTS)
-    _require_adapter_fits(folder, header, model_path)
-    return AdapterFolder(
-        path=folder,
-        rank=rank,
-        policy_version=int(folder.name) if folder.name.isdecimal() else 0,
-        changes_model=changes_model,
-    )
-
-
-def _read_adapter(path: Path) -> tuple[Mapping[str, Mapping[str, Any]], bool]:
-    """Tensor headers by name, and whether any B matrix is non-zero."""
-    data = path.read_bytes()
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = cast("dict[str, dict[str, Any]]", json.loads(data[8:start]))
-    header.pop("__metadata__", None)
-    spans = [entry["data_offsets"] for name, entry in header.items() if "lora_B" in name]
-    return header, any(data[start + low : start + high].strip(b"\0") for low, high in spans)
-
-
-def _require_adapter_fits(folder: Path, header: Mapping[str, Mapping[str, Any]], model_path: Path) -> None:
-    """Compare the language model's width and depth with the adapter's tensors."""
-    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    text: dict[str, Any] = settings.get("text_config", settings)
+        data = (folder / ADAPTER_WEIGHTS).read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = cast("dict[str, dict[str, Any]]", json.loads(data[8:start]))
+        header.pop("__metadata__", None)
+        spans = [entry["data_offsets"] for name, entry in header.items() if "lora_B" in name]
+        changes_model = any(data[start + low : start + high].strip(b"\0") for low, high in spans)
+    # the language model's width and depth must be those of the adapter's tensors
+    model_settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    text: dict[str, Any] = model_settings.get("text_config", model_settings)
     layers = [int(found[1]) for name in header if (found := re.search(r"language_model\.layers\.(\d+)\.", name))]
     widths = {entry["shape"][1] for name, entry in header.items() if re.search(r"q_proj\.lora_A", name)}
     depth, width = max(layers, default=-1) + 1, int(text.get("hidden_size", 0))
@@ -169,6 +141,12 @@ def _require_adapter_fits(folder: Path, header: Mapping[str, Mapping[str, Any]],
             f"layers), got {str(folder)!r} for hidden size {sorted(widths)} and {depth} layers; name the model that it "
             "was trained on"
         )
+    return AdapterFolder(
+        path=folder,
+        rank=rank,
+        policy_version=int(folder.name) if folder.name.isdecimal() else 0,
+        changes_model=changes_model,
+    )
 
 
 def max_lora_rank(rank: int) -> int:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cua_rl.agent.agent import RecordingAccess
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import (
     Attempt,
@@ -20,10 +21,10 @@ from cua_rl.evaluation.attempts import (
 from cua_rl.evaluation.compare import compare_models
 from cua_rl.evaluation.openai_endpoint import EndpointAccess
 from cua_rl.judge.judge import Judge
+from cua_rl.policy import AdapterRef
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
-from cua_rl.rollout.run import RecordingAccess
 from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
@@ -45,7 +46,6 @@ from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.types import AdapterRef
 
 
 async def run_evaluation(config: EvaluateConfig) -> None:

@@ -15,6 +15,7 @@ from cua_rl.command_line.plain_config import plain_config, stored_setting
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.judge import JudgeConfig
+from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
@@ -22,13 +23,13 @@ from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
+from cua_rl.run.log_directory import run_folder
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
-from cua_rl.run.preflight import plan_max_images, require_model_server, require_room
+from cua_rl.run.preflight import plan_prompts
 from cua_rl.run.rollouts import check_agent
-from cua_rl.run.site import Place, Site, find_place, make_site, name_gym, require_own_model
+from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
-from cua_rl.types import SamplingParams
 
 _DEFINING = (
     "tasks", "seed", "max_turns", "max_tokens", "temperature", "reward", "device", "box_type",
@@ -108,9 +109,17 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
             f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
             "evaluate them one after the other"
         )
-    log_path = _log_path(config, models)
+    # the same models give the same folder, so that the same command can resume
+    names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
+    log_path = run_folder(config.log_path, None, f"evaluate-{names[:80]}")
     place = find_place(config.tasks, config.device)
-    _check_agent(config, place, models)
+    check_agent(config, place)
+    others = [model.name for model in models if not isinstance(model, LocalModel)]
+    if config.agent.name != "gbox" and others:
+        raise ConfigError(
+            f"agent: expected agent=gbox for models behind somebody else's endpoint, got {config.agent.name!r} with "
+            f"{', '.join(others)}; evaluate them apart"
+        )
     if any(isinstance(model, LocalModel) and model.model_name is None for model in models):
         require_own_model(place, None)
     site = make_site(config, log_path)
@@ -126,7 +135,9 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     await check_judge(judge)
     if judge is not None and held_out.is_judged:
         require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
-    max_images = await _require_room(config, site, engines, tasks)
+    num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
+    contexts = [(engine.renderer, engine.max_model_len) for engine in engines.values()]
+    max_images = await plan_prompts(config, site.smallest_screen, contexts, num_turns)
     return EvaluationPlan(
         config=config,
         log_path=log_path,
@@ -144,32 +155,8 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     )
 
 
-async def _require_room(
-    config: EvaluateConfig, site: Site, engines: Mapping[Path, LocalEngine], tasks: Sequence[Task]
-) -> int:
-    """The images of the longest prompt; raises `ConfigError` if a model's context or its server cannot hold that."""
-    num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
-    screen, max_images = site.smallest_screen, plan_max_images(config, num_turns)
-    for engine in engines.values():
-        if screen is not None:
-            require_room(config, engine.renderer, screen, num_turns=num_turns, max_model_len=engine.max_model_len)
-        if config.base_url is not None:
-            await require_model_server(config.base_url, max_model_len=engine.max_model_len, num_images=max_images)
-    return max_images
-
-
-def _check_agent(config: EvaluateConfig, place: Place, models: Sequence[Model]) -> None:
-    check_agent(config, place)
-    others = [model.name for model in models if not isinstance(model, LocalModel)]
-    if config.agent.name != "gbox" and others:
-        raise ConfigError(
-            f"agent: expected agent=gbox for models behind somebody else's endpoint, got {config.agent.name!r} with "
-            f"{', '.join(others)}; evaluate them apart"
-        )
-
-
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if what is to be resumed measured something else."""
+    """Raise `ConfigError` if the evaluation to be resumed was started with other settings."""
     changed = [name for name in _DEFINING if stored_setting(before, name) != stored_setting(now, name)]
     earlier = {_name(model): model for model in _models(before)}
     changed += [f"models ({_name(model)})" for model in _models(now) if earlier.get(_name(model), model) != model]
@@ -203,14 +190,6 @@ def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
     return LocalEngine(renderer=renderer, max_model_len=max_model_len, gpus=gpus)
 
 
-def _log_path(config: EvaluateConfig, models: Sequence[Model]) -> Path:
-    """The same models give the same folder, so that the same command can resume."""
-    if config.log_path is not None:
-        return Path(config.log_path).expanduser().absolute()
-    names = re.sub(r"[^\w.+-]+", "_", "-".join(model.name for model in models))
-    return (Path("runs") / f"evaluate-{names[:80]}").absolute()
-
-
 _LOCAL_KEYS = ("name", "model_name", "adapter")
 _REMOTE_KEYS = ("name", "base_url", "model", "api", "api_key_env", "extra")
 _NO_KEY = "not-needed"  # what the openai package sends where nothing is asked for
@@ -220,7 +199,7 @@ def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: st
     """Resolve the entries of `models`.
 
     Raises:
-        ConfigError: an entry cannot be meant, or names something that is not there.
+        ConfigError: an entry is malformed, or names a model that does not exist.
     """
     if not entries:
         raise ConfigError('models: expected at least one entry, got none; write models=\'[{"name": "base"}]\'')
@@ -259,7 +238,27 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
     if name is None:
         raise ConfigError(f"models: expected a name in every entry, got {dict(fields)!r}; add one")
     if is_remote:
-        return _remote_model(name, fields)
+        base_url, model = _entry_text(fields, "base_url"), _entry_text(fields, "model")
+        api = _entry_text(fields, "api") or "responses"
+        if base_url is None or urlsplit(base_url).scheme not in ("http", "https"):
+            raise ConfigError(
+                f"models: expected base_url of {name!r} as http://... or https://..., got {base_url!r}; write the "
+                "address up to its /v1"
+            )
+        if model is None:
+            raise ConfigError(f"models: expected the endpoint's own name of model {name!r}, got none; add model")
+        if api not in ("responses", "chat"):
+            raise ConfigError(f"models: expected api of {name!r} as responses or chat, got {api!r}; choose one")
+        extra = fields.get("extra", dict[str, object]())
+        if not isinstance(extra, Mapping):
+            raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
+        remote = RemoteModel(
+            name=name,
+            endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=cast("Mapping[str, object]", extra)),
+            api_key_env=_entry_text(fields, "api_key_env"),
+        )
+        read_api_key(remote)
+        return remote
     adapter = _entry_text(fields, "adapter")
     model_name = _entry_text(fields, "model_name") or default_model_name
     model_path = find_model(model_name)
@@ -269,33 +268,6 @@ def _parse_entry(entry: object, default_model_name: str | None) -> Model:
         model_path=model_path,
         adapter=None if adapter is None else load_adapter_folder(Path(adapter), model_path),
     )
-
-
-def _remote_model(name: str, fields: Mapping[str, object]) -> RemoteModel:
-    base_url, model, api = (
-        _entry_text(fields, "base_url"),
-        _entry_text(fields, "model"),
-        _entry_text(fields, "api") or "responses",
-    )
-    if base_url is None or urlsplit(base_url).scheme not in ("http", "https"):
-        raise ConfigError(
-            f"models: expected base_url of {name!r} as http://... or https://..., got {base_url!r}; write the address "
-            "up to its /v1"
-        )
-    if model is None:
-        raise ConfigError(f"models: expected the endpoint's own name of model {name!r}, got none; add model")
-    if api not in ("responses", "chat"):
-        raise ConfigError(f"models: expected api of {name!r} as responses or chat, got {api!r}; choose one")
-    extra = fields.get("extra", dict[str, object]())
-    if not isinstance(extra, Mapping):
-        raise ConfigError(f"models: expected extra of {name!r} as a JSON object, got {extra!r}; correct it")
-    remote = RemoteModel(
-        name=name,
-        endpoint=Endpoint(base_url=base_url, model=model, api=api, extra=cast("Mapping[str, object]", extra)),
-        api_key_env=_entry_text(fields, "api_key_env"),
-    )
-    read_api_key(remote)
-    return remote
 
 
 def _check_keys(fields: Mapping[str, object], known: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ class GpuPlan:
         return bool(set(self.server_gpus) & set(self.trainer_gpus))
 
     def effective(self) -> dict[str, object]:
-        """What is used, for people and for the dry run."""
+        """The plan as config.json and the dry run show it."""
         server = {
             "gpus": list(self.server_gpus),
             "tensor_parallel": self.tensor_parallel,
@@ -44,7 +44,7 @@ class GpuPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWishes:
-    """What the configuration says; GPUs are counted from 0 among those that are visible. None leaves it to us."""
+    """Configured GPUs, counted from 0 among the visible ones; None leaves the choice to `plan_gpus`."""
 
     server_gpus: Sequence[int] | None = None
     server_tensor_parallel: int | None = None
@@ -68,19 +68,38 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
     """Split the GPUs called `names` between server and trainer; raises `ConfigError` for wishes that cannot be met.
 
     One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
-    the trainer gets the others. Who is named GPUs leaves all others to the other side.
+    the trainer gets the others. If only one side is configured, the other side gets the remaining GPUs.
     """
     for key, indices in (("server.gpus", wishes.server_gpus), ("trainer.gpus", wishes.trainer_gpus)):
-        _check_indices(key, indices, len(names))
+        if indices is None:
+            continue
+        there = f"GPUs of 0 to {len(names) - 1}, each once" if names else "None, as no GPU is visible here"
+        if not indices or len(set(indices)) < len(indices) or not all(0 <= index < len(names) for index in indices):
+            raise ConfigError(
+                f"{key}: expected {there}, got {list(indices)!r}; count GPUs from 0 among those of "
+                "CUDA_VISIBLE_DEVICES, or leave it out"
+            )
     server, trainer = _split(len(names), wishes)
     if set(server) & set(trainer) and set(server) != set(trainer):
         raise ConfigError(
             f"server.gpus, trainer.gpus: expected GPUs of their own, or the same for both, got {server!r} and "
             f"{trainer!r}; let them overlap wholly or not at all"
         )
-    num_processes = _count_processes(len(trainer), wishes.trainer_num_processes)
+    num_processes = wishes.trainer_num_processes or max(1, len(trainer))
+    if trainer and num_processes > len(trainer):
+        raise ConfigError(
+            f"trainer.num_processes: expected at most {len(trainer)}, one per GPU of the trainer, got {num_processes}; "
+            "lower it, or name more trainer.gpus"
+        )
     trainer = trainer[:num_processes]
-    tensor_parallel = _tensor_parallel(len(server), wishes.server_tensor_parallel, num_heads)
+    wanted = wishes.server_tensor_parallel
+    if wanted is not None and (len(server) % wanted or num_heads % wanted or wanted > max(1, len(server))):
+        raise ConfigError(
+            f"server.tensor_parallel: expected a number that divides the server's {len(server)} GPUs and the model's "
+            f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
+        )
+    # as many GPUs per copy as divide both the GPUs and, being a power of two, the heads of the usual models
+    tensor_parallel = wanted or max(1, len(server) & -len(server))
     default = SHARED_UTILIZATION if set(server) & set(trainer) else ALONE_UTILIZATION
     return GpuPlan(
         server_gpus=tuple(names[index] for index in server),
@@ -90,17 +109,6 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
         data_parallel=max(1, len(server) // tensor_parallel),
         gpu_memory_utilization=wishes.gpu_memory_utilization or default,
     )
-
-
-def _check_indices(key: str, indices: Sequence[int] | None, num_gpus: int) -> None:
-    if indices is None:
-        return
-    there = f"GPUs of 0 to {num_gpus - 1}, each once" if num_gpus else "None, as no GPU is visible here"
-    if not indices or len(set(indices)) < len(indices) or not all(0 <= index < num_gpus for index in indices):
-        raise ConfigError(
-            f"{key}: expected {there}, got {list(indices)!r}; count GPUs from 0 among those of CUDA_VISIBLE_DEVICES, "
-            "or leave it out"
-        )
 
 
 def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
@@ -116,7 +124,8 @@ def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
     if not wishes.has_trainer:
         return everything if server is None else list(server), []
     if server is None and trainer is None:
-        server = everything[: _largest_power_of_two(num_gpus // 2)] if num_gpus > 1 else everything
+        # of several, the largest power of two that is at most half of them
+        server = everything[: 1 << ((num_gpus // 2).bit_length() - 1)] if num_gpus > 1 else everything
     if server is None:
         server = _others(everything, trainer or ())
     if trainer is None:
@@ -127,28 +136,3 @@ def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
 def _others(everything: Sequence[int], taken: Sequence[int]) -> Sequence[int]:
     """The GPUs that are left, or the same if none is."""
     return [index for index in everything if index not in taken] or taken
-
-
-def _count_processes(num_gpus: int, wanted: int | None) -> int:
-    if num_gpus and wanted is not None and wanted > num_gpus:
-        raise ConfigError(
-            f"trainer.num_processes: expected at most {num_gpus}, one per GPU of the trainer, got {wanted}; lower it, "
-            "or name more trainer.gpus"
-        )
-    return wanted or max(1, num_gpus)
-
-
-def _tensor_parallel(num_gpus: int, wanted: int | None, num_heads: int) -> int:
-    """As many GPUs per copy as divide both the GPUs and, being a power of two, the heads of the usual models."""
-    if wanted is None:
-        return max(1, num_gpus & -num_gpus)
-    if num_gpus % wanted or num_heads % wanted or wanted > max(1, num_gpus):
-        raise ConfigError(
-            f"server.tensor_parallel: expected a number that divides the server's {num_gpus} GPUs and the model's "
-            f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
-        )
-    return wanted
-
-
-def _largest_power_of_two(limit: int) -> int:
-    return 1 << (limit.bit_length() - 1)

@@ -36,7 +36,7 @@ async def imitate(
     evaluate: Callable[[], Coroutine[Any, Any, str]],
     is_evaluated: Callable[[int], bool],
 ) -> None:
-    """Train after an expert, saying how it goes; the next step's lessons are drawn while the trainer works on this one.
+    """Imitate an expert and print progress; the next step's lessons are drawn while the trainer works on this one.
 
     `is_evaluated` gets the number of steps done; the last step is evaluated in any case.
     """
@@ -48,13 +48,11 @@ async def imitate(
             if num_done < num_steps:
                 drawing = tasks.create_task(draw_batch(num_done))
             output = await client.forward_backward(batch, LossConfig(name="cross_entropy"))
-            await client.optim_step(_optim(learning_rate(step), step))
+            warm_up = min(1.0, (step + 1) / _WARM_UP_STEPS)
+            await client.optim_step(
+                OptimConfig(learning_rate=learning_rate(step) * warm_up, beta2=0.98, weight_decay=0.01)
+            )
             shares = await evaluate() if is_evaluated(num_done) or num_done == num_steps else ""
             if shares or num_done % _REPORTED_STEPS == 0:
                 loss = output.metrics["loss/cross_entropy"]
                 print(f"step={num_done} loss={loss:.4f} {time.monotonic() - started:.0f}s {shares}", flush=True)
-
-
-def _optim(learning_rate: float, step: int) -> OptimConfig:
-    warm_up = min(1.0, (step + 1) / _WARM_UP_STEPS)
-    return OptimConfig(learning_rate=learning_rate * warm_up, beta2=0.98, weight_decay=0.01)

@@ -105,7 +105,15 @@ class LogDirectory:
 
     def checkpoints(self) -> list[Checkpoint]:
         """All recorded checkpoints, oldest first; damaged lines are skipped with a warning."""
-        return [self._checkpoint(record) for record in read_records(self.checkpoints_path)]
+        return [
+            Checkpoint(
+                step=_step(record),
+                state_path=self.path / str(record["state_path"]),
+                sampler_path=self.path / str(record["sampler_path"]),
+                is_final=bool(record.get("final", False)),
+            )
+            for record in read_records(self.checkpoints_path)
+        ]
 
     def latest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint whose folders are complete; damaged ones are passed over with a warning each."""
@@ -119,8 +127,8 @@ class LogDirectory:
     def prune_checkpoints(self, keep_newest: int, keep_every: int = 0) -> list[int]:
         """Keep the newest checkpoints and those whose step is a multiple of `keep_every`; returns the kept steps.
 
-        With `keep_newest` 0 all are kept. Of a pruned checkpoint the training state goes here and now; its adapter
-        stays until the model server can do without it.
+        With `keep_newest` 0 all are kept. The training state of a pruned checkpoint is deleted at once; its adapter
+        stays until the model server has unloaded it.
         """
         checkpoints = self.checkpoints()
         newest = checkpoints[-keep_newest:] if keep_newest else checkpoints
@@ -129,9 +137,8 @@ class LogDirectory:
         pruned = [checkpoint for checkpoint in checkpoints if checkpoint.step not in steps]
         if pruned:
             records = [record for record in read_records(self.checkpoints_path) if _step(record) in steps]
-            write_records(
-                self.checkpoints_path, records
-            )  # first: a crash leaves a stray folder, never a broken promise
+            # first: a crash in between may leave a folder without a record, never a record without its folder
+            write_records(self.checkpoints_path, records)
         for checkpoint in pruned:
             shutil.rmtree(checkpoint.state_path, ignore_errors=True)
         return sorted(steps)
@@ -171,14 +178,6 @@ class LogDirectory:
         absolute = path.absolute()
         return str(absolute.relative_to(self.path)) if absolute.is_relative_to(self.path) else str(absolute)
 
-    def _checkpoint(self, record: Mapping[str, object]) -> Checkpoint:
-        return Checkpoint(
-            step=_step(record),
-            state_path=self.path / str(record["state_path"]),
-            sampler_path=self.path / str(record["sampler_path"]),
-            is_final=bool(record.get("final", False)),
-        )
-
 
 def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str], str] | None = None) -> LogDirectory:
     """Lock the run's folder and decide what to do with what is in it; a context manager that releases it.
@@ -199,7 +198,13 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
     try:
         decision = _decide(path, behavior, ask) if is_used else Decision.FRESH
         if decision is Decision.FRESH:
-            _clear(path)
+            for entry in path.iterdir():
+                if entry.name == LOCK_NAME:
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
             write_text(path / "metrics.jsonl", "")
     except BaseException:
         os.close(lock)
@@ -218,10 +223,18 @@ def check_log_directory(path: Path, behavior: Behavior) -> None:
 
 def _is_used(path: Path) -> bool:
     """Whether the folder holds an earlier run; raises `ConfigError` if it holds something else."""
-    if not path.exists() or _is_empty(path):
+    if not path.exists():
         return False
-    _refuse_foreign(path)
-    return True
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        if names <= {LOCK_NAME}:  # all that a run left which ended before it wrote anything
+            return False
+        if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
+            return True
+    raise ConfigError(
+        f"expected log_path to be a new folder, an empty one or one of an earlier run, got {str(path)!r} with other "
+        "things in it; choose another log_path"
+    )
 
 
 def _require_makeable(path: Path) -> None:
@@ -234,7 +247,7 @@ def _require_makeable(path: Path) -> None:
 
 
 def _has_results(path: Path) -> bool:
-    """Whether something came out of the earlier run: one that failed before its first figure is in nobody's way."""
+    """Whether the earlier run has results; one that failed before its first metric is overwritten without asking."""
     return any(file.is_file() and file.stat().st_size > 0 for file in (path / name for name in _RESULT_FILES))
 
 
@@ -249,25 +262,8 @@ def _step(record: Mapping[str, object]) -> int:
     return cast("int", record["step"])
 
 
-def _is_empty(path: Path) -> bool:
-    """True if there is nothing of value: the lock of a run that ended before it wrote anything does not count."""
-    return path.is_dir() and all(entry.name == LOCK_NAME for entry in path.iterdir())
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Let only folders pass that hold a run of ours: its lock file, or both config.json and metrics.jsonl."""
-    if path.is_dir():
-        names = {entry.name for entry in path.iterdir()}
-        if ".git" not in names and (LOCK_NAME in names or {"config.json", "metrics.jsonl"} <= names):
-            return
-    raise ConfigError(
-        f"expected log_path to be a new folder, an empty one or one of an earlier run, got {str(path)!r} with other "
-        "things in it; choose another log_path"
-    )
-
-
 def _lock(path: Path) -> int:
-    """Hold the folder for this process; the kernel lets go however it ends, and children do not inherit it."""
+    """Lock the folder for this process; the kernel releases the lock at its end, and children do not inherit it."""
     lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -301,13 +297,3 @@ def _decide(path: Path, behavior: Behavior, ask: Callable[[str], str] | None) ->
             return Decision.RESUME
         case _:
             raise ConfigError(f"expected overwrite, skip or resume, got {choice!r}; nothing was changed in {path}")
-
-
-def _clear(path: Path) -> None:
-    for entry in path.iterdir():
-        if entry.name == LOCK_NAME:
-            continue
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()

@@ -23,8 +23,34 @@ def find_model(name: str | None) -> Path:
         return TINY_QWEN3_VL
     folder = Path(name).expanduser()
     if folder.exists():
-        return _require_model(folder.absolute(), name)
-    return _find_on_hub(name)
+        folder = folder.absolute()
+        missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
+        if missing:
+            raise ConfigError(
+                f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
+                f"{' and '.join(missing)}; name the folder of a Qwen3-VL checkpoint"
+            )
+        if not _has_weights(folder):
+            raise ConfigError(
+                f"model_name: expected a model folder with all its weights (.safetensors), got {name!r} without; "
+                "download the whole model"
+            )
+        return folder
+    # imported here: that takes 0.3 s, and most runs name a folder
+    from huggingface_hub import HfApi, snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    problem = (
+        f"model_name: expected a folder, or a model of the hub that can be reached, got {name!r}; "
+        "check the spelling, or download the model and name its folder"
+    )
+    with boundary(ConfigError, problem):
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True))
+        except LocalEntryNotFoundError:
+            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+            folder = Path(snapshot_download(name, allow_patterns=list(_SETTINGS_FILES)))
+    return folder
 
 
 def fetch_weights(name: str | None, model_path: Path) -> None:
@@ -62,7 +88,7 @@ def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer
 
 
 def max_positions(model_path: Path) -> int:
-    """The longest sequence that the model can hold, tokens; very large for a model that does not say."""
+    """Maximum sequence length of the model, tokens; very large if its configuration does not state one."""
     return int(_language_settings(model_path).get("max_position_embeddings", 1 << 30))
 
 
@@ -90,21 +116,6 @@ def _language_settings(model_path: Path) -> dict[str, Any]:
     return settings.get("text_config", settings)
 
 
-def _require_model(folder: Path, name: str) -> Path:
-    missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
-    if missing:
-        raise ConfigError(
-            f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
-            f"{' and '.join(missing)}; name the folder of a Qwen3-VL checkpoint"
-        )
-    if not _has_weights(folder):
-        raise ConfigError(
-            f"model_name: expected a model folder with all its weights (.safetensors), got {name!r} without; download "
-            "the whole model"
-        )
-    return folder
-
-
 def _has_weights(folder: Path) -> bool:
     """Whether the weights are there, all of them if an index lists several files."""
     index = folder / "model.safetensors.index.json"
@@ -112,21 +123,3 @@ def _has_weights(folder: Path) -> bool:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         return all((folder / name).is_file() for name in names)
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin"))
-
-
-def _find_on_hub(name: str) -> Path:
-    # Imported here: 0.3 s, and most runs name a folder.
-    from huggingface_hub import HfApi, snapshot_download  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    problem = (
-        f"model_name: expected a folder, or a model of the hub that can be reached, got {name!r}; "
-        "check the spelling, or download the model and name its folder"
-    )
-    with boundary(ConfigError, problem):
-        try:
-            folder = Path(snapshot_download(name, local_files_only=True))
-        except LocalEntryNotFoundError:
-            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-            folder = Path(snapshot_download(name, allow_patterns=list(_SETTINGS_FILES)))
-    return folder

@@ -24,7 +24,13 @@ def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.envi
     """Where the run is to be sent, by settings or environment, None for nowhere; raises `ConfigError`."""
     base_url = settings.base_url or environ.get("MONITOR_BASE_URL") or None
     if base_url is None:
-        _require_no_project(settings)
+        # a project named in the settings needs it; one that is only in the environment may serve other programs
+        for name, value in (("project_token", settings.project_token), ("project_id", settings.project_id)):
+            if value:
+                raise ConfigError(
+                    f"{name}: expected monitor.base_url, the address of the monitor that has the project, beside it, "
+                    f"got none; set monitor.base_url=https://… (or MONITOR_BASE_URL), or drop {name}"
+                )
         return None
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -39,16 +45,6 @@ def find_monitor(settings: MonitorSettings, environ: Mapping[str, str] = os.envi
         )
     project_id = settings.project_id or environ.get("PROJECT_ID") or None
     return MonitorAddress(base_url=base_url, token=token, project_id=project_id)
-
-
-def _require_no_project(settings: MonitorSettings) -> None:
-    """A project named in the settings is required; one that is only in the environment may serve other programs."""
-    for name, value in (("project_token", settings.project_token), ("project_id", settings.project_id)):
-        if value:
-            raise ConfigError(
-                f"{name}: expected monitor.base_url, the address of the monitor that has the project, beside it, got "
-                f"none; set monitor.base_url=https://… (or MONITOR_BASE_URL), or drop {name}"
-            )
 
 
 def spool_folder(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Checks before a run starts: packages, programs, servers, and room for all turns in the model's context.
 
-Nothing is loaded and nothing is downloaded; every question to a server has a short time limit.
+Nothing is loaded or downloaded, and every request to a server has a short timeout.
 """
 
 import base64
@@ -15,13 +15,14 @@ from typing import Any
 import httpx
 from PIL import Image
 
+from cua_rl.agent.mini_agent import DEFAULT_BASE_URL
 from cua_rl.agent.tools import load_system_prompt, tool_for
 from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.run.rollout_config import RolloutConfig
+from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.server import ServedModel, fetch_model
 
 QUESTION_TIMEOUT_S = 2.0
@@ -94,6 +95,22 @@ def require_room(
         )
 
 
+async def plan_prompts(
+    config: RolloutConfig, screen: Screen | None, models: Sequence[tuple[Renderer, int]], num_turns: int
+) -> int:
+    """Images of the longest prompt; raises `ConfigError` if a model (its renderer and context length) or its server
+    cannot hold that prompt, or if the agent's server does not answer.
+    """
+    await require_agent_server(config.agent)
+    max_images = plan_max_images(config, num_turns)
+    for renderer, max_model_len in models:
+        if screen is not None:
+            require_room(config, renderer, screen, num_turns=num_turns, max_model_len=max_model_len)
+        if config.base_url is not None:
+            await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
+    return max_images
+
+
 @asynccontextmanager
 async def ask_model_server(base_url: str) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
     """A client of the vLLM server there, and the model that it serves; raises `ConfigError` if none answers."""
@@ -109,7 +126,7 @@ async def ask_model_server(base_url: str) -> AsyncGenerator[tuple[httpx.AsyncCli
 
 
 async def require_model_server(base_url: str, *, max_model_len: int, num_images: int) -> None:
-    """Raise `ConfigError` unless a vLLM server answers there that holds such prompts and takes so many screenshots."""
+    """Raise `ConfigError` unless the vLLM server there has this context length and accepts this many screenshots."""
     async with ask_model_server(base_url) as (client, model):
         complaint = await _complaint_about(client, model.name, num_images)
     if model.max_model_len < max_model_len:
@@ -123,6 +140,23 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
             f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
             f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
         )
+
+
+async def require_agent_server(agent: AgentSettings) -> None:
+    """Raise `ConfigError` if the agent is a server and none answers at its address, whatever the answer."""
+    setting, address = "agent.url", agent.url
+    if agent.name == "mini_agent":
+        setting, address = "agent.gbox_mini_agent_base_url", agent.gbox_mini_agent_base_url or DEFAULT_BASE_URL
+    if address is None:
+        return
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
+            await client.get(address)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"{setting}: expected a server that answers at {address!r}, got {type(error).__name__}: {error}; start it, "
+            "or correct the address"
+        ) from None
 
 
 async def require_monitor(address: MonitorAddress) -> None:
@@ -168,20 +202,19 @@ def _blank_image(width_px: int, height_px: int) -> bytes:
 
 
 async def _complaint_about(client: httpx.AsyncClient, model: str, num_images: int) -> str | None:
-    """What the server says against so many images in one prompt; None if nothing, or if it is too busy to say."""
+    """The server's objection to this many images in one prompt; None if it has none, or is too busy to answer."""
     try:
-        answer = await client.post("/tokenize", json=_probe(model, num_images))
+        # this request makes the server count images, and compute nothing
+        data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+        parts: Sequence[dict[str, Any]] = [image] * num_images
+        answer = await client.post(
+            "/tokenize",
+            json={"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]},
+        )
     except httpx.ReadTimeout:
         return None
     start = answer.text.find("At most")
     if answer.status_code != HTTPStatus.BAD_REQUEST or start < 0:
         return None
     return answer.text[start:].split('"')[0][:120]
-
-
-def _probe(model: str, num_images: int) -> dict[str, Any]:
-    """A request that makes the server count images, and compute nothing."""
-    data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    parts: Sequence[dict[str, Any]] = [image] * num_images
-    return {"model": model, "messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "."}]}]}

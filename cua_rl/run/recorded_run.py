@@ -1,7 +1,7 @@
 """The database of a run that was recorded: its own, or one that the environment names."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from sqlalchemy import select
@@ -19,35 +19,23 @@ from cua_rl.monitor.run_folders import has_database
 async def open_run_database(run: str, environ: Mapping[str, str]) -> AsyncGenerator[tuple[Database, str | None]]:
     """The run's database, and its name if the database may hold others."""
     folder = Path(run)
-    if has_database(folder):
-        url = running_postgres_url(folder / "postgres")
-        if url is not None:
-            async with _opened(url) as database:
-                yield database, None
-            return
-        async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as postgres:
-            await migrate(postgres.url)
-            async with _opened(postgres.url) as database:
-                yield database, None
-        return
-    url = database_url(environ)
-    if url is None:
-        raise ConfigError(
-            f"run: expected the folder of a run with its own database, or DATABASE_URL to be set, got {run!r}; "
-            "name such a folder"
-        )
-    await check_connection(url)
-    async with _opened(url) as database:
-        yield database, run
-
-
-@asynccontextmanager
-async def _opened(url: str) -> AsyncGenerator[Database]:
-    database = open_database(url)
-    try:
-        yield database
-    finally:
-        await database.engine.dispose()
+    is_own = has_database(folder)
+    url = running_postgres_url(folder / "postgres") if is_own else database_url(environ)
+    async with AsyncExitStack() as stack:
+        if is_own and url is None:
+            server = EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log")
+            url = (await stack.enter_async_context(server)).url
+            await migrate(url)  # the run may have been recorded by an older version
+        elif url is None:
+            raise ConfigError(
+                f"run: expected the folder of a run with its own database, or DATABASE_URL to be set, got {run!r}; "
+                "name such a folder"
+            )
+        elif not is_own:
+            await check_connection(url)
+        database = open_database(url)
+        stack.push_async_callback(database.engine.dispose)
+        yield database, None if is_own else run
 
 
 async def find_training(database: Database, name: str | None) -> int:

@@ -7,10 +7,10 @@ from cua_rl.database.queries import find_training, latest_trainings, rename_trai
 from cua_rl.database.rebuild import load_rollouts
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.session import open_sessions
+from cua_rl.policy import AdapterRef
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import (
-    GroupOutcome,
     Memory,
     ReplayBuffer,
     SuccessRates,
@@ -21,7 +21,7 @@ from cua_rl.rl.group_buffer import WaitingGroup, fitting
 from cua_rl.rl.stages import WantedEvaluation
 from cua_rl.run.log_directory import LogDirectory
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.types import AdapterRef, Rollout, RolloutGroup
+from cua_rl.types import Rollout
 
 OUTCOMES_NAME = "outcomes.jsonl"
 
@@ -64,14 +64,18 @@ async def follow_move(folder: LogDirectory, run_name: str, url: str) -> None:
 
 
 def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncStart:
-    """What asynchronous training keeps. Indices that repeat are of synchronous steps, which leave nothing behind."""
+    """The groups that asynchronous training keeps. Repeated indices come from synchronous steps, which leave none."""
     done = frozenset(progress.done_indices)
     if len(done) < len(progress.done_indices) or not config.max_steps_off_policy:
         in_order = frozenset(range(num_done * config.groups_per_batch))
         return AsyncStart(done_ordinals=in_order | done, newest_steps=progress.newest_steps)
+    # the database does not say whether a group lost too many members to faults: that follows from how it ended
     candidates = [
         WaitingGroup(
-            scored=score_group(_as_counted(config, untrained.group), config.advantages),
+            scored=score_group(
+                replace(untrained.group, is_incomplete=len(untrained.group.rollouts) < config.sampling.min_group_size),
+                config.advantages,
+            ),
             last_step=min(untrained.last_step, config.max_steps),
         )
         for untrained in progress.untrained
@@ -79,11 +83,6 @@ def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncSta
     ]
     kept = fitting(candidates, num_done + 1, config.groups_per_batch)
     return AsyncStart(done_ordinals=done, kept_groups=tuple(kept), newest_steps=progress.newest_steps)
-
-
-def _as_counted(config: CLIConfig, group: RolloutGroup) -> RolloutGroup:
-    """The group as it ended: whether too few members survived faults is not in the database, but follows from it."""
-    return replace(group, is_incomplete=len(group.rollouts) < config.sampling.min_group_size)
 
 
 def _is_fresh_enough(config: CLIConfig, progress: Progress, rollouts: tuple[Rollout, ...], last_step: int) -> bool:
@@ -128,19 +127,11 @@ async def load_memory(
     outcomes = load_outcomes(folder.path / OUTCOMES_NAME, num_done)
     if memory.rates is not None:
         memory.rates.observe(outcomes)
-    await _load_successes(memory.replay, outcomes, recorder, url)
+    ids = newest_success_ids(outcomes, memory.replay.capacity_per_task)
+    if ids:
+        await recorder.flush()  # the training has its id once its start is written
+        if recorder.training_id is None:
+            raise ValueError("expected TrainingStarted to be recorded before memory is loaded")
+        async with open_sessions(url) as sessions, sessions() as session:
+            memory.replay.add(await load_rollouts(session, recorder.training_id, ids))
     return memory
-
-
-async def _load_successes(
-    replay: ReplayBuffer, outcomes: list[GroupOutcome], recorder: DatabaseRecorder, url: str
-) -> None:
-    ids = newest_success_ids(outcomes, replay.capacity_per_task)
-    if not ids:
-        return
-
-    await recorder.flush()  # the training has its id once its start is written
-    if recorder.training_id is None:
-        raise ValueError("expected TrainingStarted to be recorded before memory is loaded")
-    async with open_sessions(url) as sessions, sessions() as session:
-        replay.add(await load_rollouts(session, recorder.training_id, ids))

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cua_rl.agent.agent import Agent
+from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import History
@@ -16,9 +16,10 @@ from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
 from cua_rl.judge.judge import Judge
+from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.rollout.run import RecordingAccess, RolloutRunner
+from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.run.site import OpenDevices, Place
@@ -26,7 +27,6 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.types import SamplingParams
 
 _ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_url": "mini_agent"}
 
@@ -164,22 +164,19 @@ def _check_program(agent: AgentSettings) -> None:
             f"{'neither' if agent.url is None else 'both'}; say how the agent is reached"
         )
     if agent.command is not None:
-        _require_command(agent.command)
+        try:
+            words = shlex.split(agent.command)
+        except ValueError as error:
+            raise ConfigError(
+                f"agent.command: expected words as in a shell, got {agent.command!r} ({error}); close the quotes"
+            ) from None
+        if not words or shutil.which(words[0]) is None:
+            raise ConfigError(
+                f"agent.command: expected a command whose program can be found, got {agent.command!r}; write its whole "
+                "path"
+            )
 
 
 def _require_address(name: str, value: str | None) -> None:
     if value is not None and not value.startswith(("http://", "https://")):
         raise ConfigError(f"{name}: expected an address such as 'http://localhost:4000', got {value!r}; correct it")
-
-
-def _require_command(command: str) -> None:
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise ConfigError(
-            f"agent.command: expected words as in a shell, got {command!r} ({error}); close the quotes"
-        ) from None
-    if not words or shutil.which(words[0]) is None:
-        raise ConfigError(
-            f"agent.command: expected a command whose program can be found, got {command!r}; write its whole path"
-        )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from cua_rl.command_line.plain_config import plain_config
 from cua_rl.config import LoraConfig, LossConfig, OptimConfig, TrainerConfig
-from cua_rl.devices.pool import DeviceBackend
 from cua_rl.metrics import mean_of
 from cua_rl.reporting.json_lines import read_records, write_text
 from cua_rl.reporting.metric_log import MetricLog
@@ -29,26 +28,22 @@ async def run_sft(config: SftConfig) -> None:
     """Check configuration and data, then train; returns when the run is complete and everything it owned is gone."""
     backend = make_local_backend(config.tasks, screen_scale=config.screen_scale, browser_scale=config.browser_scale)
     async with backend as devices:
-        await _plan_and_run(config, devices)
-
-
-async def _plan_and_run(config: SftConfig, devices: DeviceBackend) -> None:
-    plan = await plan_sft(config, devices)
-    settings = plain_config(config) | plan.effective()
-    if config.dry_run:
-        check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
-        print(json.dumps(settings, indent=2))
-        return
-    await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
-    with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
-        if folder.decision is Decision.SKIP:
-            print(f"skipped: {folder.path} holds an earlier run")
+        plan = await plan_sft(config, devices)
+        settings = plain_config(config) | plan.effective()
+        if config.dry_run:
+            check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
+            print(json.dumps(settings, indent=2))
             return
-        if folder.decision is Decision.RESUME:
-            require_same_run(plan, folder)
-        folder.write_config(settings)
-        await _run(plan, folder)
-        _print_summary(plan, folder)
+        await asyncio.to_thread(fetch_weights, config.model_name, plan.model_path)
+        with prepare_log_directory(plan.log_path, config.behavior_if_log_dir_exists) as folder:
+            if folder.decision is Decision.SKIP:
+                print(f"skipped: {folder.path} holds an earlier run")
+                return
+            if folder.decision is Decision.RESUME:
+                require_same_run(plan, folder)
+            folder.write_config(settings)
+            await _run(plan, folder)
+            _print_summary(plan, folder)
 
 
 async def _run(plan: SftPlan, folder: LogDirectory) -> None:
@@ -60,29 +55,38 @@ async def _run(plan: SftPlan, folder: LogDirectory) -> None:
         display = stack.enter_context(ProgressDisplay(plan.max_steps, first_step=first_step))
         display.note(f"run {plan.run_name} in {folder.path}")
         display.note(f"learns from {plan.data.description}, {plan.data.num_held_out} held out")
-        log = stack.enter_context(_open_metrics(plan, folder, first_step))
+        log = stack.enter_context(
+            MetricLog(
+                folder.path,
+                config=plain_config(plan.config),
+                first_step=first_step,
+                wandb_project=plan.config.wandb_project,
+                wandb_name=plan.config.wandb_name or plan.run_name,
+            )
+        )
         display.status("starting the trainer")
         trainer = await _start_trainer(stack, plan, folder, checkpoint)
         loop = SftLoop(plan=plan, folder=folder, trainer=trainer, log=log, display=display)
         await loop.run(first_step)
 
 
-def _open_metrics(plan: SftPlan, folder: LogDirectory, first_step: int) -> MetricLog:
-    return MetricLog(
-        folder.path,
-        config=plain_config(plan.config),
-        first_step=first_step,
-        wandb_project=plan.config.wandb_project,
-        wandb_name=plan.config.wandb_name or plan.run_name,
-    )
-
-
 async def _start_trainer(
     stack: AsyncExitStack, plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
-    """Start the trainer with the weights that the run begins with or goes on from."""
+    """Start the trainer with the weights that the run begins with or goes on from; rank 0 trains all weights."""
+    config = plan.config
+    lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
     client = TrainingClient(
-        _trainer_config(plan), folder.path / "logs" / "trainer.log", num_threads=plan.config.num_threads
+        TrainerConfig(
+            model_path=plan.model_path,
+            lora=lora if config.lora_rank else None,
+            dtype=config.trainer_dtype,
+            micro_batch_tokens=config.micro_batch_tokens,
+            gradient_checkpointing=config.gradient_checkpointing,
+            seed=config.seed,
+        ),
+        folder.path / "logs" / "trainer.log",
+        num_threads=config.num_threads,
     )
     trainer = await stack.enter_async_context(client)
     if checkpoint is not None:
@@ -90,19 +94,6 @@ async def _start_trainer(
     elif plan.checkpoint_path is not None:
         await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
     return trainer
-
-
-def _trainer_config(plan: SftPlan) -> TrainerConfig:
-    """An adapter of the rank that was asked for, or all weights."""
-    config = plan.config
-    return TrainerConfig(
-        model_path=plan.model_path,
-        lora=LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed) if config.lora_rank else None,
-        dtype=config.trainer_dtype,
-        micro_batch_tokens=config.micro_batch_tokens,
-        gradient_checkpointing=config.gradient_checkpointing,
-        seed=config.seed,
-    )
 
 
 def _print_summary(plan: SftPlan, folder: LogDirectory) -> None:
@@ -161,8 +152,19 @@ class SftLoop:
                 if step < max_steps:
                     drawing = tasks.create_task(self._draw(step + 1))
                 metrics = await self._train(step, datums) | {"time/wait_s": waited_s}
-                self._log_step(step, metrics | {"time/step_s": time.monotonic() - started})
-                await self._after_step(step, held_out)
+                metrics = metrics | {"time/step_s": time.monotonic() - started}
+                progress = {"progress/step": float(step), "progress/done_frac": step / self.plan.max_steps}
+                num_examples = self.plan.data.dataset.num_examples
+                if num_examples is not None:
+                    progress["progress/epoch"] = float((step - 1) * self.plan.config.batch_size // num_examples)
+                self.log.log(step, progress | metrics)
+                self.display.step(step, metrics)
+                # evaluate before saving: a run that resumes from a checkpoint never measures again what it covers
+                config, is_last = self.plan.config, step == self.plan.max_steps
+                if is_last or (config.eval_every and step % config.eval_every == 0):
+                    await self._evaluate(step, held_out)
+                if is_last or (config.save_every and step % config.save_every == 0):
+                    await self._save(step, is_final=is_last)
 
     async def _draw(self, step: int) -> list[Datum]:
         if step > self.plan.max_steps:
@@ -189,22 +191,6 @@ class SftLoop:
             "optim/learning_rate": taken.learning_rate,
             "time/train_s": time.monotonic() - started,
         }
-
-    def _log_step(self, step: int, metrics: dict[str, float]) -> None:
-        progress = {"progress/step": float(step), "progress/done_frac": step / self.plan.max_steps}
-        num_examples = self.plan.data.dataset.num_examples
-        if num_examples is not None:
-            progress["progress/epoch"] = float((step - 1) * self.plan.config.batch_size // num_examples)
-        self.log.log(step, progress | metrics)
-        self.display.step(step, metrics)
-
-    async def _after_step(self, step: int, held_out: Sequence[Datum]) -> None:
-        """Evaluate before saving: what a checkpoint covers is never measured again by a run that resumes from it."""
-        config, is_last = self.plan.config, step == self.plan.max_steps
-        if is_last or (config.eval_every and step % config.eval_every == 0):
-            await self._evaluate(step, held_out)
-        if is_last or (config.save_every and step % config.save_every == 0):
-            await self._save(step, is_final=is_last)
 
     async def _evaluate(self, step: int, held_out: Sequence[Datum]) -> None:
         """The mean loss per token of held-out answers."""

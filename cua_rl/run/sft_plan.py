@@ -86,7 +86,13 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
     checkpoint_path = find_checkpoint(
         config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.lora_alpha
     )
-    max_tokens = _max_tokens(config, model_path)
+    longest = max_positions(model_path)
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ConfigError(
+            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
+            f"{config.max_model_len}; leave max_model_len out"
+        )
+    max_tokens = config.max_model_len or longest
     recorded_in = database_url(environ) if config.data == "rollouts" else None
     data = await open_data(config, renderer, devices, max_tokens=max_tokens, recorded_in=recorded_in)
     num_examples = data.dataset.num_examples
@@ -137,16 +143,6 @@ def require_same_run(plan: SftPlan, folder: LogDirectory) -> None:
             )
 
 
-def _max_tokens(config: SftConfig, model_path: Path) -> int:
-    longest = max_positions(model_path)
-    if config.max_model_len is not None and config.max_model_len > longest:
-        raise ConfigError(
-            f"max_model_len: expected at most {longest}, the positions of {model_path.name}, got "
-            f"{config.max_model_len}; leave max_model_len out"
-        )
-    return config.max_model_len or longest
-
-
 async def open_data(
     config: SftConfig, renderer: Renderer, devices: DeviceBackend, *, max_tokens: int, recorded_in: str | None
 ) -> OpenedData:
@@ -177,17 +173,15 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
         seed=config.seed,
     )
     _require_room(await dataset.batch(0, 1), max_tokens)
-    identity = json.dumps([tasks.task_ids, config.error_rate, _screen(config), config.max_turns])
+    identity = json.dumps(
+        [tasks.task_ids, config.error_rate, [config.screen_scale, config.browser_scale], config.max_turns]
+    )
     return OpenedData(
         dataset=dataset,
         num_held_out=len(held_out_tasks),
         sha256=sha256(identity.encode()).hexdigest(),
         description=f"demonstrations of {len(tasks.task_ids)} tasks, error rate {config.error_rate:g}",
     )
-
-
-def _screen(config: SftConfig) -> list[float | None]:
-    return [config.screen_scale, config.browser_scale]
 
 
 async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int, recorded_in: str | None) -> OpenedData:

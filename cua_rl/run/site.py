@@ -14,7 +14,7 @@ from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.gym.device import AttachDevice
 from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.errors import ConfigError
-from cua_rl.rollout.run import TimeLimits
+from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.run.preflight import Screen, require_adb
 from cua_rl.run.rollout_config import DeviceSettings, RolloutConfig, Tasks
 from cua_rl.tasks.demo.expert import DemoExperts
@@ -73,7 +73,22 @@ def _make_backend(place: Place, config: RolloutConfig, log_path: Path, environ: 
     _check_devices(config, environ)
     match place:
         case "gbox":
-            return _make_boxes(config, log_path)
+            from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes, run_key
+            from cua_rl.devices.gbox.device import Capture
+            from cua_rl.devices.gbox.service import make_gbox
+
+            agent_s = config.devices.task_timeout_s + config.max_turns * config.devices.turn_timeout_s
+            stages = (config.devices.setup_timeout_s, agent_s, config.devices.validate_timeout_s)
+            plan = BoxPlan(
+                box_type=config.box_type,
+                run_name=log_path.name,
+                run_key=run_key(log_path),
+                expires_s=sum(stages) + _SPARE_S,
+                start_timeout_s=min(config.devices.lease_timeout_s, 300.0),  # the API's longest
+                capture=Capture(is_stored=config.devices.gbox_screenshots == "stored"),
+                recordings=log_path / "recordings" if config.devices.record_devices else None,
+            )
+            return GboxBoxes(plan, lambda: make_gbox(config.gbox_api_key))
         case "adb":
             require_adb()
             from cua_rl.devices.android.phones import AdbPhones
@@ -90,7 +105,14 @@ def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float 
     """Simulated phones, or the browser or Linux desktop that tasks bring with them; raises `ConfigError`."""
     match find_place(tasks):
         case "desktop":
-            return _make_desktops()
+            if find_spec("Xlib") is None or find_spec("mss") is None:
+                raise ConfigError(
+                    "tasks: expected the packages python-xlib and mss for Linux desktops, got none; install them: pip "
+                    "install 'cua_rl[desktop]'"
+                )
+            from cua_rl.tasks.desktop.desktops import LinuxDesktops
+
+            return LinuxDesktops()
         case "miniwob":
             return MiniWobPages(scale=browser_scale)
         case "django_admin":
@@ -103,17 +125,6 @@ def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float 
                     f"browser_scale: expected it only with tasks on web pages, got {browser_scale!r}; leave it out"
                 )
             return SimulatedPhones(scale=screen_scale)
-
-
-def _make_desktops() -> DeviceBackend:
-    if find_spec("Xlib") is None or find_spec("mss") is None:
-        raise ConfigError(
-            "tasks: expected the packages python-xlib and mss for Linux desktops, got none; install them: pip install "
-            "'cua_rl[desktop]'"
-        )
-    from cua_rl.tasks.desktop.desktops import LinuxDesktops
-
-    return LinuxDesktops()
 
 
 def make_experts(tasks: Tasks) -> Experts:
@@ -157,44 +168,21 @@ def _check_devices(config: RolloutConfig, environ: Mapping[str, str]) -> None:
             "out, or set device=gbox"
         )
     if "gbox" in (config.device, config.devices.coordinate_mode):
-        _check_gbox(config, environ)
+        if find_spec("gbox_sdk") is None:
+            raise ConfigError(
+                "device: expected the package gbox-sdk for GBox, got none; install it: pip install 'cua_rl[gbox]'"
+            )
+        if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
+            raise ConfigError(
+                "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the environment or in "
+                ".env (a self-hosted server takes any text)"
+            )
     for name, value, device in (
         ("adb_serials", list(config.devices.adb_serials), "adb"),
         ("record_devices", config.devices.record_devices, "gbox"),
     ):
         if value and config.device != device:
             raise ConfigError(f"{name}: expected it only with device={device}, got {value!r}; leave it out")
-
-
-def _check_gbox(config: RolloutConfig, environ: Mapping[str, str]) -> None:
-    if find_spec("gbox_sdk") is None:
-        raise ConfigError(
-            "device: expected the package gbox-sdk for GBox, got none; install it: pip install 'cua_rl[gbox]'"
-        )
-    if not (config.gbox_api_key or environ.get("GBOX_API_KEY")):
-        raise ConfigError(
-            "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the environment or in "
-            ".env (a self-hosted server takes any text)"
-        )
-
-
-def _make_boxes(config: RolloutConfig, log_path: Path) -> DeviceBackend:
-    from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes, run_key
-    from cua_rl.devices.gbox.device import Capture
-    from cua_rl.devices.gbox.service import make_gbox
-
-    agent_s = config.devices.task_timeout_s + config.max_turns * config.devices.turn_timeout_s
-    stages = (config.devices.setup_timeout_s, agent_s, config.devices.validate_timeout_s)
-    plan = BoxPlan(
-        box_type=config.box_type,
-        run_name=log_path.name,
-        run_key=run_key(log_path),
-        expires_s=sum(stages) + _SPARE_S,
-        start_timeout_s=min(config.devices.lease_timeout_s, 300.0),  # the API's longest
-        capture=Capture(is_stored=config.devices.gbox_screenshots == "stored"),
-        recordings=log_path / "recordings" if config.devices.record_devices else None,
-    )
-    return GboxBoxes(plan, lambda: make_gbox(config.gbox_api_key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,18 +210,15 @@ async def open_devices(config: RolloutConfig, site: Site, *, max_devices: int) -
         lease_timeout_s *= GymLimits().max_create_attempts * ceil(max_devices / devices.gym_parallel_creates)
     pool_limits = PoolLimits(lease_timeout_s=lease_timeout_s, makes_per_s=devices.device_creations_per_s)
     async with AsyncExitStack() as stack:
-        grounder = _open_grounder(stack, config.gbox_api_key) if devices.coordinate_mode == "gbox" else None
+        grounder = None
+        if devices.coordinate_mode == "gbox":
+            from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
+            from cua_rl.devices.gbox.service import make_gbox
+
+            grounder = GboxCoordinateModel(make_gbox(config.gbox_api_key).client)
+            stack.push_async_callback(grounder.close)
         pool = await stack.enter_async_context(open_pool(site.backend, max_devices=max_devices, limits=pool_limits))
         yield OpenDevices(pool=pool, grounder=grounder, time_limits=limits)
-
-
-def _open_grounder(stack: AsyncExitStack, gbox_api_key: str | None) -> Grounder:
-    from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
-    from cua_rl.devices.gbox.service import make_gbox
-
-    model = GboxCoordinateModel(make_gbox(gbox_api_key).client)
-    stack.push_async_callback(model.close)
-    return model
 
 
 def make_gym_executions(config: RolloutConfig, environ: Mapping[str, str] = os.environ) -> GymExecutions:

@@ -18,13 +18,14 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.judge.judge import Judge
+from cua_rl.policy import SamplingParams
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
-from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream
+from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.judge import open_judge
@@ -43,7 +44,6 @@ from cua_rl.sampling.gateway import Gateway
 from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
-from cua_rl.types import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             engine = await _start_engine(stack, plan, folder, checkpoint)
             ready = time.monotonic()
             report.display.begin_steps()
-            settings = replace(_loop_settings(plan, first_step), owed_evaluations=resumed.owed_evaluations)
+            settings = _loop_settings(plan, first_step, resumed.owed_evaluations)
             parts = _parts(plan, folder, engine, devices, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
@@ -154,7 +154,22 @@ async def _start_engine(
         max_model_len=plan.max_model_len,
         max_images=plan.max_images,
     )
-    trainer = TrainingClient(_trainer_config(plan), folder.path / "logs" / "trainer.log")
+    config = plan.config
+    trainer = TrainingClient(
+        TrainerConfig(
+            model_path=plan.model_path,
+            lora=LoraConfig(rank=config.lora_rank, alpha=config.trainer.lora_alpha, seed=config.seed),
+            dtype=config.trainer.dtype,
+            micro_batch_tokens=config.trainer.micro_batch_tokens,
+            gradient_checkpointing=config.trainer.gradient_checkpointing,
+            num_processes=plan.gpus.num_trainer_processes,
+            gpus=plan.gpus.trainer_gpus,
+            sharding=config.trainer.sharding,
+            vision_cache_gib=config.trainer.vision_cache_gib,
+            seed=config.seed,
+        ),
+        folder.path / "logs" / "trainer.log",
+    )
     if plan.gpus.is_shared:
         await stack.enter_async_context(server)
         await stack.enter_async_context(trainer)
@@ -189,23 +204,7 @@ async def _load_weights(
         await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
 
 
-def _trainer_config(plan: RunPlan) -> TrainerConfig:
-    config = plan.config
-    return TrainerConfig(
-        model_path=plan.model_path,
-        lora=LoraConfig(rank=config.lora_rank, alpha=config.trainer.lora_alpha, seed=config.seed),
-        dtype=config.trainer.dtype,
-        micro_batch_tokens=config.trainer.micro_batch_tokens,
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
-        num_processes=plan.gpus.num_trainer_processes,
-        gpus=plan.gpus.trainer_gpus,
-        sharding=config.trainer.sharding,
-        vision_cache_gib=config.trainer.vision_cache_gib,
-        seed=config.seed,
-    )
-
-
-def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
+def _loop_settings(plan: RunPlan, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...]) -> LoopSettings:
     config = plan.config
     return LoopSettings(
         first_step=first_step,
@@ -221,6 +220,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         has_baseline=not config.evaluation.skip_baseline,
         min_group_size=config.sampling.min_group_size,
         max_refill_factor=config.curriculum.max_refill_factor if config.curriculum.refill_groups else 1,
+        owed_evaluations=owed_evaluations,
     )
 
 
@@ -269,7 +269,7 @@ def _parts(
     )
     own_temperature = config.evaluation.eval_temperature
     evaluator = Evaluator(
-        plan.eval_tasks,
+        tasks=plan.eval_tasks,
         runner=make_run_runner(),
         params=_sampling_params(config, config.temperature if own_temperature is None else own_temperature),
         recorder=recorder,
@@ -335,7 +335,7 @@ async def run_loop(
 def freeze_loaded_objects() -> None:
     """Exclude all objects loaded so far from garbage collection: they live as long as the process.
 
-    Every full collection walked over it and held the event loop for up to 0.3 s.
+    A full collection that traverses them blocks the event loop for up to 0.3 s.
     """
     gc.collect()
     gc.freeze()

@@ -29,7 +29,7 @@ EMBEDDED_DEMO: dict[str, object] = {
     "learning_rate_schedule": "linear",
     "advantages": "mean_std",
     "loss.normalisation": "token_mean",
-    "max_steps": 48,
+    "max_steps": 24,
     "evaluation.eval_temperature": 0.5,
     "max_tokens": 48,
     "server.max_model_len": 2048,

@@ -28,12 +28,7 @@ from cua_rl.run.model_folder import (
     require_trainable,
 )
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import (
-    plan_max_images,
-    require_model_server,
-    require_monitor,
-    require_room,
-)
+from cua_rl.run.preflight import plan_prompts, require_monitor
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
@@ -113,15 +108,16 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
             log_dir=config.log_dir,
             is_forced=config.judge.force,
         )
-    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
-    for group, port in ports.items():
-        _require_free_port(f"{group}.port", port)
-    num_turns = min(config.max_turns, max(task.max_turns for task in (*_one_of_each(train_tasks), *eval_tasks)))
-    if site.smallest_screen is not None:
-        require_room(config, renderer, site.smallest_screen, num_turns=num_turns, max_model_len=max_model_len)
-    max_images = plan_max_images(config, num_turns)
-    if config.base_url is not None:
-        await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
+    _require_free_ports(config)
+    num_turns = min(
+        config.max_turns,
+        max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
+    )
+    max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
+    monitor = find_monitor(config.monitor, environ)
+    # a resumed run may start while its monitor is down: it sends its events later
+    if monitor is not None and not spool_folder(log_path(config)).exists():
+        await require_monitor(monitor)
     return RunPlan(
         config=config,
         run_name=run_name(config),
@@ -144,7 +140,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
         database_url=await _reachable_database(environ),
-        monitor=await _reachable_monitor(config, environ),
+        monitor=monitor,
     )
 
 
@@ -158,18 +154,6 @@ def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | N
     held_out = load_tasks(eval_sources, seed=config.seed, split="eval", device=device, has_judge=has_judge)
     require_disjoint(train_tasks, held_out)
     return train_tasks, held_out
-
-
-def _one_of_each(tasks: TaskSet) -> list[Task]:
-    return tasks.batch(0, len(tasks.templates))
-
-
-async def _reachable_monitor(config: CLIConfig, environ: Mapping[str, str]) -> MonitorAddress | None:
-    """The remote monitor, if any; a resumed run may start while it is down and sends its events later."""
-    address = find_monitor(config.monitor, environ)
-    if address is not None and not spool_folder(log_path(config)).exists():
-        await require_monitor(address)
-    return address
 
 
 def run_name(config: CLIConfig) -> str:
@@ -210,15 +194,18 @@ def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -
     return plan
 
 
-def _require_free_port(name: str, port: int | None) -> None:
-    if port is None:
-        return
-    try:
-        free_port(port)
-    except OSError as error:
-        raise ConfigError(
-            f"{name}: expected a free port, got {port} ({error.strerror}); choose another one, or leave it out"
-        ) from None
+def _require_free_ports(config: CLIConfig) -> None:
+    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
+    for group, port in ports.items():
+        if port is None:
+            continue
+        try:
+            free_port(port)
+        except OSError as error:
+            raise ConfigError(
+                f"{group}.port: expected a free port, got {port} ({error.strerror}); choose another one, or leave it "
+                "out"
+            ) from None
 
 
 async def _reachable_database(environ: Mapping[str, str]) -> str | None:
@@ -243,19 +230,13 @@ def check_learning(config: CLIConfig) -> None:
         raise ConfigError(
             f"warmup_steps: expected less than max_steps={config.max_steps}, got {config.warmup_steps}; lower it"
         )
-    _check_old_tokens(config)
-
-
-def _check_old_tokens(config: CLIConfig) -> None:
-    """Off-policy tokens need a loss that bounds their importance ratio."""
-    if config.loss.bounds_ratio or config.loss.force_untruncated:
-        return
-    has_old = {
+    # off-policy tokens need a loss that bounds their importance ratio
+    off_policy = {
         "max_steps_off_policy": config.max_steps_off_policy,
         "replay_successes": config.curriculum.replay_successes,
     }
-    for name, value in has_old.items():
-        if value:
+    for name, value in off_policy.items():
+        if value and not (config.loss.bounds_ratio or config.loss.force_untruncated):
             raise ConfigError(
                 f"loss: expected one that bounds the ratio where {name}={value}, got {config.loss.name} without "
                 "tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from cua_rl.errors import AdapterError
+from cua_rl.model_input import EncodedTextChunk, ModelInput
+from cua_rl.policy import AdapterRef
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.types import AdapterRef, Datum, EncodedTextChunk, ModelInput
+from cua_rl.types import Datum
 
 CANARY_TEXT = (
     "<|im_start|>user\nOpen the settings, find the network page and switch the radio off.<|im_end|>\n"

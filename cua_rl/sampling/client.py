@@ -14,10 +14,10 @@ from uuid import uuid4
 from zlib import crc32
 
 from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
+from cua_rl.policy import AdapterRef
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
 from cua_rl.sampling.load import ServerLoad, fullest, parse_load
 from cua_rl.sampling.server import ModelServer
-from cua_rl.types import AdapterRef
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,9 @@ from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import ParsedAnswer
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.http_server import serve_app
+from cua_rl.model_input import ModelInput
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
@@ -37,7 +40,6 @@ from cua_rl.sampling.gateway_app import (
     UnknownRollout,
     in_process_client,
     make_gateway_app,
-    serve_app,
 )
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
@@ -51,7 +53,7 @@ from cua_rl.sampling.vllm_responses import (
     rebuild_prompt,
     sampling_request,
 )
-from cua_rl.types import AdapterRef, ModelInput, ModelTurn, SamplingParams
+from cua_rl.types import ModelTurn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

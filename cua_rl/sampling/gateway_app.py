@@ -5,19 +5,15 @@ Every request carries its rollout's key: as `Authorization: Bearer`, or, for age
 path, `/rollouts/<rollout_id>/keys/<key>/v1/`. It is checked before anything of the body is read.
 """
 
-import asyncio
 import hmac
 import logging
 import secrets
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Generator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -34,7 +30,6 @@ from cua_rl.request_limits import (
     host_name,
     read_json,
     require_json,
-    server_config,
 )
 from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
@@ -208,40 +203,3 @@ def in_process_client(app: Starlette, rollout_id: str, api_key: str) -> "AsyncOp
         timeout=None,
         http_client=cast("Any", http_client),  # openai 3 is written against httpx2, but takes httpx too
     )
-
-
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to the process it runs in."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
-
-@asynccontextmanager
-async def serve_app(app: Starlette, host: str, port: int, *, grace_s: int = 5) -> AsyncGenerator[str]:
-    """Serve an ASGI app inside the running event loop and yield its root address; port 0 takes a free one.
-
-    Requests that are not answered within `grace_s` seconds of leaving are cancelled.
-
-    Raises:
-        ConfigError: the port is taken.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"expected a free port for the gateway, got {host}:{port} ({error.strerror}); choose another one"
-        ) from error
-    listener.listen(2048)  # the rollouts of a step may all connect at once
-    server = _QuietServer(server_config(app, grace_s=grace_s))
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="serve-gateway")
-    try:
-        yield f"http://{host}:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-        listener.close()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cua_rl.conversation import ParsedAnswer, ToolCall
+from cua_rl.json_types import JsonDict
 from cua_rl.sampling.history_replay import visible_items
-from cua_rl.types import JsonDict, ModelTurn
+from cua_rl.types import ModelTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, cast
+from typing import Self, cast
 
 import httpx
 
@@ -35,26 +35,6 @@ class ServedModel:
     """Maximum length of prompt plus answer, tokens."""
     root: str | None = None
     """Folder or hub id that it was loaded from, if the server says."""
-
-
-class ModelServer(Protocol):
-    """A vLLM server, as the sampling client sees it."""
-
-    @property
-    def base_url(self) -> str:
-        """Without `/v1`."""
-        ...
-
-    @property
-    def model(self) -> ServedModel: ...
-
-    def on_restart(self, hook: RestartHook) -> None:
-        """Call `hook` whenever the server has lost its state, before requests continue."""
-        ...
-
-    async def wait_until_ready(self) -> None:
-        """Return when requests can be sent; raises `SamplingError` if the server was given up."""
-        ...
 
 
 class VllmServer:
@@ -185,7 +165,7 @@ class VllmServer:
             self._ready.set()
 
     async def _restart(self, status: int) -> None:
-        """Start again and call the hooks, which restore state; a failure on the way counts as another death."""
+        """Start again and call the hooks, which restore state; a failure in between counts as another crash."""
         while True:
             if self.num_restarts >= self._max_restarts:
                 raise SamplingError(
@@ -245,6 +225,10 @@ class ExternalServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
+
+
+ModelServer = VllmServer | ExternalServer
+"""A vLLM server, as the sampling client sees it."""
 
 
 async def fetch_model(client: httpx.AsyncClient) -> ServedModel:

@@ -38,7 +38,9 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
         "uvicorn-log-level": "warning",
     }
     flags = ["--enable-lora", "--enable-prefix-caching"]
+    server = "vllm.entrypoints.openai.api_server"
     if runs_on_cpu():
+        server = "cua_rl.vllm_cpu_server"
         settings |= {
             # float32 by default: without matrix units for bfloat16, a CPU computes it far more slowly
             "dtype": "float32" if config.dtype == "auto" else config.dtype,
@@ -51,7 +53,7 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
         settings |= {"dtype": config.dtype, "gpu-memory-utilization": config.gpu_memory_utilization}
         settings |= {"tensor-parallel-size": config.tensor_parallel, "data-parallel-size": config.data_parallel}
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options, *flags]
+    return [sys.executable, "-m", server, *options, *flags]
 
 
 def vllm_environment(config: ServerConfig) -> dict[str, str]:

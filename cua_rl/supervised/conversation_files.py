@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import cast
 
 from cua_rl.errors import ConfigError, boundary
+from cua_rl.model_input import ImageChunk
 from cua_rl.renderers.openai_fields import Place
 from cua_rl.renderers.openai_items import Conversation, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.supervised.demonstrations import Demonstration, build_supervised_datum
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.types import Datum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +126,15 @@ def _with_images(value: object, folder: Path) -> object:
         url = fields.get("image_url")
         nested = cast("dict[str, object]", url).get("url") if isinstance(url, dict) else url
         if isinstance(nested, str) and "://" not in nested and not nested.startswith("data:"):
-            fields["image_url"] = _data_url(folder / nested)
+            path = folder / nested
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise RequestError(
+                    expected="an image file",
+                    got=f"{str(path)!r} ({error.strerror or type(error).__name__})",
+                    do="give its path relative to the file's folder",
+                ) from None
+            # readers detect the format from the bytes
+            fields["image_url"] = f"data:image/png;base64,{b64encode(data).decode()}"
     return fields
-
-
-def _data_url(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise RequestError(
-            expected="an image file", got=f"{str(path)!r} ({reason})", do="give its path relative to the file's folder"
-        ) from None
-    return f"data:image/png;base64,{b64encode(data).decode()}"  # readers detect the format from the bytes

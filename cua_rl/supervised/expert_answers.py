@@ -30,25 +30,20 @@ _BUTTON_NAMES = {Button.BACK: "Back", Button.HOME: "Home", Button.RECENTS: "Menu
 
 def write_decision(decision: Decision, screen: EncodedImage, kind: DeviceKind = "android") -> str:
     """The answer, byte for byte as the model should sample it, without the end of turn."""
-    arguments = _arguments(decision.action, screen, kind)
+    arguments: dict[str, object]
+    match decision.action:
+        case TypeText(text=text):
+            arguments = {"action": "type", "text": text}
+        case Wait(duration_s=duration_s):
+            arguments = {"action": "wait", "time": duration_s}
+        case Finish(answer=str(answer)):
+            arguments = {"action": "answer", "text": answer}
+        case Finish(success_claimed=success_claimed):
+            arguments = {"action": "terminate", "status": "success" if success_claimed else "failure"}
+        case action:
+            arguments = _touch(action, screen) if kind == "android" else _mouse_or_keys(action, screen)
     call = ToolCall(call_id="expert", name=tool_for(kind).name, arguments=json.dumps(arguments, ensure_ascii=False))
     return write_answer(reasoning=" ".join(decision.scanned) or None, text=None, tool_calls=[call])
-
-
-def _arguments(action: Action | Finish, screen: EncodedImage, kind: DeviceKind) -> dict[str, object]:
-    match action:
-        case TypeText(text=text):
-            return {"action": "type", "text": text}
-        case Wait(duration_s=duration_s):
-            return {"action": "wait", "time": duration_s}
-        case Finish(answer=str(answer)):
-            return {"action": "answer", "text": answer}
-        case Finish(success_claimed=success_claimed):
-            return {"action": "terminate", "status": "success" if success_claimed else "failure"}
-        case _ if kind == "android":
-            return _touch(action, screen)
-        case _:
-            return _mouse_or_keys(action, screen)
 
 
 def _touch(action: Action, screen: EncodedImage) -> dict[str, object]:

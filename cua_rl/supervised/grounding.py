@@ -116,23 +116,20 @@ def make_page_draw(screens: Sequence[PageScreen], *, factor_px: int = _CELL_PX) 
 
 
 def _with_targets(image: Image.Image, boxes: Sequence[LabelledBox], tokenizer: Tokenizer, step: int) -> _Screenshot:
+    """With the ids of name, x and y of the box that covers most of each cell, if that is at least a quarter of the
+    cell, or most of the box.
+    """
     width, height = image.size
-    cells = [(x, y) for y in range(0, height, _CELL_PX) for x in range(0, width, _CELL_PX)]
-    targets = [_target(cell, boxes, image.size, tokenizer, step) for cell in cells]
+    targets: list[tuple[int, ...]] = []
+    for cell in ((x, y) for y in range(0, height, _CELL_PX) for x in range(0, width, _CELL_PX)):
+        best = max(boxes, key=lambda box: _overlap(cell, box))
+        if _overlap(cell, best) < min(_CELL_PX**2 / 4, best.width * best.height / 2):
+            targets.append((_UNKNOWN, _UNKNOWN, _UNKNOWN))
+            continue
+        x, y = best.x + best.width / 2, best.y + best.height / 2
+        texts = (f" {best.label}", _coordinate(x, width, step), _coordinate(y, height, step))
+        targets.append(tuple(tokenizer.encode(text, add_special_tokens=False).ids[0] for text in texts))
     return _Screenshot(image=image, targets=torch.tensor(targets).T)
-
-
-def _target(
-    cell: tuple[int, int], boxes: Sequence[LabelledBox], size: tuple[int, int], tokenizer: Tokenizer, step: int
-) -> tuple[int, int, int]:
-    """Ids of name, x and y of the box that covers most of the cell, if that is at least a quarter, or most of it."""
-    best = max(boxes, key=lambda box: _overlap(cell, box))
-    if _overlap(cell, best) < min(_CELL_PX**2 / 4, best.width * best.height / 2):
-        return _UNKNOWN, _UNKNOWN, _UNKNOWN
-    x, y = best.x + best.width / 2, best.y + best.height / 2
-    texts = (f" {best.label}", _coordinate(x, size[0], step), _coordinate(y, size[1], step))
-    name_id, x_id, y_id = (tokenizer.encode(text, add_special_tokens=False).ids[0] for text in texts)
-    return name_id, x_id, y_id
 
 
 def _coordinate(position: float, length: int, step: int) -> str:

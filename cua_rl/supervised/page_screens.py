@@ -9,11 +9,12 @@ from pathlib import Path
 from random import Random
 
 from cua_rl.conversation import EncodedImage
+from cua_rl.devices.browser.page import as_page
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
 from cua_rl.tasks.miniwob.device import MiniWobPages
 from cua_rl.tasks.miniwob.expert import find_target, label_of, read_scanned
-from cua_rl.tasks.miniwob.pages import as_page, read_result
+from cua_rl.tasks.miniwob.pages import read_result
 from cua_rl.tasks.miniwob.templates import miniwob_template
 from cua_rl.tasks.readiness import prepare
 

@@ -17,7 +17,7 @@ from hashlib import sha256
 from random import Random
 from typing import cast, get_args
 
-from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.page import as_page
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
 from cua_rl.devices.simulator.queries import read_query
@@ -75,11 +75,20 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
     task_id = f"custom_{_slug(instruction)}"
     if given.raw.get("check") is None:
         if not has_judge:
-            raise ConfigError(_without_check(what, instruction))
+            raise ConfigError(
+                f"expected a check in {what}, got only the description {instruction!r}: a description alone cannot be "
+                "validated, so every attempt would get the same reward and there is nothing to learn from; let a judge "
+                "decide (judge_base_url=... judge_model=..., docs/judge.md), add a check, such as "
+                f'{{"query": "wifi_enabled", "expected": "true"}}, as in {_EXAMPLE}, or use task ids'
+            )
         return describe(given, task_id, instruction, goal=None, start=_parse_judged_start(given, device))
     goal = parse_goal(given.raw["check"], f"the check of {what}", device)
     start = _find_start(given, goal) if device.is_seeded else _refuse_start(given, device)
     return describe(given, task_id, instruction, goal=goal, start=start)
+
+
+async def _open_page(url: str, device: Device) -> None:
+    await as_page(device).open_page(url)
 
 
 def describe(
@@ -91,7 +100,7 @@ def describe(
     start: Start | None = None,
     url: str | None = None,
 ) -> DescribedTask:
-    """The task with the rest of `HEADER_KEYS` as given; `task_id` is its id unless it is given another one."""
+    """Build the task from `HEADER_KEYS`; a `task_id` in the description takes precedence over the argument."""
     return DescribedTask(
         task_id=given.text("task_id") or task_id,
         instruction=instruction,
@@ -105,12 +114,6 @@ def describe(
     )
 
 
-async def _open_page(url: str, device: Device) -> None:
-    if not isinstance(device, BrowserPage):
-        raise TaskError(f"expected a page of a browser, got {device.device_id!r}; leave choosing devices to tasks")
-    await device.open_page(url)
-
-
 def _parse_judged_start(given: Fields, device: DeviceAbilities) -> Start | None:
     if not device.is_seeded:
         return _refuse_start(given, device)
@@ -122,15 +125,6 @@ def _parse_judged_start(given: Fields, device: DeviceAbilities) -> Start | None:
         for seed in _seeds():
             make_phone_state(seed, start)
     return start
-
-
-def _without_check(what: str, instruction: str) -> str:
-    return (
-        f"expected a check in {what}, got only the description {instruction!r}: a description alone cannot be "
-        "validated, so every attempt would get the same reward and there is nothing to learn from; let a judge decide "
-        "(judge_base_url=... judge_model=..., docs/judge.md), add a check, such as "
-        f'{{"query": "wifi_enabled", "expected": "true"}}, as in {_EXAMPLE}, or use task ids'
-    )
 
 
 def _slug(instruction: str) -> str:
@@ -158,12 +152,9 @@ def parse_goal(value: object, what: str, device: DeviceAbilities) -> Goal:
             f"reads), got {dict(given.raw)!r}; {'leave out' if how == 'told' else 'add'} expected"
         )
     expected = given.raw.get("expected", "")
-    return Goal(query=query, expected=json.dumps(expected) if how == "includes" else _state_text(expected), how=how)
-
-
-def _state_text(value: object) -> str:
-    """A JSON value as queries answer it: true is "true", 255 is "255"."""
-    return value if isinstance(value, str) else json.dumps(value)
+    # queries answer in JSON, except that a single text has no quotes: true is "true", 255 is "255"
+    text = expected if isinstance(expected, str) and how != "includes" else json.dumps(expected)
+    return Goal(query=query, expected=text, how=how)
 
 
 def _refuse_start(given: Fields, device: DeviceAbilities) -> None:
@@ -175,24 +166,18 @@ def _refuse_start(given: Fields, device: DeviceAbilities) -> None:
 
 def _find_start(given: Fields, goal: Goal) -> Start:
     """The requested start, or else the simplest one on which the goal does not hold yet."""
-    wanted = given.raw.get("start")
     _require_readable(goal, given.what)
-    if wanted is not None:
-        start = parse_start(wanted, f"the start of {given.what}")
-        num_done = sum(_is_done(goal, start, seed, given.what) for seed in _seeds())
-        if not num_done:
-            return start
-        raise ConfigError(_done_already(given.what, goal, num_done, "change start"))
-    for start in _possible_starts(goal):
+    wanted = given.raw.get("start")
+    if wanted is None:
+        starts, do = list(_possible_starts(goal)), 'add start, such as {"off": ["wifi"]}'
+    else:
+        starts, do = [parse_start(wanted, f"the start of {given.what}")], "change start"
+    for start in starts:
         if not any(_is_done(goal, start, seed, given.what) for seed in _seeds()):
             return start
-    num_done = sum(_is_done(goal, Start(), seed, given.what) for seed in _seeds())
-    raise ConfigError(_done_already(given.what, goal, num_done, 'add start, such as {"off": ["wifi"]}'))
-
-
-def _done_already(what: str, goal: Goal, num_done: int, do: str) -> str:
-    return (
-        f"expected {what} to be undone when it begins, got {goal.query} == {goal.expected} on {num_done} of "
+    num_done = sum(_is_done(goal, starts[0], seed, given.what) for seed in _seeds())
+    raise ConfigError(
+        f"expected {given.what} to be undone when it begins, got {goal.query} == {goal.expected} on {num_done} of "
         f"{_NUM_PHONES_TRIED} phones before anything was done; {do}, or check something else"
     )
 

@@ -1,4 +1,4 @@
-"""Scripted experts: they read a device's state, name what they scan, and act in place of the agent."""
+"""Scripted experts: they read the device's state, list the elements they scan, and act in place of the agent."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -25,10 +25,10 @@ from typing import Any, cast, get_args
 
 from cua_rl.devices.device import AppDevice, Device, ShellDevice
 from cua_rl.errors import ConfigError, TaskError, boundary
+from cua_rl.judgement import Validation
 from cua_rl.tasks.adb_client import AdbClient
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 Hook = Callable[..., Any]
 """A function of a folder, plain or async: (adb) or (adb, answer)."""
@@ -185,7 +185,13 @@ def load_folder_tasks(tasks_dir: Path) -> list[FolderTask]:
             f"expected folders <set>/<nn_name> with task.py and validator.py in {str(tasks_dir)!r}, got none; "
             "check tasks_dir"
         )
-    package = _make_package(tasks_dir.parent if own else tasks_dir)
+    root = tasks_dir.parent if own else tasks_dir
+    package = ModuleType(f"cua_rl_folder_tasks_{sha256(str(root).encode()).hexdigest()[:16]}")
+    package.__path__ = [str(root)]
+    for known in [name for name in sys.modules if f"{name}.".startswith(f"{package.__name__}.")]:
+        del sys.modules[known]  # the folders are imported anew at each load
+    importlib.invalidate_caches()
+    sys.modules[package.__name__] = package
     tasks: list[FolderTask] = []
     complaints: list[str] = []
     for folder in folders:
@@ -210,18 +216,6 @@ def _task_folders(folder: Path) -> list[Path]:
     return [path for path in _subfolders(folder) if _NUMBERED.match(path.name) or (path / "task.py").is_file()]
 
 
-def _make_package(root: Path) -> ModuleType:
-    """A package whose parts are the folders below `root`, forgotten and made anew at each load."""
-    name = f"cua_rl_folder_tasks_{sha256(str(root).encode()).hexdigest()[:16]}"
-    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
-        del sys.modules[known]
-    importlib.invalidate_caches()
-    package = ModuleType(name)
-    package.__path__ = [str(root)]
-    sys.modules[name] = package
-    return package
-
-
 def _load(folder: Path, package: ModuleType) -> FolderTask:
     for needed in ("task.py", "validator.py"):
         if not (folder / needed).is_file():
@@ -236,7 +230,13 @@ def _load(folder: Path, package: ModuleType) -> FolderTask:
 
 def _read_definition(folder: Path, definition: Any) -> FolderTask:
     task_id = f"{folder.parent.name}/{folder.name}"
-    apk = _apk(_optional(definition, "get_apk_config", _nothing)())
+    config = _optional(definition, "get_apk_config", _nothing)()
+    given: dict[str, Any] = {
+        # text or a truth value, as the default is
+        name: type(default)(_optional(config, name, None) or default)
+        for name, default in ((part.name, part.default) for part in fields(ApkConfig))
+    }
+    apk = None if config is None else ApkConfig(**given)
     validator = definition.get_validator()
     if not callable(_optional(validator, "validate", None)):
         raise ConfigError(f"expected get_validator() to return something with validate(adb), got {validator!r}")
@@ -246,6 +246,14 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
     max_turns = _optional(definition, "max_turns", DEFAULT_MAX_TURNS)
     if not isinstance(max_turns, int) or max_turns < 1:
         raise ConfigError(f"expected max_turns as a whole number of at least 1, got {max_turns!r}")
+    hook = _optional(definition, "get_pre_hook", _nothing)()
+    if hook is None and (folder / "pre_hook.py").is_file():
+        raise ConfigError("expected get_pre_hook() to return what pre_hook.py has, got nothing: it would never run")
+    pre_hook = _optional(hook, "run", hook)
+    if pre_hook is not None and not callable(pre_hook):
+        raise ConfigError(
+            f"expected get_pre_hook() to return a function (adb) or something with run(adb), got {hook!r}"
+        )
     guide = f"\n\n{apk.cua_guide}" if apk and apk.cua_guide else ""
     return FolderTask(
         task_id=task_id,
@@ -258,35 +266,9 @@ def _read_definition(folder: Path, definition: Any) -> FolderTask:
         parts=FolderParts(
             task_id=task_id,
             validate=cast(Hook, validator.validate),
-            pre_hook=_pre_hook(folder, definition),
+            pre_hook=cast(Hook | None, pre_hook),
             apk=apk,
         ),
-    )
-
-
-def _pre_hook(folder: Path, definition: Any) -> Hook | None:
-    hook = _optional(definition, "get_pre_hook", _nothing)()
-    if hook is None and (folder / "pre_hook.py").is_file():
-        raise ConfigError("expected get_pre_hook() to return what pre_hook.py has, got nothing: it would never run")
-    run = _optional(hook, "run", hook)
-    if run is not None and not callable(run):
-        raise ConfigError(
-            f"expected get_pre_hook() to return a function (adb) or something with run(adb), got {hook!r}"
-        )
-    return cast(Hook | None, run)
-
-
-def _apk(config: Any) -> ApkConfig | None:
-    if config is None:
-        return None
-    return ApkConfig(
-        app_name=str(_optional(config, "app_name", None) or ""),
-        cua_guide=str(_optional(config, "cua_guide", None) or ""),
-        requires_apk=bool(_optional(config, "requires_apk", False)),
-        apk_url=str(_optional(config, "apk_url", None) or ""),
-        package_name=str(_optional(config, "package_name", None) or ""),
-        launch_after_install=bool(_optional(config, "launch_after_install", False)),
-        main_activity=str(_optional(config, "main_activity", None) or ""),
     )
 
 

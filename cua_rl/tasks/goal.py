@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cua_rl.devices.device import Device
-from cua_rl.types import Validation
+from cua_rl.judgement import Validation
 
 How = Literal["equals", "includes", "told"]
 

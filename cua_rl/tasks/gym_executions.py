@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 from cua_rl.devices.device import Device, DeviceAbilities
@@ -45,7 +44,9 @@ class GymExecutions:
         task = request.gym
         if task is None:
             raise TaskError(f"expected a task of a gym server, got {request.task_id!r}; run it on another device")
-        client = self._client(task)
+        client = self._clients.get(task.base_url)
+        if client is None:
+            client = self._clients[task.base_url] = GymClient(task.base_url, self._limits)
         creating = asyncio.create_task(client.create(task), name=f"create-{task.identifier}")
         try:
             execution = await asyncio.shield(creating)
@@ -53,23 +54,17 @@ class GymExecutions:
             self._clean_up(client, task, creating)
             raise
         try:
-            device = await self._device(execution)
+            device: Device | None = None
+            if self._attach is not None and execution.device_id is not None:
+                device = await self._attach(execution.device_id)
+            elif self._attach is not None:
+                raise DeviceError(
+                    f"expected the device of execution {execution.execution_id!r}, got an answer without one"
+                )
         except BaseException:
             await asyncio.shield(client.terminate(task, execution))
             raise
         return GymDevice(client, task, execution, device)
-
-    async def _device(self, execution: Execution) -> Device | None:
-        if self._attach is None:
-            return None
-        if execution.device_id is None:
-            raise DeviceError(f"expected the device of execution {execution.execution_id!r}, got an answer without one")
-        return await self._attach(execution.device_id)
-
-    def _client(self, task: GymTaskRef) -> GymClient:
-        if task.base_url not in self._clients:
-            self._clients[task.base_url] = GymClient(task.base_url, self._limits)
-        return self._clients[task.base_url]
 
     def _clean_up(self, client: GymClient, task: GymTaskRef, creating: asyncio.Task[Execution]) -> None:
         """The server may be making the execution already: wait for it in the background, and end it."""
@@ -90,9 +85,7 @@ class GymExecutions:
             self._attach = await self._stack.enter_async_context(self._open_attach())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.gather(*self._leftovers)
         for client in self._clients.values():
             await client.close()

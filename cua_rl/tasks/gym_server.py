@@ -16,9 +16,10 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.gym.device import GymDevice
 from cua_rl.devices.gym.fields import GymTaskRef, first_text, mapping, sequence, text_at
 from cua_rl.errors import ConfigError, TaskError
+from cua_rl.json_types import Json
+from cua_rl.judgement import Validation
 from cua_rl.tasks.source_config import training_ids
 from cua_rl.tasks.task import Difficulty, Task, Template
-from cua_rl.types import Json, Validation
 
 DEFAULT_BASE_URL = "http://localhost:5010"
 DEFAULT_GYM_ID = "umetrip"
@@ -41,7 +42,7 @@ class GymTask(Template):
     instruction: str
     description: str
     aliases: frozenset[str]
-    """Everything the server calls it."""
+    """All names that the server has for it."""
 
     def is_called(self, name: str) -> bool:
         """Whether a name that a user wrote means this task: a name, the beginning of one, or its number."""
@@ -104,7 +105,11 @@ def fetch_gym_tasks(
 
         with ThreadPoolExecutor(max_workers=8) as threads:
             tasks = sorted(threads.map(complete, rows), key=lambda task: task.ref.identifier)
-    _require_unique(tasks)
+    for first, second in pairwise(tasks):
+        if first.ref == second.ref:
+            raise ConfigError(
+                f"expected one gym task per id, got {first.ref.identifier!r} twice; repair the list on the server"
+            )
     return tasks
 
 
@@ -121,7 +126,9 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
     more = (("seed_id",), ("task_id",), ("id",), ("task_number",), ("meta", "id"), ("meta", "number"))
     name = first_text(fields, *names) or identifier
     steps = fields.get("max_steps", fields.get("maxSteps"))
-    tags = ("gym", *_tags(fields.get("tags")))
+    given = fields.get("tags")
+    items = given.split(",") if isinstance(given, str) else sequence(given)
+    tags = tuple(dict.fromkeys(item.strip().lower() for item in items if isinstance(item, str) and item.strip()))
     difficulties: list[Difficulty] = [_DIFFICULTIES[tag] for tag in tags if tag in _DIFFICULTIES]
     return GymTask(
         task_id=f"gym/{gym_id}/{identifier}",
@@ -132,7 +139,7 @@ def parse_gym_task(fields: Json, *, base_url: str, gym_id: str) -> GymTask:
         number=_number(fields, identifier, name),
         instruction=instruction,
         description=description,
-        tags=tags,
+        tags=("gym", *tags),
         aliases=frozenset({identifier, name, *filter(None, (text_at(fields, *path) for path in (*names, *more)))}),
         max_turns=steps if isinstance(steps, int) and steps > 0 else DEFAULT_MAX_TURNS,
     )
@@ -184,16 +191,3 @@ def _number(fields: Json, identifier: str, name: str) -> int | None:
         if found:
             return int(found[0])
     return None
-
-
-def _tags(given: object) -> tuple[str, ...]:
-    items = given.split(",") if isinstance(given, str) else sequence(given)
-    return tuple(dict.fromkeys(item.strip().lower() for item in items if isinstance(item, str) and item.strip()))
-
-
-def _require_unique(tasks: Sequence[GymTask]) -> None:
-    for first, second in pairwise(tasks):
-        if first.ref == second.ref:
-            raise ConfigError(
-                f"expected one gym task per id, got {first.ref.identifier!r} twice; repair the list on the server"
-            )

@@ -1,4 +1,4 @@
-"""Demo and custom tasks on real devices, which are not made from a seed and keep what the last rollout did.
+"""Demo and custom tasks on real devices: no seed makes their state, and it persists between rollouts.
 
 A goal that already holds is undone before the rollout; if it cannot be undone, the rollout ends with a task error.
 """

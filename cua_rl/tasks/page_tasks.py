@@ -33,21 +33,20 @@ _EXAMPLE = (
 
 
 def parse_page_tasks(config: TaskSourceConfig) -> list[DescribedTask]:
-    """The tasks of a "page" source; raises `ConfigError` for what cannot be meant."""
-    return [_parse_page_task(value, number) for number, value in enumerate(config.pages, start=1)]
-
-
-def _parse_page_task(value: object, number: int) -> DescribedTask:
-    what = f"page task {number}"
-    given = read_mapping(value, what, _EXAMPLE)
-    given.require_keys((*HEADER_KEYS, "url"))
-    url, instruction = given.text("url"), given.text("instruction")
-    if not url or urlsplit(url).scheme not in ("http", "https", "file"):
-        raise ConfigError(f"expected url in {what} as http://, https:// or file://, got {url!r}; write {_EXAMPLE}")
-    if not instruction or given.raw.get("check") is None:
-        raise ConfigError(f"expected instruction and check in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
-    goal = parse_goal(given.raw["check"], f"the check of {what}", PAGE_BROWSER)
-    return describe(given, f"page/{number}", instruction, goal=goal, url=url)
+    """The tasks of a "page" source; raises `ConfigError` for an invalid entry."""
+    tasks: list[DescribedTask] = []
+    for number, value in enumerate(config.pages, start=1):
+        what = f"page task {number}"
+        given = read_mapping(value, what, _EXAMPLE)
+        given.require_keys((*HEADER_KEYS, "url"))
+        url, instruction = given.text("url"), given.text("instruction")
+        if not url or urlsplit(url).scheme not in ("http", "https", "file"):
+            raise ConfigError(f"expected url in {what} as http://, https:// or file://, got {url!r}; write {_EXAMPLE}")
+        if not instruction or given.raw.get("check") is None:
+            raise ConfigError(f"expected instruction and check in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
+        goal = parse_goal(given.raw["check"], f"the check of {what}", PAGE_BROWSER)
+        tasks.append(describe(given, f"page/{number}", instruction, goal=goal, url=url))
+    return tasks
 
 
 def allowed_urls(configs: Sequence[TaskSourceConfig]) -> tuple[str, ...]:
@@ -55,8 +54,13 @@ def allowed_urls(configs: Sequence[TaskSourceConfig]) -> tuple[str, ...]:
     said = [url for config in configs for url in config.allowed_urls]
     if said:
         return tuple(dict.fromkeys(said))
+    urls = [task.url or "" for config in configs for task in parse_page_tasks(config)]
+    parts = [urlsplit(url) for url in urls]
     return tuple(
-        dict.fromkeys(_surroundings(task.url or "") for config in configs for task in parse_page_tasks(config))
+        dict.fromkeys(
+            f"{url.rpartition('/')[0]}/" if part.scheme == "file" else f"{part.scheme}://{part.netloc}/"
+            for url, part in zip(urls, parts, strict=True)
+        )
     )
 
 
@@ -72,10 +76,3 @@ class UserPages(BrowserPages):
     async def make(self, request: DeviceRequest) -> Device:
         """A blank page; `task.prepare` opens the address."""
         return await self.lend(request.task_id)
-
-
-def _surroundings(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        return f"{url.rpartition('/')[0]}/"
-    return f"{parts.scheme}://{parts.netloc}/"

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError, boundary
+from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
-from cua_rl.types import Validation
 
 
 async def prepare(task: Task, device: Device) -> None:

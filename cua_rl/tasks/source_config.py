@@ -16,8 +16,7 @@ SourceType = Literal[
     "page", "desktop",
 ]  # fmt: skip
 Site = Literal["miniwob", "django_admin", "page", "desktop", "gym"]
-"""Sources whose tasks run on web pages of their own, on Linux desktops, or on the devices of a gym server, and on
-nothing else."""
+"""Sources whose tasks need devices of their own: web pages, Linux desktops, or the devices of a gym server."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -105,7 +104,17 @@ def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> froz
 
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
     """Parse and check task sources: keys, types, names."""
-    raw = _parse_json(sources) if isinstance(sources, str) else sources
+    raw: object = sources
+    if isinstance(sources, str):
+        try:
+            raw = cast(object, json.loads(sources))
+        except json.JSONDecodeError as error:
+            raise ConfigError(
+                f"expected task sources as JSON, got {sources!r} ({error}); write "
+                'tasks=\'{"source_type": "demo_training"}\''
+            ) from error
+        if not isinstance(raw, dict | list):
+            raise ConfigError(f"expected a JSON object or a list of them as task sources, got {sources!r}")
     items: list[object] = [raw] if isinstance(raw, Mapping) else list(cast(Sequence[object], raw))
     if not items:
         raise ConfigError('expected at least one task source, got none; try {"source_type": "demo_training"}')
@@ -126,18 +135,6 @@ def site_of(config: TaskSourceConfig) -> Site | None:
     return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
 
 
-def _parse_json(text: str) -> object:
-    try:
-        parsed: object = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f'expected task sources as JSON, got {text!r} ({error}); write tasks=\'{{"source_type": "demo_training"}}\''
-        ) from error
-    if not isinstance(parsed, dict | list):
-        raise ConfigError(f"expected a JSON object or a list of them as task sources, got {text!r}")
-    return cast(object, parsed)
-
-
 def _parse_source(item: object) -> TaskSourceConfig:
     given = read_mapping(item, "a task source", '{"source_type": "demo_training"}')
     given.require_keys(field.name for field in fields(TaskSourceConfig))
@@ -147,7 +144,15 @@ def _parse_source(item: object) -> TaskSourceConfig:
             f"expected source_type in a task source, got {dict(given.raw)!r}; add one of "
             f"{join_names(get_args(SourceType))}"
         )
-    _require_consistent(given, source_type)
+    required = _REQUIRED.get(source_type)
+    if required is not None and not given.raw.get(required):
+        raise ConfigError(f"expected {required} beside source_type {source_type!r}, got none; add {required}")
+    for key, owners in _BELONGS_TO.items():
+        if given.raw.get(key) is not None and source_type not in owners:
+            raise ConfigError(
+                f"expected {key} only with source_type {' or '.join(map(repr, owners))}, got it with {source_type!r}; "
+                f"set source_type to {owners[0]!r} or leave {key} out"
+            )
     share = given.share("train_ratio")
     described = given.raw.get("custom_tasks")  # a comma in a description separates nothing
     return TaskSourceConfig(
@@ -180,15 +185,3 @@ def _matching(given: Fields, key: str, pattern: str, expected: str) -> str | Non
     if value is not None and re.fullmatch(pattern, value) is None:
         raise given.error(key, expected)
     return value
-
-
-def _require_consistent(given: Fields, source_type: SourceType) -> None:
-    required = _REQUIRED.get(source_type)
-    if required is not None and not given.raw.get(required):
-        raise ConfigError(f"expected {required} beside source_type {source_type!r}, got none; add {required}")
-    for key, owners in _BELONGS_TO.items():
-        if given.raw.get(key) is not None and source_type not in owners:
-            raise ConfigError(
-                f"expected {key} only with source_type {' or '.join(map(repr, owners))}, got it with {source_type!r}; "
-                f"set source_type to {owners[0]!r} or leave {key} out"
-            )

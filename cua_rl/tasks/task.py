@@ -10,7 +10,7 @@ from cua_rl.devices.device import Device
 from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.devices.simulator.start import Start
-from cua_rl.types import Validation
+from cua_rl.judgement import Validation
 
 Category = Literal["system", "navigation", "settings", "app", "input"]
 Difficulty = Literal["easy", "medium", "hard"]
@@ -89,7 +89,7 @@ class Template(ABC):
         return set(tags) <= set(self.tags)
 
     def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
-        """What tells it from other tasks where the seed does not, in lower case; none where devices are seeded."""
+        """Lower-case names that belong to one split only; none on seeded devices, whose seeds separate the splits."""
         return frozenset() if is_seeded else frozenset({self.task_id})
 
     def build_task(

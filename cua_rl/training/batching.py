@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from cua_rl.errors import TrainingError
+from cua_rl.model_input import EncodedTextChunk, ImageChunk
 from cua_rl.training import wire
 from cua_rl.training.losses import LossTokens
-from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput
+from cua_rl.types import Datum
 
 Grid = tuple[int, int, int]
 """Patches of an image in time, height and width, before merging."""
@@ -64,7 +65,11 @@ def make_micro_batches(
     for part in pack_greedily([datums[index].model_input.length for index in indices], max_tokens):
         row = [datums[index] for index in indices[part]]
         ids = [torch.tensor([datum.model_input.token_ids(image_token_id)]) for datum in row]
-        types = [_token_types(datum.model_input) for datum in row]
+        # 1 for image tokens, 0 for text, [1, seq] each: from the chunks, because a sampled image token is text
+        types = [
+            torch.cat([torch.full((1, chunk.length), int(isinstance(chunk, ImageChunk))) for chunk in chunks], dim=1)
+            for chunks in (datum.model_input.chunks for datum in row)
+        ]
         images = [datum.model_input.images for datum in row]
         grid_rows = [torch.tensor([grids[image.sha256] for image in some]) if some else None for some in images]
         input_ids = torch.cat(ids, dim=1)
@@ -93,13 +98,6 @@ def pack_greedily(sizes: Sequence[int], limit: int) -> list[slice]:
             total = 0
         total += size
     return [slice(start, end) for start, end in pairwise([*bounds, len(sizes)])] if sizes else []
-
-
-def _token_types(model_input: ModelInput) -> Tensor:
-    """1 for image tokens, 0 for text, [1, seq]: from the chunks, because a sampled image token is text."""
-    return torch.cat(
-        [torch.full((1, chunk.length), int(isinstance(chunk, ImageChunk))) for chunk in model_input.chunks], dim=1
-    )
 
 
 def _on_mask(rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:

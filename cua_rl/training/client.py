@@ -14,9 +14,10 @@ from typing import Any, Self, TypeVar
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.policy import AdapterRef
 from cua_rl.processes import OwnedProcess
 from cua_rl.training import wire
-from cua_rl.types import AdapterRef, Datum
+from cua_rl.types import Datum
 
 _WORKER = "cua_rl.training.worker"
 
@@ -110,8 +111,8 @@ class TrainingClient:
         return output
 
     async def trainer_metrics(self) -> dict[str, float]:
-        """What the trainer computed since the last time, how fast and in how much memory, under metric names."""
-        return dict((await self._ask(wire.TakeAccount(), wire.AccountOutput)).metrics)
+        """Work, speed and memory of the trainer since the last call, under metric names."""
+        return dict((await self._ask(wire.TrainerMetrics(), wire.TrainerMetricsOutput)).metrics)
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""

@@ -17,19 +17,13 @@ def check_loss_config(config: LossConfig) -> None:
         raise ConfigError(f"kl_loss_coef: expected at least 0, got {config.kl_loss_coef!r}; 0 is no KL term")
     if config.normalisation_tokens < 1:
         raise ConfigError(f"normalisation_tokens: expected at least 1, got {config.normalisation_tokens!r}; raise it")
-    _check_dual_clip(config)
-    _check_mismatch_correction(config)
-
-
-def _check_dual_clip(config: LossConfig) -> None:
-    if config.dual_clip is None:
-        return
-    if config.name not in ("ppo", "decoupled_ppo"):
+    if config.dual_clip is not None and config.name not in ("ppo", "decoupled_ppo"):
         raise ConfigError(
             f"dual_clip: expected loss=ppo or loss=decoupled_ppo with it, got loss={config.name}; leave dual_clip out"
         )
-    if not config.dual_clip > 1.0:
+    if config.dual_clip is not None and not config.dual_clip > 1.0:
         raise ConfigError(f"dual_clip: expected more than 1, got {config.dual_clip!r}; 3 is usual")
+    _check_mismatch_correction(config)
 
 
 def _check_mismatch_correction(config: LossConfig) -> None:

@@ -213,7 +213,7 @@ def loss_metrics(
 
 
 def ratio_metrics(log_ratio: Tensor) -> dict[str, float]:
-    """How far off-policy the tokens are, from log(training / sampling probability) [n]."""
+    """Off-policy metrics of tokens, from log(training / sampling probability) [n]."""
     log_ratio = log_ratio.detach().double()
     ratio = log_ratio.exp()
     median, high = torch.quantile(ratio, ratio.new_tensor([0.5, 0.99]))

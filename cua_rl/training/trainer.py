@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cua_rl.config import TrainerConfig
 from cua_rl.errors import TrainingError
+from cua_rl.model_input import ImageChunk
 from cua_rl.training import checkpoint, wire
 from cua_rl.training.batching import (
     MicroBatch,
@@ -31,7 +32,7 @@ from cua_rl.training.metrics import Account, held_bytes, loss_metrics, measure_s
 from cua_rl.training.model import PolicyModel
 from cua_rl.training.ranks import Agreement, Ranks, share_out
 from cua_rl.training.vision import FeatureCache, ImagePreprocessor, encode_images
-from cua_rl.types import Datum, ImageChunk
+from cua_rl.types import Datum
 
 _T = TypeVar("_T")
 

@@ -17,8 +17,8 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from cua_rl.errors import TrainingError
+from cua_rl.model_input import ImageChunk
 from cua_rl.training.batching import Grid, pack_greedily
-from cua_rl.types import ImageChunk
 
 _MAX_PATCHES = 8192
 """Patches per pass of the vision tower, at most."""

@@ -95,8 +95,8 @@ class SaveWeightsForSampler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeAccount:
-    """Close the account of a step; answered by `AccountOutput`."""
+class TrainerMetrics:
+    """Report work, speed and memory since the last such request; answered by `TrainerMetricsOutput`."""
 
 
 Request = (
@@ -108,7 +108,7 @@ Request = (
     | LoadState
     | LoadReference
     | SaveWeightsForSampler
-    | TakeAccount
+    | TrainerMetrics
 )
 
 
@@ -151,8 +151,8 @@ class OptimStepOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccountOutput:
-    """What was computed since the last time, how fast and in how much memory."""
+class TrainerMetricsOutput:
+    """Work, speed and memory of all ranks, under metric names."""
 
     metrics: Mapping[str, float]
 
@@ -172,7 +172,7 @@ class Failed:
     message: str
 
 
-Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | AccountOutput | Done | Failed
+Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | TrainerMetricsOutput | Done | Failed
 
 
 def encode(message: Request | Reply) -> bytes:

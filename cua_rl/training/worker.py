@@ -7,7 +7,6 @@ from typing import cast
 
 from transformers.utils.logging import disable_progress_bar
 
-from cua_rl.config import TrainerConfig
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.training import wire
 from cua_rl.training.ranks import Ranks, combine_accounts
@@ -46,7 +45,7 @@ def serve(connection: socket.socket, ranks: Ranks) -> None:
 
 
 def follow(ranks: Ranks) -> None:
-    """Carry out the requests of rank 0 on another rank, whose replies nobody reads."""
+    """Carry out the requests of rank 0 on another rank; its replies are discarded."""
     worker = _Worker(ranks)
     while (request := cast("wire.Request | None", ranks.broadcast(None))) is not None:
         worker.reply(request)
@@ -63,27 +62,28 @@ class _Worker:
         """The answer; `Failed` if the request cannot be carried out."""
         try:
             with boundary(TrainingError, f"trainer, {type(request).__name__}"):
-                return self._start(request.config) if isinstance(request, wire.Start) else self._carry_out(request)
+                if not isinstance(request, wire.Start):
+                    return self._carry_out(request)
+                self._trainer = trainer = Trainer(request.config, self._ranks)
+                num_parameters = sum(parameter.numel() for parameter in trainer.model.base.parameters())
+                num_trainable = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)
+                device = str(trainer.model.device)
+                logger.info("trainer ready device=%s parameters=%d trainable=%d", device, num_parameters, num_trainable)
+                return wire.Started(
+                    device=device, num_parameters=num_parameters, num_trainable_parameters=num_trainable
+                )
         except CuaError as error:
             logger.exception("failed request=%s", type(request).__name__)
             kind = "config" if isinstance(error, ConfigError) else "training"
             return wire.Failed(kind=kind, message=str(error))
 
-    def _start(self, config: TrainerConfig) -> wire.Started:
-        self._trainer = trainer = Trainer(config, self._ranks)
-        num_parameters = sum(parameter.numel() for parameter in trainer.model.base.parameters())
-        num_trainable = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)
-        device = str(trainer.model.device)
-        logger.info("trainer ready device=%s parameters=%d trainable=%d", device, num_parameters, num_trainable)
-        return wire.Started(device=device, num_parameters=num_parameters, num_trainable_parameters=num_trainable)
-
     def _carry_out(self, request: wire.Request) -> wire.Reply:
         trainer = self._trainer
         if trainer is None:
             raise TrainingError(f"expected Start as the first request, got {type(request).__name__}")
-        if isinstance(request, wire.TakeAccount):
+        if isinstance(request, wire.TrainerMetrics):
             accounts = self._ranks.gather(trainer.account.take())
-            return wire.AccountOutput(metrics=combine_accounts(accounts))
+            return wire.TrainerMetricsOutput(metrics=combine_accounts(accounts))
         with trainer.account.busy():
             match request:
                 case wire.Forward():
@@ -101,7 +101,7 @@ class _Worker:
                 case wire.SaveWeightsForSampler(path=path):
                     trainer.save_weights_for_sampler(path)
                 case _:
-                    raise AssertionError(f"expected Start to be carried out by _start, got {request!r}")
+                    raise AssertionError(f"expected Start to be carried out by reply, got {request!r}")
         return wire.Done(policy_version=trainer.policy_version)
 
 

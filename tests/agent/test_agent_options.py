@@ -76,7 +76,9 @@ def test_a_gym_that_training_and_evaluation_share_is_split_between_them_unless_t
     assert split_gyms({**gym, "split_type": "eval"}, gym, devices)[0] == {**named, "split_type": "eval"}
 
 
-@pytest.mark.parametrize("options", [["agent=mini_agent"], ["gbox_api_key=key"]])
+@pytest.mark.parametrize(
+    "options", [["agent=mini_agent", "gbox_mini_agent_base_url={any_server}"], ["gbox_api_key=key"]]
+)
 @pytest.mark.parametrize("eval_tasks", [[], ["eval_tasks=None"]])
 async def test_the_documented_gym_command_finds_its_tasks(
     options: list[str], eval_tasks: list[str], tmp_path: Path
@@ -86,7 +88,12 @@ async def test_the_documented_gym_command_finds_its_tasks(
         small = [f"model_name={TINY_QWEN3_VL}", "max_model_len=4096", "max_tokens=64", "max_turns=2"]
         command = [sys.executable, "-m", "cua_rl.recipes.train", "dry_run=true", f"tasks={source}", *small]
         process = await asyncio.create_subprocess_exec(
-            *command, *options, *eval_tasks, f"log_path={tmp_path / 'run'}", stdout=PIPE, stderr=PIPE
+            *command,
+            *(option.format(any_server=url) for option in options),
+            *eval_tasks,
+            f"log_path={tmp_path / 'run'}",
+            stdout=PIPE,
+            stderr=PIPE,
         )
         output, errors = await process.communicate()
 

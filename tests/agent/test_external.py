@@ -20,14 +20,16 @@ from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
+from cua_rl.http_server import serve_app
+from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rewards.reward import binary_reward
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner, TimeLimits
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.sampling.server import ExternalServer
-from cua_rl.types import Rollout, SamplingParams, StopReason
+from cua_rl.types import Rollout, StopReason
 from tests.fakes import FakeDevice, FakeRecorder, make_task
 from tests.sampling.fake_vllm import FakeVllm
 
@@ -90,7 +92,7 @@ class Bench:
             reward=binary_reward,
             recorder=self.recorder,
             max_turns=max_turns,
-            time_limits=time_limits,
+            time_limits=time_limits or TimeLimits(),
             make_id=lambda: "r1",
         )
         source = RolloutSource(phase="step", step=1)

@@ -127,6 +127,7 @@ def stands_for(models: Path) -> Generator[dict[str, str]]:
             "model_name=...": f"model_name={models / 'model'}",
             "http://gym:5010": gym,
             "http://host:5010": gym,
+            "http://mini:3000": gym,  # a dry run asks no more of it than an answer
             "http://localhost:28080": gbox,
             "GBOX_API_KEY=...": f"GBOX_API_KEY={KEY}",
             "https://monitor.example": monitor,

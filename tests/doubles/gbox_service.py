@@ -9,7 +9,7 @@ from typing import Any
 from cua_rl.devices.gbox.boxes import BoxPlan, GboxBoxes
 from cua_rl.devices.gbox.device import Capture
 from cua_rl.devices.gbox.service import Gbox, make_gbox
-from cua_rl.sampling.gateway_app import serve_app
+from cua_rl.http_server import serve_app
 from tests.doubles.gbox_server import KEY, GboxDouble
 
 

@@ -8,9 +8,9 @@ from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import Evaluator, TaskOutcomes, summarise
 from cua_rl.events import EvaluationEnded, GroupEnded, RolloutSource, SourceStarted
 from cua_rl.metrics import check_names
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.types import AdapterRef, SamplingParams
 from tests.fakes import FakeAgent, FakeDevice, FakeGateway, FakeRecorder, make_task
 
 SOURCE = RolloutSource(phase="eval", step=7)
@@ -42,7 +42,7 @@ def make_evaluator(agent: FakeAgent, recorder: FakeRecorder, num_attempts: int) 
     )
     tasks = [make_task("first"), make_task("second", seed=2)]
     params = SamplingParams(max_tokens=8, temperature=0.0)
-    return Evaluator(tasks, runner=runner, params=params, recorder=recorder, num_attempts=num_attempts)
+    return Evaluator(tasks=tasks, runner=runner, params=params, recorder=recorder, num_attempts=num_attempts)
 
 
 def test_a_summary_by_hand() -> None:

@@ -10,13 +10,14 @@ from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.evaluation.openai_endpoint import Api, Endpoint, EndpointAccess
 from cua_rl.events import RolloutSource
+from cua_rl.http_server import serve_app
 from cua_rl.judge.judge import is_loopback
+from cua_rl.policy import SamplingParams
 from cua_rl.rewards.reward import binary_reward
 from cua_rl.rollout.run import RolloutPlan, RolloutRunner
-from cua_rl.sampling.gateway_app import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
-from cua_rl.types import Rollout, SamplingParams, StopReason
+from cua_rl.types import Rollout, StopReason
 from tests.evaluation.fake_endpoint import GIVE_UP, KEY, TAP, FakeEndpoint
 
 PARAMS = SamplingParams(max_tokens=64, temperature=0.5)

@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.errors import ConfigError
+from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.gym_command import FLAGS, format_flags, translate
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.sampling.gateway_app import serve_app
 from tests.agent.gym_bench import open_gym
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +124,7 @@ async def test_the_script_finds_tasks_and_model_by_two_addresses(tmp_path: Path)
     async with open_gym() as (_, gym_url), serve_app(server, "127.0.0.1", 0, grace_s=0) as model_url:
         process = await asyncio.create_subprocess_exec(
             *(ROOT / "train.sh", "--gym", gym_url, "--gym-id", "phones", "--model-base-url", f"{model_url}/v1"),
+            *("--gbox-mini-url", gym_url),  # any server that answers
             *(
                 "--batch-size",
                 "2",

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cua_rl.judgement import Validation
 from cua_rl.rewards.evidence import Evidence
 from cua_rl.rewards.load_reward import REWARDS
 from cua_rl.rewards.reward import (
@@ -15,7 +16,7 @@ from cua_rl.rewards.reward import (
     efficiency_reward,
     shaped_reward,
 )
-from cua_rl.types import StopReason, Validation
+from cua_rl.types import StopReason
 
 POLICY_STOPS = [reason for reason in StopReason if not reason.is_fault]
 

@@ -16,7 +16,7 @@ from cua_rl.rl.curriculum import (
     systematic_draw,
 )
 from cua_rl.rollout.group import collect_groups
-from cua_rl.tasks.task import Task
+from cua_rl.tasks.task import Category, Difficulty, Task, Template
 from cua_rl.types import RolloutGroup
 from tests.builders import group, rollout
 from tests.fakes import make_task
@@ -24,9 +24,11 @@ from tests.fakes import make_task
 CONSTANT, MIXED = (1.0, 1.0), (1.0, 0.0)
 
 
-@dataclass(frozen=True)
-class FakeTemplate:
-    task_id: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeTemplate(Template):
+    category: Category = "app"
+    difficulty: Difficulty = "easy"
+    max_turns: int = 10
 
     def make_task(self, seed: int) -> Task:
         return make_task(self.task_id, seed)
@@ -143,7 +145,7 @@ def test_a_systematic_draw_gives_every_weight_its_share() -> None:
 
 
 def stream(rates: SuccessRates) -> SuccessRateStream:
-    templates = [FakeTemplate("solved"), FakeTemplate("open"), FakeTemplate("hopeless")]
+    templates = [FakeTemplate(task_id="solved"), FakeTemplate(task_id="open"), FakeTemplate(task_id="hopeless")]
     return SuccessRateStream(templates=templates, seed=3, instance_seeds=range(1000), rates=rates)
 
 

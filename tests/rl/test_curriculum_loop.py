@@ -72,7 +72,7 @@ class RoundRobin:
 
     def batch(self, number: int, num_tasks: int) -> list[Task]:
         positions = range(number * num_tasks, (number + 1) * num_tasks)
-        return [NamedTemplate(TASK_IDS[position % 3]).make_task(position) for position in positions]
+        return [NamedTemplate(task_id=TASK_IDS[position % 3]).make_task(position) for position in positions]
 
 
 def loop_parts(
@@ -83,7 +83,7 @@ def loop_parts(
 
 
 def stream(rates: SuccessRates) -> SuccessRateStream:
-    templates = [NamedTemplate(task_id) for task_id in TASK_IDS]
+    templates = [NamedTemplate(task_id=task_id) for task_id in TASK_IDS]
     return SuccessRateStream(templates=templates, seed=0, instance_seeds=range(10**6), rates=rates)
 
 
@@ -186,7 +186,7 @@ async def losing_run(tmp_path: Path, trainer: FakeTrainer, *, parity_limit: floa
         def batch(self, number: int, num_tasks: int) -> list[Task]:
             if number:
                 agent.hopes["solved"] = "0"
-            return [NamedTemplate("solved").make_task(number)]
+            return [NamedTemplate(task_id="solved").make_task(number)]
 
     loop, bench, log = loop_parts(agent, memory, Losing(), trainer)
     base = settings(max_steps=2, groups_per_batch=1)

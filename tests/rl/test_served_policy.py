@@ -1,8 +1,8 @@
 from pathlib import Path
 
+from cua_rl.policy import AdapterRef
 from cua_rl.rl.served_policy import ServedPolicy
 from cua_rl.sampling.canary import Canary
-from cua_rl.types import AdapterRef
 
 
 class FolderTrainer:

@@ -9,11 +9,11 @@ from cua_rl.errors import ParityError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, EvaluationEnded, GroupEnded, SourceStarted, StepTrained
 from cua_rl.metrics import check_names
+from cua_rl.policy import SamplingParams
 from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rl.sync_loop import train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.tasks.task import Task
-from cua_rl.types import SamplingParams
 from tests.builders import IMAGE_TOKEN
 from tests.fakes import FakeAgent, FakePolicy, FakeTrainer, make_task
 from tests.rollout.test_run import Bench
@@ -68,7 +68,7 @@ def settings(**changes: Any) -> LoopSettings:
 
 def parts(agent: FakeAgent, trainer: FakeTrainer | None = None) -> tuple[LoopParts, Bench, Log, FakePolicy]:
     bench, log, policy = Bench(agent), Log(), FakePolicy()
-    evaluator = Evaluator([make_task(seed=9)], runner=bench.runner, params=PARAMS, recorder=bench.recorder)
+    evaluator = Evaluator(tasks=[make_task(seed=9)], runner=bench.runner, params=PARAMS, recorder=bench.recorder)
     made = LoopParts(
         tasks=Seeds(),
         runner=bench.runner,

@@ -13,8 +13,9 @@ from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.errors import DeviceError
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import RolloutSource
-from cua_rl.rollout.run import TimeLimits
-from cua_rl.types import AdapterRef, AgentTurn, Rollout, StopReason
+from cua_rl.policy import AdapterRef
+from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.types import AgentTurn, Rollout, StopReason
 from tests.builders import model_turn, prompt, text
 from tests.fakes import FakeDevice, make_task
 from tests.jumping_time import run_jumping
@@ -75,7 +76,7 @@ class Waiting:
 async def evaluate(agent: Any, limits: TimeLimits, num_tasks: int = 400) -> EvalResult:
     bench = SlowBench(agent, max_devices=num_tasks, time_limits=limits)
     tasks = [make_task(f"task-{number}", seed=number) for number in range(num_tasks)]
-    evaluator = Evaluator(tasks, runner=bench.runner, params=PARAMS, recorder=bench.recorder)
+    evaluator = Evaluator(tasks=tasks, runner=bench.runner, params=PARAMS, recorder=bench.recorder)
     return await evaluator.run(RolloutSource(phase="eval", step=0), AdapterRef(path=None, policy_version=0))  # type: ignore[arg-type]
 
 

@@ -92,7 +92,7 @@ BAD = [
     (["tis_cap=0"], "tis_cap: expected more than 0"),
     (["icepop_low=2"], "icepop_low: expected 0 to 1"),
     (["kl_loss_coef=0.1", "kl_penalty_coef=0.1"], "kl_loss_coef: expected 0 where"),
-    (["warmup_steps=48"], "warmup_steps: expected less than max_steps=48"),
+    (["warmup_steps=24"], "warmup_steps: expected less than max_steps=24"),
     (["adam_beta2=1"], "adam.beta2: expected a number above 0"),
     (["reward=shapd"], "did you mean 'shaped'"),
     (["reward=no_such_module:reward"], "ModuleNotFoundError"),
@@ -144,6 +144,7 @@ BAD = [
         ],
         "check gym_base_url",
     ),
+    (["agent=external", "agent.url=http://127.0.0.1:{dead}/run"], "agent.url: expected a server that answers"),
     (["device=gbox", "gbox_api_key=key"], "model_name: expected the name of a model for gbox"),
 ]
 

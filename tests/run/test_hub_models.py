@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
-from cua_rl.sampling.gateway_app import serve_app
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FETCH = """

@@ -8,7 +8,7 @@ import pytest
 
 from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
-from cua_rl.evaluation.judge_calibration import Judged, JudgeIdentity, calibration_json, confusion, load_calibration
+from cua_rl.evaluation.judge_calibration import Judged, calibration_json, confusion, load_calibration
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.recipes.train import main
 from cua_rl.run.judge import calibration_path, make_judge_config, plan_judge, require_precision
@@ -38,17 +38,9 @@ def judge(**changes: Any) -> JudgeConfig:
 
 def calibrate(config: JudgeConfig, folder: Path, *, right: int, wrong: int) -> None:
     """A record of so many right and wrong verdicts "success"."""
-    identity = JudgeIdentity(
-        model=config.model,
-        prompt_sha256=config.prompt_sha256,
-        num_votes=config.num_votes,
-        screenshots=config.screenshots,
-        extra=config.extra,
-        fingerprint=config.fingerprint,
-    )
     path = calibration_path(config, str(folder))
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(calibration_json(identity, [known(True)] * right + [known(False)] * wrong, {})))
+    path.write_text(json.dumps(calibration_json(config, [known(True)] * right + [known(False)] * wrong, {})))
 
 
 def known(truth: bool, verdict: bool | None = True) -> Judged:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cua_rl.errors import ConfigError
+from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
@@ -24,7 +25,6 @@ from cua_rl.run.preflight import (
 from cua_rl.run.rollout_config import AgentSettings, ServerSettings
 from cua_rl.run.training_config import CLIConfig, MonitorSettings
 from cua_rl.run.training_plan import plan_run
-from cua_rl.sampling.gateway_app import serve_app
 from tests.sampling.fake_vllm import FakeVllm
 
 PHONE = Screen(kind="android", width_px=192, height_px=320)

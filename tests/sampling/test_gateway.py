@@ -8,10 +8,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.types import AdapterRef, ModelTurn, SamplingParams
+from cua_rl.types import ModelTurn
 from tests.renderers.generated import encode_image, make_image
 from tests.sampling.fake_vllm import LOGPROB, FakeVllm
 

@@ -11,12 +11,12 @@ import pytest
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
-from cua_rl.types import AdapterRef, SamplingParams
 from tests.sampling.fake_vllm import fake_command
 
 

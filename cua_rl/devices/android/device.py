@@ -17,11 +17,9 @@ from cua_rl.actions import (
     DoubleClick,
     Drag,
     LongPress,
-    MoveMouse,
     OpenApp,
     PressButton,
     PressKey,
-    RightClick,
     Scroll,
     TypeText,
     Wait,
@@ -38,7 +36,7 @@ from cua_rl.devices.android.keyboard import (
 from cua_rl.devices.android.queries import ANDROID_QUERIES, read_android_query
 from cua_rl.devices.android.shell import AndroidConnection
 from cua_rl.devices.app_names import find_package
-from cua_rl.devices.device import ActionRejected, DeviceAbilities
+from cua_rl.devices.device import NOT_ON_PHONES, ActionRejected, DeviceAbilities
 from cua_rl.errors import DeviceError, DeviceServiceError, boundary
 
 ANDROID_ABILITIES = DeviceAbilities(
@@ -58,6 +56,8 @@ class AndroidDevice:
     `give_back` is called once, when the phone is closed.
     """
 
+    kind: Literal["android"] = "android"
+
     def __init__(
         self,
         connection: AndroidConnection,
@@ -68,18 +68,10 @@ class AndroidDevice:
     ) -> None:
         self._give_back = give_back
         self._connection = connection
-        self._device_id = device_id
+        self.device_id = device_id
         self._settle_s = settle_s
         self._size_px: tuple[int, int] | None = None
         self._is_closed = False
-
-    @property
-    def device_id(self) -> str:
-        return self._device_id
-
-    @property
-    def kind(self) -> Literal["android"]:
-        return "android"
 
     async def observe(self) -> EncodedImage:
         """Take a screenshot; raises `DeviceError`."""
@@ -97,7 +89,7 @@ class AndroidDevice:
         command = await self._build_command(action)
         said = await self._connection.run(command)
         if said.strip():  # `input` says nothing unless it failed
-            raise DeviceError(f"expected {command!r} to print nothing on {self._device_id!r}, got {said[:300]!r}")
+            raise DeviceError(f"expected {command!r} to print nothing on {self.device_id!r}, got {said[:300]!r}")
         await asyncio.sleep(self._settle_s)
 
     async def query(self, name: str) -> str:
@@ -120,9 +112,13 @@ class AndroidDevice:
         """Install an app from an address or from an APK file of this machine; raises `DeviceError`."""
         self._check_open("install an app")
         if source.startswith(("http://", "https://")):
+            with boundary(DeviceServiceError, f"download {source!r}"):
+                async with httpx.AsyncClient(follow_redirects=True, timeout=60.0) as http:
+                    response = await http.get(source)
+                    response.raise_for_status()
             with TemporaryDirectory() as folder:
                 apk = Path(folder) / "app.apk"
-                await _download(source, apk)
+                await asyncio.to_thread(apk.write_bytes, response.content)
                 await self._connection.install(apk)
         else:
             await self._connection.install(Path(source))
@@ -133,37 +129,26 @@ class AndroidDevice:
         await self._connection.run(build_open_command(package, activity))
 
     async def _build_command(self, action: Action) -> str:
+        run = self._connection.run
         match action:
             case OpenApp(name=name):
-                apps = re.findall(r"^\s*([\w.]+)/", await self._connection.run(_LAUNCHABLE), re.MULTILINE)
+                apps = re.findall(r"^\s*([\w.]+)/", await run(_LAUNCHABLE), re.MULTILINE)
                 return f"{build_open_command(find_package(name, apps))} >/dev/null 2>&1"
-            case TypeText(text=text) if needs_unicode_keyboard(text) and await self._has_unicode_keyboard():
-                keyboard = (await self._connection.run("settings get secure default_input_method")).strip()
+            case TypeText(text=text) if (
+                needs_unicode_keyboard(text) and UNICODE_KEYBOARD in (await run("ime list -a -s")).split()
+            ):
+                keyboard = (await run("settings get secure default_input_method")).strip()
                 return build_unicode_command(text, keyboard)
             case _:
-                return build_input_command(action, await self._screen_size_px())
-
-    async def _has_unicode_keyboard(self) -> bool:
-        return UNICODE_KEYBOARD in (await self._connection.run("ime list -a -s")).split()
-
-    async def _screen_size_px(self) -> tuple[int, int]:
-        if self._size_px is None:
-            await self.observe()
-        if self._size_px is None:
-            raise DeviceError(f"expected a screenshot of {self._device_id!r} to have a size, got none")
-        return self._size_px
+                size_px = self._size_px
+                if size_px is None:
+                    seen = await self.observe()
+                    size_px = seen.width_px, seen.height_px
+                return build_input_command(action, size_px)
 
     def _check_open(self, doing: str) -> None:
         if self._is_closed:
-            raise DeviceError(f"expected an open phone to {doing}, got {self._device_id!r}, which is closed")
-
-
-async def _download(url: str, path: Path) -> None:
-    with boundary(DeviceServiceError, f"download {url!r}"):
-        async with httpx.AsyncClient(follow_redirects=True, timeout=60.0) as http:
-            response = await http.get(url)
-            response.raise_for_status()
-        await asyncio.to_thread(path.write_bytes, response.content)
+            raise DeviceError(f"expected an open phone to {doing}, got {self.device_id!r}, which is closed")
 
 
 def build_open_command(package: str, activity: str = "") -> str:
@@ -196,8 +181,13 @@ def build_input_command(action: Action, size_px: tuple[int, int]) -> str:
             return _swipe((x, y), (x, y), duration_s, size_px)
         case Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
             return _swipe((x, y), (to_x, to_y), duration_s, size_px)
-        case Scroll():
-            return _scroll(action, size_px)
+        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+            # a swipe against the scrolling, around the point, cut off near the edges of the screen
+            _check_inside(x, y, size_px)
+            if not down_px and not right_px:
+                raise ActionRejected("scrolling by 0 pixels does nothing: give a distance")
+            (x, to_x), (y, to_y) = _span(x, right_px, size_px[0]), _span(y, down_px, size_px[1])
+            return _swipe((x, y), (to_x, to_y), _SCROLL_S, size_px)
         case PressButton(button=button):
             return f"input keyevent {BUTTON_KEYS[button]}"
         case TypeText(text=text):
@@ -205,19 +195,7 @@ def build_input_command(action: Action, size_px: tuple[int, int]) -> str:
         case PressKey(keys=keys):
             return build_key_command(keys)
         case _:
-            raise ActionRejected(_why_not(action))
-
-
-def _why_not(action: OpenApp | RightClick | MoveMouse | Wait) -> str:
-    match action:
-        case OpenApp(name=name):
-            return f"opening {name!r} is no input"
-        case RightClick():
-            return "a phone has no right mouse button: tap or long-press instead"
-        case MoveMouse():
-            return "a phone has no mouse: tap instead"
-        case Wait():
-            return "waiting is no input"
+            raise ActionRejected(NOT_ON_PHONES.get(type(action), f"{type(action).__name__} is no input"))
 
 
 def _tap(x: int, y: int, size_px: tuple[int, int]) -> str:
@@ -229,16 +207,6 @@ def _swipe(start: tuple[int, int], end: tuple[int, int], duration_s: float, size
     _check_inside(*start, size_px)
     _check_inside(*end, size_px)
     return f"input swipe {start[0]} {start[1]} {end[0]} {end[1]} {round(duration_s * 1000)}"
-
-
-def _scroll(action: Scroll, size_px: tuple[int, int]) -> str:
-    """A swipe against the scrolling, around the point, cut off at the borders of the screen."""
-    _check_inside(action.x, action.y, size_px)
-    if not action.down_px and not action.right_px:
-        raise ActionRejected("scrolling by 0 pixels does nothing: give a distance")
-    x, to_x = _span(action.x, action.right_px, size_px[0])
-    y, to_y = _span(action.y, action.down_px, size_px[1])
-    return _swipe((x, y), (to_x, to_y), _SCROLL_S, size_px)
 
 
 def _span(at: int, distance: int, size: int) -> tuple[int, int]:

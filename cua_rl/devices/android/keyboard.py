@@ -2,7 +2,6 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Iterator
 from shlex import quote
 
 from cua_rl.actions import Button
@@ -74,30 +73,28 @@ def build_type_command(text: str) -> str:
         )
     if not text:
         raise ActionRejected("there is nothing to type: give some text")
-    return " && ".join(_type_commands(text))
-
-
-def _type_commands(text: str) -> Iterator[str]:
+    commands: list[str] = []
     for part in re.split(r"([\n\t])", text):
         if part in _CONTROL_KEYS:
-            yield f"input keyevent {_CONTROL_KEYS[part]}"
+            commands.append(f"input keyevent {_CONTROL_KEYS[part]}")
         elif part:
             # text that itself has "%s" is split there, or `input text` would type a space
-            yield from (f"input text {quote(piece.replace(' ', '%s'))}" for piece in re.split(r"(?<=%)(?=s)", part))
+            pieces = re.split(r"(?<=%)(?=s)", part)
+            commands += [f"input text {quote(piece.replace(' ', '%s'))}" for piece in pieces]
+    return " && ".join(commands)
 
 
 def build_key_command(keys: tuple[str, ...]) -> str:
     """The shell line that presses keys together; raises `ActionRejected` for a key that Android does not have."""
-    codes = [f"KEYCODE_{_key(key)}" for key in keys]
+    codes: list[str] = []
+    for name in keys:
+        key = name.strip().lower().replace(" ", "_")
+        code = key.upper() if re.fullmatch(r"[a-z0-9]|f([1-9]|1[0-2])", key) else _KEYS.get(key)
+        if code is None:
+            raise ActionRejected(
+                f"this phone has no key {name!r}: it knows letters, digits, {', '.join(sorted(_KEYS))}"
+            )
+        codes.append(f"KEYCODE_{code}")
     if not codes:
         raise ActionRejected("there is no key to press: name at least one")
     return f"input keyevent {codes[0]}" if len(codes) == 1 else f"input keycombination {' '.join(codes)}"
-
-
-def _key(name: str) -> str:
-    key = name.strip().lower().replace(" ", "_")
-    if re.fullmatch(r"[a-z0-9]|f([1-9]|1[0-2])", key):
-        return key.upper()
-    if key not in _KEYS:
-        raise ActionRejected(f"this phone has no key {name!r}: it knows letters, digits, {', '.join(sorted(_KEYS))}")
-    return _KEYS[key]

@@ -4,7 +4,7 @@ Output that is not understood is a `DeviceError`, never a "false".
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cua_rl.errors import DeviceError
@@ -255,17 +255,12 @@ def parse_notifications(text: str) -> list[Notification]:
     """The section "Notification List" of `dumpsys notification`; without it nothing is posted."""
     if "Current Notification Manager state" not in text:
         raise misunderstood("'Current Notification Manager state' in `dumpsys notification`", text)
-    records = re.split(r"^\s*NotificationRecord\(", _notification_list(text), flags=re.MULTILINE)[1:]
-    return [_notification(record) for record in records]
-
-
-def _notification_list(text: str) -> str:
     title = re.search(r"^  Notification List:\s*$", text, re.MULTILINE)
-    if title is None:
-        return ""
-    rest = text[title.end() :]
+    rest = "" if title is None else text[title.end() :]
     end = re.search(r"^ {0,2}(?!NotificationRecord\()\S", rest, re.MULTILINE)
-    return rest if end is None else rest[: end.start()]
+    section = rest if end is None else rest[: end.start()]
+    records = re.split(r"^\s*NotificationRecord\(", section, flags=re.MULTILINE)[1:]
+    return [_notification(record) for record in records]
 
 
 def _notification(record: str) -> Notification:
@@ -291,7 +286,15 @@ def parse_permissions(text: str, package: str) -> dict[str, bool]:
         raise misunderstood(f"'Package [{package}]' in `dumpsys package`", text)
     shared = re.search(r"^\s*sharedUser=SharedUserSetting\{\S+ ([^\s/}]+)/", section, re.MULTILINE)
     sections = [section] if shared is None else [section, _section(text, "SharedUser", shared.group(1)) or ""]
-    return {name: granted for part in sections for name, granted in _permissions(part)}
+    permissions: dict[str, bool] = {}
+    for part in sections:
+        user = 0
+        for line in part.splitlines():
+            if found := re.match(r"\s*User (\d+):", line):
+                user = int(found.group(1))
+            elif user == 0 and (found := re.match(r"\s*([\w.]+): granted=(true|false)\b", line)):
+                permissions[found.group(1)] = found.group(2) == "true"
+    return permissions
 
 
 def _section(text: str, kind: str, name: str) -> str | None:
@@ -301,15 +304,6 @@ def _section(text: str, kind: str, name: str) -> str | None:
         return None
     end = re.search(r"^ {0,2}\S", text[start.end() :], re.MULTILINE)
     return text[start.end() :] if end is None else text[start.end() : start.end() + end.start()]
-
-
-def _permissions(section: str) -> Iterator[tuple[str, bool]]:
-    user = 0
-    for line in section.splitlines():
-        if found := re.match(r"\s*User (\d+):", line):
-            user = int(found.group(1))
-        elif user == 0 and (found := re.match(r"\s*([\w.]+): granted=(true|false)\b", line)):
-            yield found.group(1), found.group(2) == "true"
 
 
 def parse_alarm_times(text: str) -> list[str]:
@@ -327,14 +321,10 @@ def parse_recent_packages(text: str) -> list[str]:
     if "ACTIVITY MANAGER RECENT TASKS" not in text:
         raise misunderstood("'ACTIVITY MANAGER RECENT TASKS' in `dumpsys activity recents`", text)
     tasks = re.split(r"^\s*\* Recent #\d+: ", text, flags=re.MULTILINE)[1:]
-    return list(dict.fromkeys(_task_package(task) for task in tasks if "type=standard" in task.split("\n")[0]))
-
-
-def _task_package(task: str) -> str:
-    found = search(
-        r"^\s*(?:mActivityComponent|realActivity)=\{?([^\s/{}]+)/", task, "'mActivityComponent=PACKAGE/CLASS' in a task"
-    )
-    return found.group(1)
+    pattern = r"^\s*(?:mActivityComponent|realActivity)=\{?([^\s/{}]+)/"
+    expected = "'mActivityComponent=PACKAGE/CLASS' in a task"
+    standard = [task for task in tasks if "type=standard" in task.split("\n")[0]]
+    return list(dict.fromkeys(search(pattern, task, expected).group(1) for task in standard))
 
 
 def parse_known_networks(text: str) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
+from functools import partial
 from typing import Self
 
 from cua_rl.devices.android.device import ANDROID_ABILITIES, AndroidDevice, build_observation
@@ -24,6 +24,8 @@ _GO_HOME = (
 class AdbPhones:
     """The `DeviceBackend` of attached phones. Without `serials`, all that adb lists as ready."""
 
+    abilities: DeviceAbilities = ANDROID_ABILITIES
+
     def __init__(
         self,
         serials: Sequence[str] = (),
@@ -35,13 +37,9 @@ class AdbPhones:
         self._wanted = tuple(serials)
         self._adb = adb
         self._settle_s = settle_s
-        self._connect = connect or self._open_shell
+        self._connect: Callable[[str], AndroidConnection] = connect or partial(AdbShell, adb=adb)
         self._serials: tuple[str, ...] = ()
         self._free: deque[str] = deque()
-
-    @property
-    def abilities(self) -> DeviceAbilities:
-        return ANDROID_ABILITIES
 
     @property
     def num_devices(self) -> int:
@@ -87,13 +85,8 @@ class AdbPhones:
         logger.info("phones: %s", ", ".join(self._serials))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._free.clear()
-
-    def _open_shell(self, serial: str) -> AndroidConnection:
-        return AdbShell(serial, adb=self._adb)
 
 
 async def _begin(connection: AndroidConnection) -> None:

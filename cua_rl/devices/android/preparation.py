@@ -34,11 +34,15 @@ async def make_goal_false(
     await preparation.require(wish)
     said = await preparation.undo(wish) if await wish.holds() else ""
     if preparation.is_place:
-        said += await _leave(wish)
+        home = await read_home_activity(shell)
+        is_home_wanted = expected in (home, home.partition("/")[0])
+        if query == "is_home_screen":
+            is_home_wanted = wish.opposite == "false"
+        said += await shell.run(_OPEN_SETTINGS if is_home_wanted else _GO_HOME)
     else:
         await shell.run(_GO_HOME)
-        home = Wish(shell=shell, query="is_home_screen", argument="", expected="true", how="equals")
-        await _wait_until(home.holds, "the home screen (is the phone locked?)", timeout_s, poll_s)
+        at_home = Wish(shell=shell, query="is_home_screen", argument="", expected="true", how="equals")
+        await _wait_until(at_home.holds, "the home screen (is the phone locked?)", timeout_s, poll_s)
     wanted = f"{query!r} to be anything but {expected!r} (the phone said {said.strip()!r})"
     await _wait_until(wish.is_undone, wanted, timeout_s, poll_s)
 
@@ -49,15 +53,6 @@ async def _wait_until(condition: Callable[[], Awaitable[bool]], wanted: str, tim
         if time.monotonic() >= deadline:
             raise TaskError(f"expected {wanted} within {timeout_s:g} s of preparing the phone, it did not happen")
         await asyncio.sleep(poll_s)
-
-
-async def _leave(wish: Wish) -> str:
-    """Go home, or to Settings if home is where the goal wants the phone."""
-    home = await read_home_activity(wish.shell)
-    is_home_wanted = wish.expected in (home, home.partition("/")[0])
-    if wish.query == "is_home_screen":
-        is_home_wanted = wish.opposite == "false"
-    return await wish.shell.run(_OPEN_SETTINGS if is_home_wanted else _GO_HOME)
 
 
 def _switch(undo: str, on: str, off: str) -> Preparation:

@@ -39,32 +39,21 @@ _RING_VIBRATION = "; ".join(
 _KEEPS = "apps do not expose what they show or what is being typed"
 _LAUNCHER = "launchers do not expose the layout of their pages"
 UNREADABLE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("focused_field", "draft_text", "message_draft", "dialled_number", "current_url", "current_search", "typed"),
+        _KEEPS,
+    ),
+    **dict.fromkeys(("shown_note", "note_texts", "has_note", "calculation", "timer_s"), _KEEPS),
+    **dict.fromkeys(("home_page", "home_page_of", "home_folder", "num_home_pages", "on_home"), _LAUNCHER),
     "current_screen": "Android tells the activity in front, not which page of it shows",
     "shade": "Android tells that the shade is open, not which part of it",
     "quick_tile": "Android does not tell whether a switch was flipped in the shade or in Settings",
-    "home_page": _LAUNCHER,
-    "home_page_of": _LAUNCHER,
-    "home_folder": _LAUNCHER,
-    "num_home_pages": _LAUNCHER,
-    "on_home": _LAUNCHER,
     "wallpaper": "wallpapers have no names on a real phone",
     "screen_lock": "a lock set by one task would lock the next one out",
     "app_storage_mb": "Android measures apps once a day, and shows newer figures only in Settings",
     "cache_cleared": "Android does not tell the shell how large an app's cache is",
     "chrome_cache_cleared": "Android does not tell the shell how large an app's cache is",
-    "focused_field": _KEEPS,
-    "draft_text": _KEEPS,
-    "message_draft": _KEEPS,
-    "dialled_number": _KEEPS,
-    "current_url": _KEEPS,
-    "current_search": _KEEPS,
-    "shown_note": _KEEPS,
-    "note_texts": _KEEPS,
-    "has_note": _KEEPS,
-    "typed": _KEEPS,
     "screenshots": "a screenshot does not tell what it shows; ask for num_screenshots",
-    "calculation": _KEEPS,
-    "timer_s": _KEEPS,
     "playing_track": "tracks have no numbers on a real phone",
     "playing_title": "players tell title, artist and album in one line, and each in its own way",
     "callee": "Android hides the number of a running call; ask for called_numbers",
@@ -224,20 +213,14 @@ def split_query(name: str) -> tuple[str, str]:
     base, _, argument = name.partition(":")
     query = ANDROID_QUERIES.get(base)
     if query is None:
-        raise TaskError(_unknown(name, base))
+        near = get_close_matches(base, ANDROID_QUERIES, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(sorted(ANDROID_QUERIES))}"
+        reason = f": {UNREADABLE[base]}" if base in UNREADABLE else f"; {hint}"
+        raise TaskError(f"expected a query that a real phone answers, got {name!r}{reason}")
     if bool(query.argument) != bool(argument):
         wanted = f"{base}:{query.argument.upper()}" if query.argument else base
         raise TaskError(f"expected the query {wanted!r}, got {name!r}")
     return base, argument
-
-
-def _unknown(name: str, base: str) -> str:
-    reason = UNREADABLE.get(base)
-    if reason is not None:
-        return f"expected a query that a real phone answers, got {name!r}: {reason}"
-    near = get_close_matches(base, ANDROID_QUERIES, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"choose one of {', '.join(sorted(ANDROID_QUERIES))}"
-    return f"expected a query that a real phone answers, got {name!r}; {hint}"
 
 
 def _output(command: str, parse: Callable[[str], str]) -> AndroidQuery:

@@ -57,7 +57,12 @@ class Wish:
             case "equals" | "told":
                 return actual == self.expected
             case "includes":
-                return self._item(self.expected) in self._items(actual)
+                wanted, items = self._item(self.expected), self._item(actual)
+                if not isinstance(items, list):
+                    raise TaskError(
+                        f"expected {self.query!r} to be a list to look for {self.expected!r} in, got {actual!r}"
+                    )
+                return wanted in cast("list[object]", items)
             case _:
                 raise TaskError(f"expected how to be 'equals', 'includes' or 'told', got {self.how!r}")
 
@@ -70,12 +75,6 @@ class Wish:
             return loads(text)
         except JSONDecodeError as error:
             raise TaskError(f"expected JSON to look for in {self.query!r}, got {text!r}") from error
-
-    def _items(self, text: str) -> list[object]:
-        items = self._item(text)
-        if not isinstance(items, list):
-            raise TaskError(f"expected {self.query!r} to be a list to look for {self.expected!r} in, got {text!r}")
-        return cast("list[object]", items)
 
     @property
     def opposite(self) -> str:
@@ -279,27 +278,21 @@ async def swap_file(wish: Wish) -> str:
 
 async def swap_contact(wish: Wish) -> str:
     """Add the contact if the goal is that nobody has this name; otherwise remove who has this name and number."""
-    if not wish.expected:
-        return await _add_contact(wish, _EXAMPLE_NUMBER)
-    rows = await read_contact_rows(wish.shell)
-    ids = [
-        row["raw_contact_id"]
-        for row in rows
-        if row["display_name"] == wish.argument and wish.expected in (row["data1"], dialled(row["data1"]))
-    ]
-    return await wish.shell.run(
-        "; ".join(f"content delete --uri {_RAW_CONTACTS} --where _id={int(raw_id)}" for raw_id in ids)
-    )
-
-
-async def _add_contact(wish: Wish, number: str) -> str:
-    said = await wish.shell.run(f"content insert --uri {_RAW_CONTACTS} --bind account_type:s: --bind account_name:s:")
+    run = wish.shell.run
+    if wish.expected:
+        ids = [
+            row["raw_contact_id"]
+            for row in await read_contact_rows(wish.shell)
+            if row["display_name"] == wish.argument and wish.expected in (row["data1"], dialled(row["data1"]))
+        ]
+        return await run("; ".join(f"content delete --uri {_RAW_CONTACTS} --where _id={int(raw_id)}" for raw_id in ids))
+    said = await run(f"content insert --uri {_RAW_CONTACTS} --bind account_type:s: --bind account_name:s:")
     newest = f"content query --uri {_RAW_CONTACTS} --projection _id --sort '_id DESC'"
-    raw_id = int(parse_rows(await wish.shell.run(newest), ("_id",))[0]["_id"])
+    raw_id = int(parse_rows(await run(newest), ("_id",))[0]["_id"])
     insert = f"content insert --uri {_CONTACT_DATA} --bind raw_contact_id:i:{raw_id} --bind mimetype:s:"
     name = f"{insert}vnd.android.cursor.item/name --bind data1:s:{quote(wish.argument)}"
-    phone = f"{insert}vnd.android.cursor.item/phone_v2 --bind data1:s:{quote(number)}"
-    return said + await wish.shell.run(f"{name}; {phone}")
+    phone = f"{insert}vnd.android.cursor.item/phone_v2 --bind data1:s:{quote(_EXAMPLE_NUMBER)}"
+    return said + await run(f"{name}; {phone}")
 
 
 async def forget_calls(wish: Wish) -> str:

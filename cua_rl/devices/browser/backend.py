@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, remove_leftovers
@@ -40,8 +39,8 @@ class _Host:
 class BrowserPages:
     """Lends pages; an async context manager that owns Playwright and all browsers.
 
-    `max_idle` pages are kept, and everything in them, for a next user with the same key, or with any once there are as
-    many: only for sites whose tasks reset themselves. At 0 every user gets a fresh context.
+    Up to `max_idle` pages keep their state for the next user with the same key, or for any user once that many exist;
+    this suits only sites whose tasks reset the page. At 0 every user gets a fresh context.
     """
 
     def __init__(self, settings: PageSettings, *, max_idle: int = 0, program: Path | None = None) -> None:
@@ -66,9 +65,7 @@ class BrowserPages:
         self._playwright = await self._stack.enter_async_context(async_playwright())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         for host in self._hosts:
             await host.browser.close()
         self._hosts.clear()
@@ -130,18 +127,17 @@ class BrowserPages:
                 logger.warning("a browser with %d pages has ended; a new one takes its place", len(host.pages))
                 self._hosts.remove(host)
                 await host.browser.close()
-            roomy = [host for host in self._hosts if len(host.pages) < PAGES_PER_BROWSER]
-            return roomy[0] if roomy else await self._start_browser()
-
-    async def _start_browser(self) -> _Host:
-        if self._playwright is None:
-            raise RuntimeError("the pages were never entered")
-        browser = OwnedBrowser(self._playwright, self._program, self.settings.allowed_urls, self.settings.drawn_scale)
-        await browser.__aenter__()
-        self.num_browsers_started += 1
-        host = _Host(browser)
-        self._hosts.append(host)
-        return host
+            for host in self._hosts:
+                if len(host.pages) < PAGES_PER_BROWSER:
+                    return host
+            if self._playwright is None:
+                raise RuntimeError("the pages were never entered")
+            urls, scale = self.settings.allowed_urls, self.settings.drawn_scale
+            browser = OwnedBrowser(self._playwright, self._program, urls, scale)
+            await browser.__aenter__()
+            self.num_browsers_started += 1
+            self._hosts.append(_Host(browser))
+            return self._hosts[-1]
 
     async def _take_back(self, page: BrowserPage) -> None:
         key = self._keys.pop(page, "")

@@ -10,10 +10,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
@@ -82,8 +81,14 @@ def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
         if program is None:
             raise ConfigError(f"{VARIABLE}: expected a Chromium program, got {named!r}; correct or unset it")
         return Path(program)
-    for candidate in _candidates(environ):
-        return candidate
+    for name in PROGRAMS:
+        program = shutil.which(name, path=environ.get("PATH"))
+        if program is not None:
+            return Path(program)
+    folder = environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path(environ.get("HOME", "/root")) / ".cache/ms-playwright"
+    for pattern in _DOWNLOADED:
+        for path in sorted(Path(folder).glob(pattern), reverse=True):
+            return path
     raise ConfigError(
         f"expected a Chromium for browser devices, got none of {', '.join(PROGRAMS)} on PATH and none of Playwright's "
         "own; run scripts/install_system_packages.sh (Debian: apt-get install chromium-headless-shell), or set "
@@ -98,24 +103,15 @@ def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], 
     be drawn again for every screenshot.
     """
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to sandbox for root
-    own = [f"--force-device-scale-factor={scale!r}", _resolver_rules(allowed_urls), f"--user-data-dir={profile}"]
-    return [str(program), *_FLAGS, *sandbox, *own, "about:blank"]
-
-
-def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
-    for name in PROGRAMS:
-        program = shutil.which(name, path=environ.get("PATH"))
-        if program is not None:
-            yield Path(program)
-    folder = environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path(environ.get("HOME", "/root")) / ".cache/ms-playwright"
-    for pattern in _DOWNLOADED:
-        yield from sorted(Path(folder).glob(pattern), reverse=True)
-
-
-def _resolver_rules(allowed_urls: Sequence[str]) -> str:
-    """Resolve no other host, so that prefetches and sockets, which are not page requests, fail too."""
+    # no other host is resolved, so that prefetches and sockets, which are not page requests, fail too
     hosts = dict.fromkeys(host for url in allowed_urls if (host := urlsplit(url).hostname) is not None)
-    return f"--host-resolver-rules=MAP * ~NOTFOUND, {', '.join(f'EXCLUDE {host}' for host in ('127.0.0.1', *hosts))}"
+    excluded = ", ".join(f"EXCLUDE {host}" for host in ("127.0.0.1", *hosts))
+    own = (
+        f"--force-device-scale-factor={scale!r}",
+        f"--host-resolver-rules=MAP * ~NOTFOUND, {excluded}",
+        f"--user-data-dir={profile}",
+    )
+    return [str(program), *_FLAGS, *sandbox, *own, "about:blank"]
 
 
 def make_profile(folder: Path | None = None) -> Path:
@@ -203,9 +199,7 @@ class OwnedBrowser:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -219,18 +213,12 @@ class OwnedBrowser:
         """Chromium writes port and path of its debugging socket into its profile once it listens."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline and process.is_running:
-            lines = await asyncio.to_thread(_read_lines, port_file)
-            if len(lines) == 2:
-                return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+            with suppress(FileNotFoundError):
+                lines = (await asyncio.to_thread(port_file.read_text, encoding="utf-8")).split("\n")
+                if len(lines) == 2:
+                    return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
             await asyncio.sleep(_POLL_S)
         raise DeviceError(
             f"expected {self._program} to start within {_START_TIMEOUT_S:g} s, it did not; the end of its log:\n"
             f"{process.log_tail(10)}"
         )
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        return []

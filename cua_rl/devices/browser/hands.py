@@ -23,39 +23,27 @@ from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import ActionRejected
 
 _NAMES = {
-    "alt": "Alt",
-    "arrowdown": "ArrowDown",
-    "arrowleft": "ArrowLeft",
-    "arrowright": "ArrowRight",
-    "arrowup": "ArrowUp",
-    "backspace": "Backspace",
+    name.lower(): name
+    for name in (
+        *("Alt", "Control", "Meta", "Shift", "Enter", "Escape", "Space", "Tab", "Backspace", "Delete", "Insert"),
+        *("ArrowDown", "ArrowLeft", "ArrowRight", "ArrowUp", "Home", "End", "PageDown", "PageUp"),
+        *(f"F{number}" for number in range(1, 13)),
+    )
+} | {
     "cmd": "Meta",
-    "control": "Control",
     "ctrl": "Control",
     "del": "Delete",
-    "delete": "Delete",
     "down": "ArrowDown",
-    "end": "End",
-    "enter": "Enter",
     "esc": "Escape",
-    "escape": "Escape",
-    "home": "Home",
-    "insert": "Insert",
     "left": "ArrowLeft",
-    "meta": "Meta",
     "page_down": "PageDown",
     "page_up": "PageUp",
-    "pagedown": "PageDown",
-    "pageup": "PageUp",
     "return": "Enter",
     "right": "ArrowRight",
-    "shift": "Shift",
-    "space": "Space",
     "super": "Meta",
-    "tab": "Tab",
     "up": "ArrowUp",
     "win": "Meta",
-} | {f"f{number}": f"F{number}" for number in range(1, 13)}
+}
 
 
 _DRAG_STEPS = 8
@@ -63,16 +51,15 @@ _DRAG_STEPS = 8
 
 def key_chord(keys: tuple[str, ...]) -> str:
     """Keys pressed together, such as "Control+s"; raises `ActionRejected` for a key that no keyboard has."""
-    return "+".join(map(_key, keys))
-
-
-def _key(name: str) -> str:
-    if len(name) == 1:
-        return name
-    known = _NAMES.get(name.strip().lower())
-    if known is None:
-        raise ActionRejected(f"There is no key {name!r}. Expected a character or one of {', '.join(sorted(_NAMES))}.")
-    return known
+    names: list[str] = []
+    for key in keys:
+        name = key if len(key) == 1 else _NAMES.get(key.strip().lower())
+        if name is None:
+            raise ActionRejected(
+                f"There is no key {key!r}. Expected a character or one of {', '.join(sorted(_NAMES))}."
+            )
+        names.append(name)
+    return "+".join(names)
 
 
 if TYPE_CHECKING:
@@ -97,8 +84,14 @@ async def perform(page: "Page", action: Action, settings: PageSettings) -> None:
     match action:
         case Click() | DoubleClick() | RightClick() | LongPress() | MoveMouse():
             await _point(page, action, settings)
-        case Drag() | Scroll():
-            await _move(page, action, settings)
+        case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
+            await page.mouse.move(*_css(x, y, settings))
+            await page.mouse.down()
+            await page.mouse.move(*_css(to_x, to_y, settings), steps=_DRAG_STEPS)  # pages follow the mouse on its way
+            await page.mouse.up()
+        case Scroll(x=x, y=y, right_px=right_px, down_px=down_px):
+            await page.mouse.move(*_css(x, y, settings))
+            await page.mouse.wheel(right_px / settings.scale, down_px / settings.scale)
         case TypeText(text=text):
             await page.keyboard.type(text)
         case PressKey(keys=keys):
@@ -126,17 +119,6 @@ async def _point(
             await page.mouse.click(x, y, delay=duration_s * 1000)
         case MoveMouse():
             await page.mouse.move(x, y)
-
-
-async def _move(page: "Page", action: Drag | Scroll, settings: PageSettings) -> None:
-    await page.mouse.move(*_css(action.x, action.y, settings))
-    match action:
-        case Drag(to_x=to_x, to_y=to_y):
-            await page.mouse.down()
-            await page.mouse.move(*_css(to_x, to_y, settings), steps=_DRAG_STEPS)  # pages follow the mouse on its way
-            await page.mouse.up()
-        case Scroll(right_px=right_px, down_px=down_px):
-            await page.mouse.wheel(right_px / settings.scale, down_px / settings.scale)
 
 
 def _css(x: int, y: int, settings: PageSettings) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.devices.browser.hands import perform, require_possible
 from cua_rl.devices.browser.page_scripts import SETTLED
 from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.devices.device import Device
 from cua_rl.errors import DeviceError, DeviceTimeoutError, TaskError, boundary
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class PageSite(Protocol):
         ...
 
     async def answer(self, name: str) -> str:
-        """Answer a query that no page could, such as one about a database; raises `TaskError`."""
+        """Answer a query about the server, such as its database; raises `TaskError` for an unknown one."""
         ...
 
     async def release(self) -> None:
@@ -51,12 +52,21 @@ _GONE = ("navigat", "context", "collected")
 """Browser errors that mean that a script's document was replaced while it ran."""
 
 
+def as_page(device: Device) -> "BrowserPage":
+    """The device as a page; raises `TaskError` for another kind of device."""
+    if not isinstance(device, BrowserPage):
+        raise TaskError(f"expected a page of a browser, got {device.device_id!r}; run page tasks on browser pages")
+    return device
+
+
 class BrowserPage:
     """One page in a context of its own: cookies and storage are shared with no other page.
 
     Queries: "url", "title", "text" (what the page shows), and for a CSS selector "text:<selector>", "value:<selector>",
     "checked:<selector>", "count:<selector>"; anything else goes to its site.
     """
+
+    kind: Literal["browser"] = "browser"
 
     def __init__(
         self,
@@ -74,21 +84,13 @@ class BrowserPage:
         self.site: PageSite | None = None
         self._page = page
         self._send = cast(Send, screen.send)  # pyright: ignore[reportUnknownMemberType] - Playwright leaves it open
-        self._device_id = device_id
+        self.device_id = device_id
         self._give_back = give_back
         self._is_open = True
         self._arrival: asyncio.Event | None = None
         page.on("request", self._note_request)
         page.on("requestfailed", self._note_end)
         page.on("load", self._note_arrival)
-
-    @property
-    def device_id(self) -> str:
-        return self._device_id
-
-    @property
-    def kind(self) -> Literal["browser"]:
-        return "browser"
 
     @property
     def url(self) -> str:
@@ -168,11 +170,11 @@ class BrowserPage:
     async def end(self) -> None:
         """Close its context for good."""
         try:
-            with boundary(DeviceError, f"close {self._device_id}"):
+            with boundary(DeviceError, f"close {self.device_id}"):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self._page.context.close()
         except DeviceError as error:  # nobody needs the page any more, but its browser may be stuck
-            logger.warning("device_id=%s %s", self._device_id, error)
+            logger.warning("device_id=%s %s", self.device_id, error)
             self.is_broken = True
 
     async def block(self, route: "Route") -> None:
@@ -193,11 +195,18 @@ class BrowserPage:
 
     async def _settle(self) -> None:
         """Wait for a navigation in progress, then until the document stops changing or the time limit is reached."""
+        from playwright.async_api import Error
+
         deadline = time.monotonic() + self.settings.settle_timeout_s
         while self.settings.quiet_ms:
             limit_s = max(0.0, deadline - time.monotonic())
             timing = {"quietMs": self.settings.quiet_ms, "timeoutMs": limit_s * 1000}
-            is_settled = await self._watch_document(timing)
+            try:
+                is_settled = bool(await self._call(SETTLED, timing))
+            except Error as error:
+                if not any(word in error.message for word in _GONE):
+                    raise
+                is_settled = False  # the document went away meanwhile
             arrival = self._arrival
             if arrival is not None:
                 try:
@@ -207,17 +216,6 @@ class BrowserPage:
                     return
             elif is_settled or time.monotonic() >= deadline:
                 return
-
-    async def _watch_document(self, timing: dict[str, float]) -> bool:
-        """False if the document went away meanwhile, or never came to rest."""
-        from playwright.async_api import Error
-
-        try:
-            return bool(await self._call(SETTLED, timing))
-        except Error as error:
-            if any(word in error.message for word in _GONE):
-                return False
-            raise
 
     async def _call(self, script: str, argument: object) -> object:
         """Call a JavaScript function; straight through the protocol, that takes half of what Playwright's way takes."""
@@ -251,16 +249,16 @@ class BrowserPage:
         """Raise any failure of the page or browser, including a timeout, as a `DeviceError`."""
         limit_s = self.settings.operation_timeout_s
         if not self._is_open:
-            raise DeviceError(f"expected an open page to {doing}, got {self._device_id!r}, which was given back")
+            raise DeviceError(f"expected an open page to {doing}, got {self.device_id!r}, which was given back")
         try:
-            with boundary(DeviceError, f"{doing} on {self._device_id}"):
+            with boundary(DeviceError, f"{doing} on {self.device_id}"):
                 async with asyncio.timeout(limit_s):
                     yield
         except DeviceError as error:
             self.is_broken = True
             if isinstance(error.__cause__, TimeoutError):
                 raise DeviceTimeoutError(
-                    f"expected {self._device_id} to {doing} within {limit_s:g} s, it did not: the browser is stuck or "
+                    f"expected {self.device_id} to {doing} within {limit_s:g} s, it did not: the browser is stuck or "
                     "the machine overloaded; run fewer devices"
                 ) from error
             raise

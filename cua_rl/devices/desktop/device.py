@@ -14,8 +14,6 @@ from cua_rl.actions import (
     Drag,
     LongPress,
     MoveMouse,
-    OpenApp,
-    PressButton,
     PressKey,
     RightClick,
     Scroll,
@@ -53,21 +51,15 @@ _POLL_S = 0.05
 class LinuxDesktop:
     """One desktop. Its X connection lives in a thread of its own, so nothing here blocks the event loop."""
 
+    kind: Literal["linux"] = "linux"
+
     def __init__(self, session: DesktopSession, *, device_id: str) -> None:
         self._session = session
-        self._device_id = device_id
+        self.device_id = device_id
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=device_id)
         self._screen: XScreen | None = None
         self._packer = BandedPng()
         self._last_seen: EncodedImage | None = None
-
-    @property
-    def device_id(self) -> str:
-        return self._device_id
-
-    @property
-    def kind(self) -> Literal["linux"]:
-        return "linux"
 
     @property
     def home(self) -> Path:
@@ -86,7 +78,7 @@ class LinuxDesktop:
         self._screen = await self._in_thread(XScreen, self._session.display)
         while not await self._in_thread(self._screen.has_window_manager):
             if time.monotonic() > deadline:
-                raise DeviceError(f"expected a window manager on {self._device_id!r}, got none")
+                raise DeviceError(f"expected a window manager on {self.device_id!r}, got none")
             await asyncio.sleep(_POLL_S)
         await self._in_thread(self._screen.move, 0, 0)  # out of the way of what is going to be read
 
@@ -108,7 +100,11 @@ class LinuxDesktop:
         what, _, argument = name.partition(":")
         match what:
             case "file":
-                return await asyncio.to_thread(_read_text, self.home, argument)
+                path = _inside(self.home, argument)
+                try:
+                    return await asyncio.to_thread(path.read_text, encoding="utf-8", errors="replace")
+                except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                    return ""
             case "files":
                 return await asyncio.to_thread(_list_files, self.home)
             case "window_titles":
@@ -148,7 +144,7 @@ class LinuxDesktop:
         titles = await self._in_thread(self._open_screen().window_titles)
         while not is_right(titles):
             if time.monotonic() > deadline:
-                raise DeviceError(f"expected {expected} on {self._device_id!r}, got {titles!r}")
+                raise DeviceError(f"expected {expected} on {self.device_id!r}, got {titles!r}")
             await asyncio.sleep(_POLL_S)
             titles = await self._in_thread(self._open_screen().window_titles)
 
@@ -165,13 +161,13 @@ class LinuxDesktop:
 
     def _open_screen(self) -> XScreen:
         if self._screen is None:
-            raise DeviceError(f"expected an open desktop, got {self._device_id!r}, which is closed")
+            raise DeviceError(f"expected an open desktop, got {self.device_id!r}, which is closed")
         return self._screen
 
     async def _in_thread(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run a call on the X thread; any error of a lost X server becomes a `DeviceError`."""
         loop = asyncio.get_running_loop()
-        with boundary(DeviceError, f"the desktop {self._device_id!r} was lost"):
+        with boundary(DeviceError, f"the desktop {self.device_id!r} was lost"):
             try:
                 return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
             except ActionRejected as error:
@@ -192,8 +188,14 @@ def _observe(screen: XScreen, packer: BandedPng, last: EncodedImage | None) -> E
 
 def _do(screen: XScreen, action: Action) -> None:
     match action:
-        case Click() | DoubleClick() | RightClick() | LongPress():
-            _click(screen, action)
+        case Click(x=x, y=y):
+            screen.click(x, y)
+        case DoubleClick(x=x, y=y):
+            screen.click(x, y, times=2)
+        case RightClick(x=x, y=y):
+            screen.click(x, y, button=RIGHT)
+        case LongPress(x=x, y=y, duration_s=duration_s):
+            screen.click(x, y, hold_s=duration_s)
         case MoveMouse(x=x, y=y):
             screen.move(x, y)
         case Drag(x=x, y=y, to_x=to_x, to_y=to_y, duration_s=duration_s):
@@ -204,28 +206,8 @@ def _do(screen: XScreen, action: Action) -> None:
             screen.type_text(text)
         case PressKey(keys=keys):
             screen.press_keys(keys)
-        case PressButton() | OpenApp() | Wait():
+        case _:
             raise ActionRejected("A desktop has no such button: use mouse and keyboard.")
-
-
-def _click(screen: XScreen, action: Click | DoubleClick | RightClick | LongPress) -> None:
-    match action:
-        case DoubleClick(x=x, y=y):
-            screen.click(x, y, times=2)
-        case RightClick(x=x, y=y):
-            screen.click(x, y, button=RIGHT)
-        case LongPress(x=x, y=y, duration_s=duration_s):
-            screen.click(x, y, hold_s=duration_s)
-        case Click(x=x, y=y):
-            screen.click(x, y)
-
-
-def _read_text(home: Path, name: str) -> str:
-    path = _inside(home, name)
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        return ""
 
 
 def _inside(home: Path, name: str) -> Path:

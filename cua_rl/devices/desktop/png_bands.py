@@ -45,11 +45,13 @@ class BandedPng:
             _band(bgra[start : start + size], width_px, old.get(place))
             for place, start in enumerate(range(0, len(bgra), size))
         ]
-        checksum = 1
+        # Adler-32 of texts end to end, from those of each: sums of bytes, and of those sums, modulo 65521
+        low, high = 1, 0
         for band in self._bands:
-            checksum = _joined_checksum(checksum, band.checksum, band.num_bytes)
+            high = (high + (band.checksum >> 16) + (low - 1) * band.num_bytes) % _ADLER_MODULUS
+            low = (low + (band.checksum & 0xFFFF) - 1) % _ADLER_MODULUS
         packed = b"".join(band.packed for band in self._bands)
-        data = b"".join((_STREAM_START, packed, _STREAM_END, checksum.to_bytes(4, "big")))
+        data = b"".join((_STREAM_START, packed, _STREAM_END, (high << 16 | low).to_bytes(4, "big")))
         header = struct.pack(">IIBBBBB", width_px, len(bgra) // row_bytes, 8, 2, 0, 0, 0)
         return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
 
@@ -63,13 +65,6 @@ def _band(bgra: bytes, width_px: int, old: _Band | None) -> _Band:
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     packed = packer.compress(rows) + packer.flush(zlib.Z_FULL_FLUSH)
     return _Band(bgra=bgra, packed=packed, checksum=zlib.adler32(rows), num_bytes=len(rows))
-
-
-def _joined_checksum(first: int, second: int, second_bytes: int) -> int:
-    """Adler-32 of two texts end to end, from those of each: sums of bytes, and of those sums, modulo 65521."""
-    low = (first & 0xFFFF) + (second & 0xFFFF) - 1
-    high = (first >> 16) + (second >> 16) + ((first & 0xFFFF) - 1) * second_bytes
-    return (high % _ADLER_MODULUS) << 16 | low % _ADLER_MODULUS
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

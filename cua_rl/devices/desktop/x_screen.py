@@ -83,7 +83,7 @@ class XScreen:
         return Frame(width_px=shot.width, height_px=shot.height, bgra=bytes(shot.bgra))
 
     def has_changed(self) -> bool:
-        """Whether anything was drawn since this was asked last; far cheaper than comparing pictures."""
+        """Whether anything was drawn since the last call; far cheaper than comparing pictures."""
         self._display.sync()  # what was drawn before has been reported after this
         has_changed = False
         while self._display.pending_events():
@@ -182,23 +182,20 @@ class XScreen:
         self._display.sync()
 
     def _key_for(self, keysym: int) -> tuple[int, bool]:
-        """A keycode that gives the keysym, and whether shift must be held."""
+        """A keycode that gives the keysym, and whether shift must be held; a spare key is given a missing keysym."""
         borrowed = self._borrowed.get(keysym)
         if borrowed is not None:
             return borrowed, False
         for keycode, level in self._display.keysym_to_keycodes(keysym):
             if level in (0, 1):
                 return keycode, level == 1
-        return self._borrow_key(keysym), False
-
-    def _borrow_key(self, keysym: int) -> int:
         keycode = self._spare_keycodes.pop(0)
         self._spare_keycodes.append(keycode)
         self._borrowed = {known: code for known, code in self._borrowed.items() if code != keycode} | {keysym: keycode}
         self._display.change_keyboard_mapping(keycode, [(keysym, keysym)])
         self._display.sync()
         time.sleep(_REMAP_S)
-        return keycode
+        return keycode, False
 
 
 def keysym_of_key(name: str) -> int:

@@ -23,7 +23,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
-from cua_rl.devices.device import ActionRejected, DeviceKind
+from cua_rl.devices.device import NOT_ON_PHONES, ActionRejected, DeviceKind
 
 BUTTONS: Mapping[Button, str] = {
     Button.BACK: "back",
@@ -69,15 +69,14 @@ def key_names(keys: tuple[str, ...]) -> list[str]:
     """The API's names of keys; raises `ActionRejected` for a key that it does not have."""
     if not keys:
         raise ActionRejected("there is no key to press: name at least one")
-    return [_key_name(key) for key in keys]
-
-
-def _key_name(key: str) -> str:
-    plain = key.strip().lower()
-    found = _KEYS.get(_OTHER_NAMES.get(plain, plain.replace("_", "")))
-    if found is None:
-        raise ActionRejected(f"there is no key {key!r}: there are letters, digits, {', '.join(sorted(_KEYS)[47:])}")
-    return found
+    names: list[str] = []
+    for key in keys:
+        plain = key.strip().lower()
+        name = _KEYS.get(_OTHER_NAMES.get(plain, plain.replace("_", "")))
+        if name is None:
+            raise ActionRejected(f"there is no key {key!r}: there are letters, digits, {', '.join(sorted(_KEYS)[47:])}")
+        names.append(name)
+    return names
 
 
 async def perform(
@@ -124,10 +123,8 @@ async def _perform_special(
             return await actions.move(box_id, x=x, y=y, **with_shot)
         case PressButton(button=button) if kind == "android":
             return await actions.press_button(box_id, buttons=[BUTTONS[button]], **with_shot)
-        case RightClick():
-            raise ActionRejected("a phone has no right mouse button: tap or long-press instead")
-        case MoveMouse():
-            raise ActionRejected("a phone has no mouse: tap instead")
+        case RightClick() | MoveMouse():
+            raise ActionRejected(NOT_ON_PHONES[type(action)])
         case PressButton(button=button):
             raise ActionRejected(f"a desktop has no {button} button: use keys")
         case OpenApp(name=name):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from socket import gethostname
-from types import TracebackType
 from typing import Literal, Self
 
 import gbox_sdk
@@ -114,9 +113,7 @@ class GboxBoxes:
             logger.warning("terminated %d boxes that an earlier attempt at this run had left", num_removed)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         try:
             num_removed = await self.remove_boxes()
             if num_removed:
@@ -229,15 +226,14 @@ async def open_held_boxes(gbox: Gbox, kind: DeviceKind) -> AsyncGenerator[Attach
     """Attach to boxes by id; the connections are dropped at the end."""
 
     async def attach(box_id: str) -> Device:
-        device = GboxDevice(gbox, box_id, kind=kind, end=_leave)
+        device = GboxDevice(gbox, box_id, kind=kind, end=leave)
         await device.check()
         return device
+
+    async def leave(box_id: str) -> None:
+        """The server ends the box with its execution."""
 
     try:
         yield attach
     finally:
         await gbox.client.close()
-
-
-async def _leave(box_id: str) -> None:
-    """The server ends the box with its execution."""

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from gbox_sdk import AsyncGboxClient
 
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.gbox.service import ask
+from cua_rl.devices.gym.fields import mapping
 from cua_rl.errors import DeviceServiceError
 
 MODEL = "gbox-handy-1"
@@ -55,15 +56,11 @@ class GboxCoordinateModel:
             f"find {action!r} on a screenshot",
             is_repeatable=True,
         )
-        fields = _mapping(answer)
-        found = _mapping(fields.get("response")).get("coordinates", fields.get("coordinates"))
+        fields = mapping(answer)
+        found = mapping(fields.get("response")).get("coordinates", fields.get("coordinates"))
         if not isinstance(found, dict):
             raise DeviceServiceError(f"expected coordinates from GBox's coordinate model, got {answer!r}")
         return cast("Mapping[str, object]", found)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _part(found: Mapping[str, object], name: str) -> Mapping[str, object]:

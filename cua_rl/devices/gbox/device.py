@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Literal
 
 import gbox_sdk
 from gbox_sdk import omit
@@ -38,10 +39,14 @@ class Capture:
     is_stored: bool = False
     """Through GBox's storage, by addresses that expire, instead of inside the answer."""
 
+    @property
+    def output_format(self) -> Literal["storageKey", "base64"]:
+        return "storageKey" if self.is_stored else "base64"
+
     def options(self) -> ActionCommonOptionsParam:
         """Ask for the screenshot after an action together with the action."""
-        output = "storageKey" if self.is_stored else "base64"
-        return {"screenshot": {"phases": ["after"], "delay": duration(self.settle_s), "output_format": output}}
+        delay = duration(self.settle_s)
+        return {"screenshot": {"phases": ["after"], "delay": delay, "output_format": self.output_format}}
 
 
 class GboxDevice:
@@ -59,8 +64,8 @@ class GboxDevice:
     ) -> None:
         self._gbox = gbox
         self._client = gbox.client
-        self._box_id = box_id
-        self._kind: DeviceKind = kind
+        self.device_id = box_id
+        self.kind: DeviceKind = kind
         self._end = end
         self._capture = capture or Capture()
         self._recording_path = recording_path
@@ -68,14 +73,6 @@ class GboxDevice:
         self._is_closed = False
         self._shown: EncodedImage | None = None
         """The screenshot that came with the last action, until somebody looks or the box may have changed."""
-
-    @property
-    def device_id(self) -> str:
-        return self._box_id
-
-    @property
-    def kind(self) -> DeviceKind:
-        return self._kind
 
     async def observe(self) -> EncodedImage:
         """The screen: as the last action's answer showed it, else a new screenshot; raises `DeviceError`."""
@@ -94,15 +91,18 @@ class GboxDevice:
         match action:
             case Wait(duration_s=duration_s):
                 await asyncio.sleep(duration_s)
-            case OpenApp(name=name) if self._kind == "android":
+            case OpenApp(name=name) if self.kind == "android":
                 await self.open_app(find_package(name, await self.list_apps()))
                 await asyncio.sleep(self._capture.settle_s)
             case _:
-                self._shown = await self._show(await self._perform(action))
+                result = await self._perform(action)
+                after = result.screenshot.after if result.screenshot else None
+                if after is not None and after.uri:  # without one, `observe` takes a screenshot
+                    self._shown = await fetch_observation(self._gbox, self.device_id, after.uri, after.presigned_url)
 
     async def query(self, name: str) -> str:
         """Read one piece of state through the shell; raises `TaskError` for an unknown name."""
-        if self._kind == "android":
+        if self.kind == "android":
             return await read_android_query(DeviceShell(self), name)
         return await read_linux_query(self, name)
 
@@ -112,19 +112,19 @@ class GboxDevice:
         self._shown = None
         result = await ask(
             lambda: self._client.v1.boxes.execute_commands(
-                self._box_id, command=command, api_timeout=duration(_COMMAND_S), timeout=_COMMAND_S + 30
+                self.device_id, command=command, api_timeout=duration(_COMMAND_S), timeout=_COMMAND_S + 30
             ),
-            f"run {command!r} in {self._box_id!r}",
+            f"run {command!r} in {self.device_id!r}",
             is_repeatable=False,
         )
         if result.exit_code == _TIMED_OUT:
-            raise DeviceTimeoutError(f"expected {command!r} to end within {_COMMAND_S:g} s in {self._box_id!r}")
+            raise DeviceTimeoutError(f"expected {command!r} to end within {_COMMAND_S:g} s in {self.device_id!r}")
         return result.stdout if result.exit_code == 0 else result.stdout + result.stderr
 
     async def list_apps(self) -> list[str]:
         """Packages of the apps that can be opened (Android)."""
         apps = await ask(
-            lambda: self._client.v1.boxes.android.list_app(self._box_id), "list the apps", is_repeatable=True
+            lambda: self._client.v1.boxes.android.list_app(self.device_id), "list the apps", is_repeatable=True
         )
         return [app.package_name for app in apps.data]
 
@@ -134,28 +134,28 @@ class GboxDevice:
         self._shown = None
         apk = source if source.startswith(("http://", "https://")) else Path(source)
         with gbox_errors(f"install {source!r}"):
-            await self._client.v1.boxes.android.install(self._box_id, apk=apk, timeout=300.0)
+            await self._client.v1.boxes.android.install(self.device_id, apk=apk, timeout=300.0)
 
     async def open_app(self, package: str, activity: str = "") -> None:
         """Open an app (Android), at its main activity unless one is named; raises `DeviceError`."""
         self._check_open("open an app")
         self._shown = None
         with gbox_errors(f"open {package!r}"):
-            await self._client.v1.boxes.android.open(package, box_id=self._box_id, activity_name=activity or omit)
+            await self._client.v1.boxes.android.open(package, box_id=self.device_id, activity_name=activity or omit)
 
     async def start_recording(self) -> None:
         """Begin to film the screen; raises `DeviceError`."""
         with gbox_errors("start a recording"):
-            await self._client.v1.boxes.actions.recording_start(self._box_id)
+            await self._client.v1.boxes.actions.recording_start(self.device_id)
         self._is_recording = True
 
     async def stop_recording(self) -> bytes:
         """End the film and download it; raises `DeviceError`."""
         self._is_recording = False
         with gbox_errors("stop the recording"):
-            film = await self._client.v1.boxes.actions.recording_stop(self._box_id)
+            film = await self._client.v1.boxes.actions.recording_stop(self.device_id)
         return await fetch_stored(
-            self._gbox, self._box_id, storage_key=film.storage_key, presigned_url=film.presigned_url
+            self._gbox, self.device_id, storage_key=film.storage_key, presigned_url=film.presigned_url
         )
 
     async def close(self) -> None:
@@ -166,43 +166,31 @@ class GboxDevice:
         try:
             if self._is_recording and self._recording_path is not None:
                 film = await self.stop_recording()
-                await asyncio.to_thread(_write, self._recording_path, film)
+                self._recording_path.parent.mkdir(parents=True, exist_ok=True)
+                await asyncio.to_thread(self._recording_path.write_bytes, film)
         finally:
-            await self._end(self._box_id)
+            await self._end(self.device_id)
 
     async def _perform(self, action: Action) -> ActionResult:
         async def act() -> ActionResult:
             try:
-                return await perform(self._client, self._box_id, self._kind, action, self._capture.options())
+                return await perform(self._client, self.device_id, self.kind, action, self._capture.options())
             except (gbox_sdk.BadRequestError, gbox_sdk.UnprocessableEntityError) as error:
                 raise ActionRejected(f"this device refused: {error.message[:200]}") from error
 
-        return await ask(act, f"do {action!r} in {self._box_id!r}", is_repeatable=False)
-
-    async def _show(self, result: ActionResult) -> EncodedImage | None:
-        """The screenshot of an answer; None if it has none, and `observe` will take one."""
-        after = result.screenshot.after if result.screenshot else None
-        if after is None or not after.uri:
-            return None
-        return await fetch_observation(self._gbox, self._box_id, after.uri, after.presigned_url)
+        return await ask(act, f"do {action!r} in {self.device_id!r}", is_repeatable=False)
 
     async def _take_screenshot(self) -> EncodedImage:
-        output = "storageKey" if self._capture.is_stored else "base64"
         shot = await ask(
-            lambda: self._client.v1.boxes.actions.screenshot(self._box_id, output_format=output),
-            f"take a screenshot of {self._box_id!r}",
+            lambda: self._client.v1.boxes.actions.screenshot(self.device_id, output_format=self._capture.output_format),
+            f"take a screenshot of {self.device_id!r}",
             is_repeatable=True,
         )
-        return await fetch_observation(self._gbox, self._box_id, shot.uri, shot.presigned_url)
+        return await fetch_observation(self._gbox, self.device_id, shot.uri, shot.presigned_url)
 
     def _check_open(self, doing: str) -> None:
         if self._is_closed:
-            raise DeviceError(f"expected an open box to {doing}, got {self._box_id!r}, which is closed")
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+            raise DeviceError(f"expected an open box to {doing}, got {self.device_id!r}, which is closed")
 
 
 async def read_linux_query(device: ShellDevice, name: str) -> str:

@@ -6,7 +6,6 @@ import struct
 from base64 import b64decode
 
 import httpx
-from gbox_sdk import AsyncGboxClient
 from PIL import Image
 
 from cua_rl.conversation import EncodedImage
@@ -22,7 +21,10 @@ _EXPIRED = (400, 401, 403, 404, 410)
 async def fetch_observation(gbox: Gbox, box_id: str, uri: str, presigned_url: str | None) -> EncodedImage:
     """The screenshot behind an answer's `uri`; raises `DeviceError`."""
     if uri.startswith("data:"):
-        return await asyncio.to_thread(_decode_data_uri, uri)
+        head, comma, body = uri.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise DeviceError(f"expected a screenshot as data:image/png;base64,... from GBox, got {uri[:60]!r}")
+        return await asyncio.to_thread(lambda: build_observation(b64decode(body)))
     address = uri if uri.startswith(("http://", "https://")) else presigned_url
     data = await fetch_stored(gbox, box_id, storage_key=uri, presigned_url=address)
     return await asyncio.to_thread(build_observation, data)
@@ -36,7 +38,12 @@ async def fetch_stored(gbox: Gbox, box_id: str, *, storage_key: str, presigned_u
             return response.content
         if response.status_code not in _EXPIRED:
             raise DeviceServiceError(_no_download(storage_key, response))
-    response = await _get(gbox.http, await _presign(gbox.client, box_id, storage_key))
+    url = await ask(
+        lambda: gbox.client.v1.boxes.storage.presigned_url(box_id, storage_key=storage_key),
+        f"make an address for {storage_key!r}",
+        is_repeatable=True,
+    )
+    response = await _get(gbox.http, url.strip().strip('"'))
     if not response.is_success:
         raise DeviceServiceError(_no_download(storage_key, response))
     return response.content
@@ -45,37 +52,17 @@ async def fetch_stored(gbox: Gbox, box_id: str, *, storage_key: str, presigned_u
 def build_observation(data: bytes) -> EncodedImage:
     """A screenshot from an encoded image; what is no PNG becomes one."""
     if not data.startswith(_PNG):
-        data = _to_png(data)
+        encoded = io.BytesIO()
+        try:
+            with Image.open(io.BytesIO(data)) as picture:
+                picture.convert("RGB").save(encoded, "PNG")
+        except OSError as error:
+            raise DeviceError(
+                f"expected an image from GBox, got {len(data)} bytes that begin {data[:40]!r} ({error})"
+            ) from error
+        data = encoded.getvalue()
     width_px, height_px = struct.unpack(">II", data[16:24])
     return EncodedImage(data=data, format="png", width_px=width_px, height_px=height_px)
-
-
-def _decode_data_uri(uri: str) -> EncodedImage:
-    head, comma, body = uri.partition(",")
-    if not comma or not head.endswith(";base64"):
-        raise DeviceError(f"expected a screenshot as data:image/png;base64,... from GBox, got {uri[:60]!r}")
-    return build_observation(b64decode(body))
-
-
-def _to_png(data: bytes) -> bytes:
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            encoded = io.BytesIO()
-            picture.convert("RGB").save(encoded, "PNG")
-    except OSError as error:
-        raise DeviceError(
-            f"expected an image from GBox, got {len(data)} bytes that begin {data[:40]!r} ({error})"
-        ) from error
-    return encoded.getvalue()
-
-
-async def _presign(client: AsyncGboxClient, box_id: str, storage_key: str) -> str:
-    url = await ask(
-        lambda: client.v1.boxes.storage.presigned_url(box_id, storage_key=storage_key),
-        f"make an address for {storage_key!r}",
-        is_repeatable=True,
-    )
-    return url.strip().strip('"')
 
 
 async def _get(http: httpx.AsyncClient, url: str) -> httpx.Response:

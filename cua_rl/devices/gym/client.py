@@ -13,7 +13,7 @@ import httpx
 from cua_rl.devices.device import AgentReport
 from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef, mapping, parse_evaluation, parse_execution
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 logger = logging.getLogger(__name__)
 
@@ -77,44 +77,63 @@ class GymClient:
 
     async def evaluate(self, task: GymTaskRef, execution: Execution, report: AgentReport) -> tuple[Evaluation, Json]:
         """The server's evaluation, parsed and raw; raises `TaskError` if there is none."""
-        answer = await self._ask_for_evaluation(task, execution, report)
-        evaluation = parse_evaluation(answer)
+        limits, answer = self._limits, report.answer or ""
+        data = {
+            "task_completed": True,
+            "task_success": bool(report.success_claimed),
+            "num_turns": report.num_turns,
+            "max_turns": report.max_turns,
+            "errors": list(report.errors),
+            "result_message": answer,
+            "answer": answer,
+            "answer_text": answer,
+        }
+        try:
+            verdict = await self._post_repeatedly(
+                f"{_execution_path(task, execution)}/evaluate",
+                {"execution_data": data, "answer_text": answer},
+                timeout_s=limits.evaluate_timeout_s,
+                max_attempts=limits.max_evaluate_attempts,
+                retry_s=limits.evaluate_retry_s,
+            )
+        except _Failed as failed:
+            raise TaskError(
+                f"expected an evaluation of execution {execution.execution_id!r}, got none: {failed}"
+            ) from failed
+        except DeviceError as error:
+            raise TaskError(str(error)) from error
+        evaluation = parse_evaluation(verdict)
         if evaluation is None:
-            raise TaskError(f"expected an evaluation of {execution.execution_id!r}, got {str(dict(answer))[:300]}")
-        return evaluation, answer
-
-    async def _ask_for_evaluation(self, task: GymTaskRef, execution: Execution, report: AgentReport) -> Json:
-        path = f"{_execution_path(task, execution)}/evaluate"
-        body = {"execution_data": _execution_data(report), "answer_text": report.answer or ""}
-        failure = ""
-        for attempt in range(self._limits.max_evaluate_attempts):
-            await asyncio.sleep(self._limits.evaluate_retry_s * attempt)
-            try:
-                return await self._post(path, body, self._limits.evaluate_timeout_s)
-            except _Failed as failed:
-                failure = str(failed)
-            except DeviceError as error:
-                raise TaskError(str(error)) from error
-        raise TaskError(f"expected an evaluation of execution {execution.execution_id!r}, got none: {failure}")
+            raise TaskError(f"expected an evaluation of {execution.execution_id!r}, got {str(dict(verdict))[:300]}")
+        return evaluation, verdict
 
     async def terminate(self, task: GymTaskRef, execution: Execution) -> None:
         """End an execution, which frees its device; a failure is only logged."""
-        failure = ""
-        for attempt in range(self._limits.max_terminate_attempts):
-            await asyncio.sleep(self._limits.terminate_retry_s * attempt)
-            try:
-                await self._post(f"{_execution_path(task, execution)}/terminate", {}, self._limits.terminate_timeout_s)
-                return
-            except _Failed as failed:
-                failure = str(failed)
-            except DeviceError as error:
-                failure = str(error)
-                break
-        logger.error("cannot end gym execution=%s: %s", execution.execution_id, failure)
+        try:
+            await self._post_repeatedly(
+                f"{_execution_path(task, execution)}/terminate",
+                {},
+                timeout_s=self._limits.terminate_timeout_s,
+                max_attempts=self._limits.max_terminate_attempts,
+                retry_s=self._limits.terminate_retry_s,
+            )
+        except (_Failed, DeviceError) as error:
+            logger.error("cannot end gym execution=%s: %s", execution.execution_id, error)
 
     async def close(self) -> None:
         """Drop the connections."""
         await self._http.aclose()
+
+    async def _post_repeatedly(
+        self, path: str, body: Mapping[str, object], *, timeout_s: float, max_attempts: int, retry_s: float
+    ) -> Json:
+        """Post until a try succeeds, after longer and longer pauses; raises what the last try raised."""
+        for attempt in range(1, max_attempts):
+            try:
+                return await self._post(path, body, timeout_s)
+            except _Failed:
+                await asyncio.sleep(retry_s * attempt)
+        return await self._post(path, body, timeout_s)
 
     async def _post(self, path: str, body: Mapping[str, object], timeout_s: float) -> Json:
         """One try; raises `_Failed` if another may succeed and `DeviceError` if the server refuses."""
@@ -146,16 +165,3 @@ def _json(response: httpx.Response) -> object:
 def _detail(response: httpx.Response) -> str:
     detail = mapping(_json(response)).get("detail")
     return str(detail) if detail else response.text[:300]
-
-
-def _execution_data(report: AgentReport) -> Json:
-    return {
-        "task_completed": True,
-        "task_success": bool(report.success_claimed),
-        "num_turns": report.num_turns,
-        "max_turns": report.max_turns,
-        "errors": list(report.errors),
-        "result_message": report.answer or "",
-        "answer": report.answer or "",
-        "answer_text": report.answer or "",
-    }

@@ -8,7 +8,7 @@ from cua_rl.devices.device import AgentReport, Device, DeviceKind
 from cua_rl.devices.gym.client import GymClient
 from cua_rl.devices.gym.fields import Evaluation, Execution, GymTaskRef
 from cua_rl.errors import DeviceError, TaskError
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 AttachDevice = Callable[[str], Awaitable[Device]]
 """From the id of a device that the server holds to the device; closing it only lets go of it."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from cua_rl.types import Json
+from cua_rl.json_types import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,23 +106,13 @@ def parse_evaluation(answer: Json) -> Evaluation | None:
     result = mapping(answer.get("result"))
     verdict = next((value for value in (result.get("success"), answer.get("success")) if isinstance(value, bool)), None)
     validators = [mapping(item) for item in sequence(result.get("validators"))]
-    given = [number_at(result, "score"), _weighted(validators), number_at(answer, "reward"), number_at(answer, "score")]
+    weights = [number_at(item, "weight") or 0.0 for item in validators]
+    total = sum((number_at(item, "score") or 0.0) * weight for item, weight in zip(validators, weights, strict=True))
+    mean = total / sum(weights) if sum(weights) > 0 else None
+    given = [number_at(result, "score"), mean, number_at(answer, "reward"), number_at(answer, "score")]
     scores = [score for score in given if score is not None]
-    if not scores and (verdict is None or (not result and not verdict and _complaint(answer))):
+    complaint = first_text(answer, ("error",), ("detail",))  # a server that could not evaluate says so there
+    if not scores and (verdict is None or (not result and not verdict and complaint)):
         return None
     score = next((score for score in scores if score), 1.0 if verdict else 0.0)
     return Evaluation(score=score, success=verdict if verdict is not None else score >= 1.0)
-
-
-def _complaint(answer: Json) -> str | None:
-    """The server's error message, if it could not evaluate."""
-    return first_text(answer, ("error",), ("detail",))
-
-
-def _weighted(validators: Sequence[Json]) -> float | None:
-    """Weighted mean of the scores; missing values count as 0."""
-    weights = [number_at(item, "weight") or 0.0 for item in validators]
-    if sum(weights) <= 0:
-        return None
-    scores = [number_at(item, "score") or 0.0 for item in validators]
-    return sum(score * weight for score, weight in zip(scores, weights, strict=True)) / sum(weights)

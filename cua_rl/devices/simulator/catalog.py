@@ -24,29 +24,27 @@ class AppSpec:
     ink: Colour = "#ffffff"
 
 
-def _app(app: str, package: str, paper: Colour, ink: Colour = "#ffffff") -> AppSpec:
-    return AppSpec(app=app, label=app.capitalize(), package=f"com.android.{package}", paper=paper, ink=ink)
-
-
-_APPS = (
-    _app("settings", "settings", "#5f6b7a"),
-    _app("phone", "dialer", "#2e9e4f"),
-    _app("messages", "messaging", "#2f6fed"),
-    _app("mail", "email", "#d32f2f"),
-    _app("notes", "notes", "#f7c927", "#4a3b00"),
-    _app("clock", "deskclock", "#f4f6f8", "#1d2433"),
-    _app("camera", "camera2", "#33353d"),
-    _app("gallery", "gallery3d", "#e0479e"),
-    _app("calendar", "calendar", "#ffffff", "#d32f2f"),
-    _app("maps", "maps", "#b9e6a3", "#c62828"),
-    _app("music", "music", "#f4721e"),
-    _app("files", "documentsui", "#8a6a4a"),
-    _app("chrome", "chrome", "#16b5cf"),
-    _app("calculator", "calculator2", "#6a3fd1"),
-    _app("weather", "weather", "#9ad4f7", "#f59f00"),
-    _app("contacts", "contacts", "#00796b"),
-)
-APPS: dict[str, AppSpec] = {spec.app: spec for spec in _APPS}
+APPS: dict[str, AppSpec] = {
+    app: AppSpec(app=app, label=app.capitalize(), package=f"com.android.{package}", paper=paper, ink=ink)
+    for app, package, paper, ink in (
+        ("settings", "settings", "#5f6b7a", "#ffffff"),
+        ("phone", "dialer", "#2e9e4f", "#ffffff"),
+        ("messages", "messaging", "#2f6fed", "#ffffff"),
+        ("mail", "email", "#d32f2f", "#ffffff"),
+        ("notes", "notes", "#f7c927", "#4a3b00"),
+        ("clock", "deskclock", "#f4f6f8", "#1d2433"),
+        ("camera", "camera2", "#33353d", "#ffffff"),
+        ("gallery", "gallery3d", "#e0479e", "#ffffff"),
+        ("calendar", "calendar", "#ffffff", "#d32f2f"),
+        ("maps", "maps", "#b9e6a3", "#c62828"),
+        ("music", "music", "#f4721e", "#ffffff"),
+        ("files", "documentsui", "#8a6a4a", "#ffffff"),
+        ("chrome", "chrome", "#16b5cf", "#ffffff"),
+        ("calculator", "calculator2", "#6a3fd1", "#ffffff"),
+        ("weather", "weather", "#9ad4f7", "#f59f00"),
+        ("contacts", "contacts", "#00796b", "#ffffff"),
+    )
+}
 
 
 class Toggle(StrEnum):
@@ -75,29 +73,23 @@ class SettingSpec:
     toggle: Toggle | None = None
 
 
-def _toggle(toggle: Toggle, title: str, label: str, paper: Colour) -> SettingSpec:
-    return SettingSpec(row=toggle.value, title=title, label=label, paper=paper, toggle=toggle)
-
-
-def _page(row: str, title: str, label: str, paper: Colour) -> SettingSpec:
-    return SettingSpec(row=row, title=title, label=label, paper=paper)
-
-
-_SETTINGS = (
-    _toggle(Toggle.WIFI, "Wi-Fi", "Wi-Fi", "#2f6fed"),
-    _toggle(Toggle.BLUETOOTH, "Bluetooth", "Bluetooth", "#26348f"),
-    _toggle(Toggle.AIRPLANE_MODE, "Airplane mode", "Airplane", "#f4721e"),
-    _toggle(Toggle.DARK_THEME, "Dark theme", "Dark", "#45456a"),
-    _toggle(Toggle.BATTERY_SAVER, "Battery saver", "Battery", "#2e9e4f"),
-    _toggle(Toggle.LOCATION, "Location", "Location", "#d32f2f"),
-    _toggle(Toggle.DO_NOT_DISTURB, "Do not disturb", "Disturb", "#8e24aa"),
-    _toggle(Toggle.AUTO_ROTATE, "Auto-rotate", "Auto-rotate", "#00a08a"),
-    _page("display", "Display", "Display", "#f2b705"),
-    _page("sound", "Sound", "Sound", "#e0479e"),
-    _page("date", "Date and time", "Date", "#8a6a4a"),
-    _page("about", "About phone", "About", "#5f6b7a"),
-)
-SETTINGS: dict[str, SettingSpec] = {spec.row: spec for spec in _SETTINGS}
+SETTINGS: dict[str, SettingSpec] = {
+    row: SettingSpec(row=row, title=title, label=label, paper=paper, toggle=toggle)
+    for row, title, label, paper, toggle in (
+        ("wifi", "Wi-Fi", "Wi-Fi", "#2f6fed", Toggle.WIFI),
+        ("bluetooth", "Bluetooth", "Bluetooth", "#26348f", Toggle.BLUETOOTH),
+        ("airplane_mode", "Airplane mode", "Airplane", "#f4721e", Toggle.AIRPLANE_MODE),
+        ("dark_theme", "Dark theme", "Dark", "#45456a", Toggle.DARK_THEME),
+        ("battery_saver", "Battery saver", "Battery", "#2e9e4f", Toggle.BATTERY_SAVER),
+        ("location", "Location", "Location", "#d32f2f", Toggle.LOCATION),
+        ("do_not_disturb", "Do not disturb", "Disturb", "#8e24aa", Toggle.DO_NOT_DISTURB),
+        ("auto_rotate", "Auto-rotate", "Auto-rotate", "#00a08a", Toggle.AUTO_ROTATE),
+        ("display", "Display", "Display", "#f2b705", None),
+        ("sound", "Sound", "Sound", "#e0479e", None),
+        ("date", "Date and time", "Date", "#8a6a4a", None),
+        ("about", "About phone", "About", "#5f6b7a", None),
+    )
+}
 
 NUM_ROWS_VISIBLE = 7
 """Rows of Settings that show without scrolling."""
@@ -182,29 +174,17 @@ class ExtraRow:
 
 
 EXTRA_ROWS: dict[str, ExtraRow] = {
-    "wifi_page": ExtraRow(
-        title="Wi-Fi", label="Wi-Fi", subscreen="wifi", glyph="wifi", paper="#2f6fed", replaces="wifi"
-    ),
-    "bluetooth_page": ExtraRow(
-        title="Bluetooth",
-        label="Bluetooth",
-        subscreen="bluetooth",
-        glyph="bluetooth",
-        paper="#26348f",
-        replaces="bluetooth",
-    ),
-    "apps": ExtraRow(title="Apps", label="Apps", subscreen="apps", glyph="apps", paper="#2e9e4f"),
-    "storage": ExtraRow(title="Storage", label="Storage", subscreen="storage", glyph="storage", paper="#6a3fd1"),
-    "security": ExtraRow(title="Security", label="Security", subscreen="security", glyph="lock", paper="#00796b"),
-    "wallpaper": ExtraRow(
-        title="Wallpaper", label="Wallpaper", subscreen="wallpaper", glyph="gallery", paper="#c2185b"
-    ),
-    "language": ExtraRow(
-        title="Language and input", label="Language", subscreen="language", glyph="globe", paper="#16b5cf"
-    ),
-    "developer": ExtraRow(
-        title="Developer options", label="Developer", subscreen="developer", glyph="braces", paper="#45456a"
-    ),
+    name: ExtraRow(title=title, label=label, subscreen=subscreen, glyph=glyph, paper=paper, replaces=replaces)
+    for name, title, label, subscreen, glyph, paper, replaces in (
+        ("wifi_page", "Wi-Fi", "Wi-Fi", "wifi", "wifi", "#2f6fed", "wifi"),
+        ("bluetooth_page", "Bluetooth", "Bluetooth", "bluetooth", "bluetooth", "#26348f", "bluetooth"),
+        ("apps", "Apps", "Apps", "apps", "apps", "#2e9e4f", ""),
+        ("storage", "Storage", "Storage", "storage", "storage", "#6a3fd1", ""),
+        ("security", "Security", "Security", "security", "lock", "#00796b", ""),
+        ("wallpaper", "Wallpaper", "Wallpaper", "wallpaper", "gallery", "#c2185b", ""),
+        ("language", "Language and input", "Language", "language", "globe", "#16b5cf", ""),
+        ("developer", "Developer options", "Developer", "developer", "braces", "#45456a", ""),
+    )
 }
 ALL_EXTRA_ROWS: tuple[str, ...] = tuple(EXTRA_ROWS)
 

@@ -39,13 +39,6 @@ _SUBJECTS = (
     "New login",
     "Invitation",
 )
-_MAIL_LINES = (
-    "Hello,",
-    "please find the details below.",
-    "Let us know if anything",
-    "is missing or unclear.",
-    "Kind regards",
-)
 _TRACKS = (
     "Blue Hour",
     "Paper Boats",
@@ -97,9 +90,14 @@ def mails(seed: int) -> tuple[tuple[str, str], ...]:
     return tuple(zip(random.sample(_PEOPLE, 6), random.sample(_SUBJECTS, 6), strict=True))
 
 
-def mail_lines() -> tuple[str, ...]:
-    """The body of every mail."""
-    return _MAIL_LINES
+MAIL_LINES = (
+    "Hello,",
+    "please find the details below.",
+    "Let us know if anything",
+    "is missing or unclear.",
+    "Kind regards",
+)
+"""The body of every mail."""
 
 
 def tracks(seed: int) -> tuple[tuple[str, str], ...]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, find_app, glyph_of
+from cua_rl.devices.simulator.catalog import HEIGHT, SETTINGS, SWITCHES, WIDTH, Colour, Toggle, find_app, glyph_of
 from cua_rl.devices.simulator.elements import (
     Do,
     Effect,
@@ -33,6 +33,9 @@ SLIDER_LEFT, SLIDER_RIGHT = 48, 176
 GREEN = "#2e9e4f"
 RED = "#d32f2f"
 BLUE = "#1f6fe5"
+
+Box = tuple[int, int, int, int]
+"""x, y, width, height in logical units."""
 
 
 class Column:
@@ -68,27 +71,22 @@ class Column:
 
     def add_heading(self, text: str) -> None:
         """A small heading above a group of rows."""
-        rect = Rect(x=14, y=self.y + 4, width=WIDTH - 28, height=16)
-        self.add(Element(element_id=f"heading:{text}", label=text, kind="heading", rect=rect, text=text))
+        self.add(place(f"heading:{text}", text, "heading", (14, self.y + 4, WIDTH - 28, 16), text=text))
 
     def add_text(self, text: str, *, indent: int = 14) -> None:
         """A line of plain text."""
-        rect = Rect(x=indent, y=self.y + 6, width=WIDTH - 2 * indent, height=14)
-        self.add(Element(element_id=f"text:{self.y}", label=text, kind="text", rect=rect, text=text))
+        self.add(place(f"text:{self.y}", text, "text", (indent, self.y + 6, WIDTH - 2 * indent, 14), text=text))
 
 
 def title(text: str, *, y: int, height: int, indent: int = 12) -> Element:
     """The name of the screen, at its top."""
-    rect = Rect(x=indent, y=y, width=WIDTH - indent - 12, height=height)
-    return Element(element_id="title", label=text, kind="title", rect=rect, text=text)
+    return place("title", text, "title", (indent, y, WIDTH - indent - 12, height), text=text)
 
 
 def back_arrow() -> Element:
     """The back arrow to the left of the title."""
-    rect = Rect(x=2, y=STATUS_HEIGHT, width=28, height=CONTENT_TOP - STATUS_HEIGHT)
-    return Element(
-        element_id="arrow", label="Up", kind="nav", rect=rect, effect=Press(button=Button.BACK), glyph="arrow"
-    )
+    box = (2, STATUS_HEIGHT, 28, CONTENT_TOP - STATUS_HEIGHT)
+    return place("arrow", "Up", "nav", box, effect=Press(button=Button.BACK), glyph="arrow")
 
 
 def row(
@@ -107,11 +105,11 @@ def row(
     height: int = ROW_HEIGHT,
 ) -> Element:
     """A row over the full width, with an icon on the left if `glyph` is given; `label` is its text unless given."""
-    return Element(
-        element_id=element_id,
-        label=label or text,
-        kind=kind,
-        rect=Rect(x=0, y=y, width=WIDTH, height=height),
+    return place(
+        element_id,
+        label or text,
+        kind,
+        (0, y, WIDTH, height),
         effect=effect,
         text=text,
         detail=detail,
@@ -126,46 +124,41 @@ def place(
     element_id: str,
     label: str,
     kind: Kind,
-    rect: tuple[int, int, int, int],
+    box: Box,
     *,
     effect: Effect | None = None,
     text: str = "",
+    detail: str = "",
     glyph: str = "",
-    paper: str = "",
+    paper: Colour = "",
     ink: str = "",
     is_on: bool = False,
+    level: float = 0.0,
 ) -> Element:
-    """An element at (x, y, width, height), logical units."""
-    x, y, width, height = rect
-    box = Rect(x=x, y=y, width=width, height=height)
+    """An element at a place of the screen."""
+    x, y, width, height = box
     return Element(
         element_id=element_id,
         label=label,
         kind=kind,
-        rect=box,
+        rect=Rect(x=x, y=y, width=width, height=height),
         effect=effect,
         text=text,
+        detail=detail,
         glyph=glyph,
         paper=paper,
         ink=ink,
         is_on=is_on,
+        level=level,
     )
 
 
-def text_field(state: PhoneState, field: Field, hint: str, rect: tuple[int, int, int, int]) -> Element:
+def text_field(state: PhoneState, field: Field, hint: str, box: Box) -> Element:
     """A text field; it shows `hint` while empty and unfocused. Its label is the hint's first word."""
-    value = field_value(state, field)
-    text = value or ("" if state.focus == field else hint)
-    return place(
-        f"field:{field}",
-        hint.split(maxsplit=1)[0],
-        "field",
-        rect,
-        effect=FocusField(field=field),
-        text=text,
-        is_on=state.focus == field,
-        ink="" if value else "hint",
-    )
+    value, is_on = field_value(state, field), state.focus == field
+    text, ink = value or ("" if is_on else hint), "" if value else "hint"
+    label, effect = hint.split(maxsplit=1)[0], FocusField(field=field)
+    return place(f"field:{field}", label, "field", box, effect=effect, text=text, is_on=is_on, ink=ink)
 
 
 def add_field(column: Column, state: PhoneState, field: Field, hint: str) -> None:
@@ -181,9 +174,8 @@ def title_button(label: str, effect: Effect) -> Element:
 
 def plus_button(subscreen: str) -> Element:
     """The round button at the bottom right that creates a new item."""
-    return place(
-        "new", "New", "round_button", (146, 256, 36, 36), effect=Push(subscreen=subscreen), glyph="plus", paper=BLUE
-    )
+    effect = Push(subscreen=subscreen)
+    return place("new", "New", "round_button", (146, 256, 36, 36), effect=effect, glyph="plus", paper=BLUE)
 
 
 def wide_button(label: str, y: int, effect: Do | Push, *, text: str | None = None) -> Element:
@@ -191,43 +183,58 @@ def wide_button(label: str, y: int, effect: Do | Push, *, text: str | None = Non
     return place(label.lower(), label, "button", (28, y, WIDTH - 56, 24), effect=effect, text=text or label)
 
 
-Box = tuple[int, int, int, int]
-"""x, y, width, height in logical units."""
-
-
 def button(text: str, box: Box, effect: Effect, *, label: str = "") -> Element:
     """A filled button; `label` is its text unless given."""
-    return _button("button", text, box, effect, label)
+    return place(f"button:{text}", label or text, "button", box, effect=effect, text=text)
 
 
 def pill(text: str, box: Box, effect: Effect | None) -> Element:
     """A plain button, greyed out without an effect."""
-    return _button("pill", text, box, effect, "")
-
-
-def _button(kind: str, text: str, box: Box, effect: Effect | None, label: str) -> Element:
-    x, y, width, height = box
-    return Element(
-        element_id=f"{kind}:{text}",
-        label=label or text,
-        kind="button" if kind == "button" else "pill",
-        rect=Rect(x=x, y=y, width=width, height=height),
-        effect=effect,
-        text=text,
-    )
+    return place(f"pill:{text}", text, "pill", box, effect=effect, text=text)
 
 
 def switch_row(state: PhoneState, name: str, *, effect: Effect | None = None, detail: str = "") -> Element:
     """The row of one of the `SWITCHES`; flips it unless another effect is given."""
     return row(
         f"switch:{name}",
-        label=SWITCHES[name],
         text=SWITCHES[name],
         detail=detail,
         effect=effect or Operate(command="switch", target=name),
         kind="switch_row",
         is_on=name in state.system.switched_on,
     )
+
+
+def toggle_row(
+    state: PhoneState, toggle: Toggle, text: str, *, label: str, glyph: str = "", paper: Colour = ""
+) -> Element:
+    """The row that flips a toggle."""
+    return row(
+        f"toggle:{toggle.value}",
+        label=label,
+        text=text,
+        glyph=glyph,
+        paper=paper,
+        effect=Operate(command="toggle", target=toggle.value),
+        kind="switch_row",
+        is_on=state.is_on(toggle),
+    )
+
+
+def page_row(
+    subscreen: str, text: str, *, label: str = "", detail: str = "", glyph: str = "", paper: Colour = ""
+) -> Element:
+    """The row of Settings that opens a page."""
+    effect = Push(subscreen=subscreen)
+    return row(f"page:{subscreen}", label=label, text=text, detail=detail, glyph=glyph, paper=paper, effect=effect)
+
+
+def person_row(
+    element_id: str, name: str, detail: str, subscreen: str, *, paper: Colour = "#7a8494", height: int = ROW_HEIGHT
+) -> Element:
+    """The row of a person, or of what they sent; it opens a screen."""
+    effect = Push(subscreen=subscreen)
+    return row(element_id, text=name, detail=detail, glyph="person", paper=paper, effect=effect, height=height)
 
 
 def add_keypad(column: Column, keys: str, *, top: int, num_columns: int, key_height: int) -> None:
@@ -240,29 +247,20 @@ def add_keypad(column: Column, keys: str, *, top: int, num_columns: int, key_hei
 
 def slider(label: str, level: float, effect: Slide, glyph: str, *, y: int = 0) -> Element:
     """A slider over the full width; `level` is 0-1."""
-    rect = Rect(x=0, y=y, width=WIDTH, height=36)
-    return Element(
-        element_id=f"slider:{effect.level}",
-        label=label,
-        kind="slider",
-        rect=rect,
-        effect=effect,
-        level=level,
-        glyph=glyph,
-        paper=SETTINGS[glyph].paper,
-        ink="#ffffff",
-    )
+    box, paper = (0, y, WIDTH, 36), SETTINGS[glyph].paper
+    name = f"slider:{effect.level}"
+    return place(name, label, "slider", box, effect=effect, level=level, glyph=glyph, paper=paper, ink="#ffffff")
 
 
 def navigation_bar() -> tuple[Element, ...]:
     """The system buttons below every screen."""
-    third = WIDTH // 3
+    third, height = WIDTH // 3, HEIGHT - NAV_TOP
     return tuple(
-        Element(
-            element_id=f"nav:{button.value}",
-            label=button.value.capitalize(),
-            kind="nav",
-            rect=Rect(x=i * third, y=NAV_TOP, width=third, height=HEIGHT - NAV_TOP),
+        place(
+            f"nav:{button.value}",
+            button.value.capitalize(),
+            "nav",
+            (i * third, NAV_TOP, third, height),
             effect=Press(button=button),
             glyph=button.value,
         )

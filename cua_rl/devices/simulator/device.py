@@ -23,7 +23,7 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.conversation import EncodedImage
-from cua_rl.devices.device import ActionRejected
+from cua_rl.devices.device import NOT_ON_PHONES, ActionRejected
 from cua_rl.devices.simulator import reducer
 from cua_rl.devices.simulator.apps.commands import take_screenshot as take_screenshot_file
 from cua_rl.devices.simulator.catalog import HEIGHT, WIDTH, find_app
@@ -42,6 +42,8 @@ class SimulatedPhone:
     that tests can let a phone be slow or fail.
     """
 
+    kind: Literal["android"] = "android"
+
     def __init__(
         self,
         state: PhoneState,
@@ -55,18 +57,10 @@ class SimulatedPhone:
             raise ValueError(f"expected a scale of at least 1, got {scale!r}")
         self.state = state
         self.scale = scale
-        self._device_id = device_id or f"simulator-{state.seed}"
+        self.device_id = device_id or f"simulator-{state.seed}"
         self._latency_s = latency_s
         self._on_operation = on_operation
         self._is_closed = False
-
-    @property
-    def device_id(self) -> str:
-        return self._device_id
-
-    @property
-    def kind(self) -> Literal["android"]:
-        return "android"
 
     async def observe(self) -> EncodedImage:
         """Take a screenshot of 192 x 320 pixels times the scale."""
@@ -89,7 +83,7 @@ class SimulatedPhone:
 
     async def _begin(self, operation: Operation) -> None:
         if self._is_closed:
-            raise DeviceError(f"expected an open phone to {operation}, got {self._device_id!r}, which is closed")
+            raise DeviceError(f"expected an open phone to {operation}, got {self.device_id!r}, which is closed")
         await asyncio.sleep(self._latency_s)
         if self._on_operation is not None:
             self._on_operation(operation)
@@ -115,8 +109,11 @@ def perform(state: PhoneState, action: Action, scale: int) -> PhoneState:
             return reducer.hold(state, *_units(x, y, scale))
         case Drag(x=x, y=y, to_x=to_x, to_y=to_y):
             return reducer.drag(state, *_units(x, y, scale), *_units(to_x, to_y, scale))
-        case Scroll():
-            return _scroll(state, action, scale)
+        case Scroll(x=x, y=y, down_px=down_px, right_px=right_px):
+            _units(x, y, scale)
+            if state.screen == "home" and abs(right_px) > abs(down_px):
+                return reducer.turn_page(state, 1 if right_px > 0 else -1)
+            return reducer.scroll_by(state, round(down_px / scale))
         case PressButton(button=button):
             return reducer.press(state, button)
         case Wait():
@@ -134,11 +131,15 @@ def _perform_text(state: PhoneState, action: TypeText | PressKey | OpenApp | Rig
         case PressKey(keys=keys):
             return _press_keys(state, keys)
         case OpenApp(name=name):
-            return _open_app(state, name)
-        case RightClick():
-            raise ActionRejected("a phone has no right mouse button: tap or long-press instead")
-        case MoveMouse():
-            raise ActionRejected("a phone has no mouse: tap instead")
+            by_label = {find_app(entry.app).label.lower(): entry.app for entry in state.system.apps}
+            app = by_label.get(name.strip().lower())
+            if app is None:
+                near = get_close_matches(name.strip().lower(), by_label, n=1)
+                hint = f"; did you mean {find_app(by_label[near[0]]).label}?" if near else ""
+                raise ActionRejected(f"no app is called {name!r}{hint}")
+            return reducer.launch(state, app)
+        case RightClick() | MoveMouse():
+            raise ActionRejected(NOT_ON_PHONES[type(action)])
 
 
 def _units(x: int, y: int, scale: int) -> tuple[float, float]:
@@ -146,13 +147,6 @@ def _units(x: int, y: int, scale: int) -> tuple[float, float]:
     if not (0 <= x < width_px and 0 <= y < height_px):
         raise ActionRejected(f"({x}, {y}) is outside the screen of {width_px} x {height_px} pixels")
     return x / scale, y / scale
-
-
-def _scroll(state: PhoneState, action: Scroll, scale: int) -> PhoneState:
-    _units(action.x, action.y, scale)
-    if state.screen == "home" and abs(action.right_px) > abs(action.down_px):
-        return reducer.turn_page(state, 1 if action.right_px > 0 else -1)
-    return reducer.scroll_by(state, round(action.down_px / scale))
 
 
 def _press_keys(state: PhoneState, keys: tuple[str, ...]) -> PhoneState:
@@ -169,13 +163,3 @@ def _press_keys(state: PhoneState, keys: tuple[str, ...]) -> PhoneState:
             return take_screenshot_file(state)
         case _:
             raise ActionRejected(f"this phone has no key {'+'.join(keys)!r}: it knows enter, backspace, back and home")
-
-
-def _open_app(state: PhoneState, name: str) -> PhoneState:
-    by_label = {find_app(entry.app).label.lower(): entry.app for entry in state.system.apps}
-    app = by_label.get(name.strip().lower())
-    if app is None:
-        near = get_close_matches(name.strip().lower(), by_label, n=1)
-        hint = f"; did you mean {find_app(by_label[near[0]]).label}?" if near else ""
-        raise ActionRejected(f"no app is called {name!r}{hint}")
-    return reducer.launch(state, app)

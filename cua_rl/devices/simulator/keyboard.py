@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import NAV_TOP
-from cua_rl.devices.simulator.elements import Element, Rect, TypeKey
+from cua_rl.devices.simulator.controls import NAV_TOP, place
+from cua_rl.devices.simulator.elements import Element, TypeKey
 from cua_rl.devices.simulator.state import KeyboardLayer
 
 KEYBOARD_HEIGHT = 106
@@ -42,11 +42,5 @@ def keyboard_elements(layer: KeyboardLayer) -> tuple[Element, ...]:
 
 
 def _key(key: str, x: int, y: int, *, width: int = _KEY_WIDTH, text: str | None = None) -> Element:
-    return Element(
-        element_id=f"key:{key}",
-        label=text or key,
-        kind="key",
-        rect=Rect(x=x, y=y, width=width, height=_ROW_HEIGHT),
-        effect=TypeKey(key=key),
-        text=text or key,
-    )
+    label = text or key
+    return place(f"key:{key}", label, "key", (x, y, width, _ROW_HEIGHT), effect=TypeKey(key=key), text=label)

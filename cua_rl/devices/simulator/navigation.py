@@ -62,7 +62,7 @@ def focus_field(state: PhoneState, field: Field) -> PhoneState:
     state = replace(state, focus=field, keyboard=layer)
     if state.draft_field is None or state.draft_field == field:
         return replace(state, draft_field=field)
-    values = dict(state.form) | {state.draft_field: state.draft}
+    values = state.typed
     draft = values.pop(field, "")
     return replace(state, draft=draft, draft_field=field, form=tuple(sorted(values.items())))
 

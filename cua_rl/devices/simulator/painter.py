@@ -113,41 +113,29 @@ def draw_app_icon(canvas: Canvas, element: Element, palette: Palette) -> None:
 
 
 def _draw_row(canvas: Canvas, element: Element, palette: Palette) -> None:
-    rect = element.rect
+    rect, is_on = element.rect, element.is_on
     middle = rect.centre[1]
-    x = 14
+    x, right = 14, WIDTH - 14
     if element.glyph:
         box = Rect(x=10, y=middle - 14, width=28, height=28)
         canvas.icon(element.glyph, box, ink=element.ink, paper=element.paper, radius=8)
         x = 46
-    right = WIDTH - 14
+    paper = palette.accent if is_on else palette.track
     if element.kind == "switch_row":
         right -= 36
-        _draw_switch(canvas, element.is_on, right + 4, middle, palette)
+        canvas.rounded(Rect(x=right + 4, y=middle - 9, width=32, height=18), paper, radius=9)
+        knob = Rect(x=right + (20 if is_on else 6), y=middle - 7, width=14, height=14)
+        canvas.rounded(knob, palette.on_accent if is_on else palette.surface, radius=7)
     elif element.kind == "choice_row":
         right -= 20
-        _draw_choice(canvas, element.is_on, right + 4, middle, palette)
-    if element.detail:
-        canvas.text(x, middle - 6, element.text, palette.text, size=11, max_width=right - x)
-        canvas.text(x, middle + 8, element.detail, palette.muted, size=9, max_width=right - x)
-    else:
-        canvas.text(x, middle + 1, element.text, palette.text, size=11, max_width=right - x)
+        canvas.rounded(Rect(x=right + 4, y=middle - 7, width=14, height=14), paper, radius=7)
+        canvas.rounded(Rect(x=right + 6, y=middle - 5, width=10, height=10), palette.background, radius=5)
+        if is_on:
+            canvas.rounded(Rect(x=right + 8, y=middle - 3, width=6, height=6), palette.accent, radius=3)
+    text_y = middle - 6 if element.detail else middle + 1
+    canvas.text(x, text_y, element.text, palette.text, size=11, max_width=right - x)
+    canvas.text(x, middle + 8, element.detail, palette.muted, size=9, max_width=right - x)
     canvas.fill(Rect(x=x, y=rect.bottom - 1, width=WIDTH - x, height=1), palette.divider)
-
-
-def _draw_switch(canvas: Canvas, is_on: bool, x: int, middle: int, palette: Palette) -> None:
-    canvas.rounded(Rect(x=x, y=middle - 9, width=32, height=18), palette.accent if is_on else palette.track, radius=9)
-    knob_x = x + (16 if is_on else 2)
-    canvas.rounded(
-        Rect(x=knob_x, y=middle - 7, width=14, height=14), palette.on_accent if is_on else palette.surface, radius=7
-    )
-
-
-def _draw_choice(canvas: Canvas, is_on: bool, x: int, middle: int, palette: Palette) -> None:
-    canvas.rounded(Rect(x=x, y=middle - 7, width=14, height=14), palette.accent if is_on else palette.track, radius=7)
-    canvas.rounded(Rect(x=x + 2, y=middle - 5, width=10, height=10), palette.background, radius=5)
-    if is_on:
-        canvas.rounded(Rect(x=x + 4, y=middle - 3, width=6, height=6), palette.accent, radius=3)
 
 
 def draw_slider(canvas: Canvas, element: Element, palette: Palette) -> None:
@@ -263,7 +251,7 @@ def draw_notification(canvas: Canvas, element: Element, palette: Palette) -> Non
 
 
 def draw_meter(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """How full something is."""
+    """A bar that shows how full something is."""
     rect = element.rect
     canvas.text(rect.x + 2, rect.y + 9, element.text, palette.text, size=10, max_width=rect.width)
     bar = Rect(x=rect.x, y=rect.y + 20, width=rect.width, height=8)
@@ -283,22 +271,15 @@ def draw_swatch(canvas: Canvas, element: Element, palette: Palette) -> None:
         canvas.text(rect.centre[0], rect.bottom + 9, element.text, palette.text, size=9, anchor="mm")
 
 
-def draw_title(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """The name of the screen."""
+def draw_caption(canvas: Canvas, element: Element, palette: Palette) -> None:
+    """The name of the screen, a heading above rows, or the question of a dialog."""
     rect = element.rect
-    canvas.text(rect.x, rect.centre[1] + 1, element.text, palette.text, size=15, max_width=rect.width)
-
-
-def draw_heading(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """A heading above rows."""
-    rect = element.rect
-    canvas.text(rect.x, rect.centre[1], element.text, palette.accent, size=9, max_width=rect.width)
-
-
-def draw_card_title(canvas: Canvas, element: Element, palette: Palette) -> None:
-    """The question of a dialog."""
-    rect = element.rect
-    canvas.text(rect.x, rect.centre[1], element.text, palette.text, size=13, max_width=rect.width)
+    shift, colour, size = {
+        "title": (1, palette.text, 15),
+        "heading": (0, palette.accent, 9),
+        "card_title": (0, palette.text, 13),
+    }[element.kind]
+    canvas.text(rect.x, rect.centre[1] + shift, element.text, colour, size=size, max_width=rect.width)
 
 
 def _draw_surface(canvas: Canvas, element: Element, palette: Palette) -> None:
@@ -326,8 +307,8 @@ def draw_round_button(canvas: Canvas, element: Element, palette: Palette) -> Non
 
 _DRAW: dict[Kind, Callable[[Canvas, Element, Palette], None]] = {
     "app_icon": draw_app_icon,
-    "title": draw_title,
-    "heading": draw_heading,
+    "title": draw_caption,
+    "heading": draw_caption,
     "text": draw_text,
     "row": _draw_row,
     "switch_row": _draw_row,
@@ -349,5 +330,5 @@ _DRAW: dict[Kind, Callable[[Canvas, Element, Palette], None]] = {
     "swatch": draw_swatch,
     "scrim": lambda canvas, element, palette: canvas.dim(element.rect),
     "card": _draw_surface,
-    "card_title": draw_card_title,
+    "card_title": draw_caption,
 }

@@ -9,7 +9,7 @@ from cua_rl.devices.simulator.apps.browser import SEARCH
 from cua_rl.devices.simulator.apps.files import exists_on_device
 from cua_rl.devices.simulator.apps.messages import conversation_with
 from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, WALLPAPER_NAMES, Toggle, find_app
-from cua_rl.devices.simulator.launcher.icons import find_folder, page_of
+from cua_rl.devices.simulator.launcher.icons import apps_in_folder, page_of
 from cua_rl.devices.simulator.navigation import subject
 from cua_rl.devices.simulator.state import InstalledApp, PhoneState
 from cua_rl.errors import TaskError
@@ -53,22 +53,24 @@ def _switch(name: str) -> Callable[[PhoneState], str]:
     return lambda state: _truth(name in state.system.switched_on)
 
 
-def _typed(state: PhoneState) -> str:
-    """What stands in the screen's fields, such as "name=Zoe number=5550"; empty ones are left out."""
-    values = dict(state.form) | ({} if state.draft_field is None else {state.draft_field: state.draft})
-    return " ".join(f"{field}={value}" for field, value in sorted(values.items()) if value)
-
-
 def _current_url(state: PhoneState) -> str:
     return state.subscreens[-1] if state.app == "chrome" and state.subscreens else ""
 
 
-def _current_search(state: PhoneState) -> str:
-    url = _current_url(state)
-    return " ".join(url.removeprefix(SEARCH).lower().split()) if url.startswith(SEARCH) else ""
-
+TOGGLE_QUERIES = {
+    Toggle.WIFI: "wifi_enabled",
+    Toggle.BLUETOOTH: "bluetooth_enabled",
+    Toggle.AIRPLANE_MODE: "airplane_mode",
+    Toggle.DARK_THEME: "dark_theme_enabled",
+    Toggle.BATTERY_SAVER: "battery_saver_enabled",
+    Toggle.LOCATION: "location_enabled",
+    Toggle.DO_NOT_DISTURB: "dnd_enabled",
+    Toggle.AUTO_ROTATE: "auto_rotate_enabled",
+    Toggle.AUTO_TIME: "auto_time_enabled",
+}
 
 QUERIES: dict[str, Callable[[PhoneState], str]] = {
+    **{name: _toggle(toggle) for toggle, name in TOGGLE_QUERIES.items()},
     "current_app": lambda state: state.package,
     "current_activity": lambda state: f"{state.package}/{state.screen}",
     "current_screen": lambda state: state.screen,
@@ -78,15 +80,6 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "recent_apps": lambda state: _json([find_app(app).package for app in state.recent_apps]),
     "shade": lambda state: state.shade or "",
     "screen_on": lambda state: _truth(state.is_screen_on),
-    "wifi_enabled": _toggle(Toggle.WIFI),
-    "bluetooth_enabled": _toggle(Toggle.BLUETOOTH),
-    "airplane_mode": _toggle(Toggle.AIRPLANE_MODE),
-    "dark_theme_enabled": _toggle(Toggle.DARK_THEME),
-    "battery_saver_enabled": _toggle(Toggle.BATTERY_SAVER),
-    "location_enabled": _toggle(Toggle.LOCATION),
-    "dnd_enabled": _toggle(Toggle.DO_NOT_DISTURB),
-    "auto_rotate_enabled": _toggle(Toggle.AUTO_ROTATE),
-    "auto_time_enabled": _toggle(Toggle.AUTO_TIME),
     "usb_debugging": _switch("usb_debugging"),
     "call_vibration": _switch("call_vibration"),
     "connected_wifi": lambda state: state.system.connected_network if state.is_on(Toggle.WIFI) else "",
@@ -105,7 +98,8 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "clock": lambda state: state.clock,
     "focused_field": lambda state: state.focus or "",
     "draft_text": lambda state: state.draft,
-    "typed": _typed,
+    # such as "name=Zoe number=5550"; empty fields are left out
+    "typed": lambda state: " ".join(f"{field}={text}" for field, text in sorted(state.typed.items()) if text),
     "note_texts": lambda state: _json(state.notes),
     "shown_note": lambda state: state.notes[int(subject(state))] if state.screen.startswith("notes/note:") else "",
     "threads": lambda state: _json([asdict(thread) for thread in state.threads]),
@@ -126,7 +120,9 @@ QUERIES: dict[str, Callable[[PhoneState], str]] = {
     "alarms_on": lambda state: _json([state.apps.alarms[i] for i in state.alarms_on]),
     "timer_s": lambda state: str(state.apps.timer_s),
     "current_url": _current_url,
-    "current_search": _current_search,
+    "current_search": lambda state: (
+        " ".join(subject(state).lower().split()) if _current_url(state).startswith(SEARCH) else ""
+    ),
 }
 
 
@@ -151,12 +147,6 @@ def _home_page_of(state: PhoneState, package: str) -> str:
     return "" if page is None else str(page)
 
 
-def _home_folder(state: PhoneState, name: str) -> str:
-    """The packages in a folder on a home page, sorted; "" if there is none."""
-    folder = find_folder(state, name)
-    return "" if folder is None else " ".join(sorted(find_app(app).package for app in folder.apps))
-
-
 def _message_draft(state: PhoneState, contact: str) -> str:
     is_open = state.app == "messages" and bool(state.subscreens) and state.subscreens[-1] != "new"
     return state.draft if is_open and conversation_with(state, state.subscreens[-1]) == contact else ""
@@ -179,7 +169,7 @@ LOOKUPS: dict[str, Callable[[PhoneState, str], str]] = {
         abs(state.media_volume - MAX_VOLUME * int(percent) / 100) <= 1
     ),
     "home_page_of": _home_page_of,
-    "home_folder": _home_folder,
+    "home_folder": lambda state, name: " ".join(sorted(find_app(app).package for app in apps_in_folder(state, name))),
     "on_home": lambda state, package: _truth(_home_page_of(state, package) != ""),
     "has_note": lambda state, text: _truth(text in state.notes),
     "contact_number": lambda state, name: state.apps.number_of(name) or "",

@@ -5,23 +5,18 @@ from dataclasses import replace
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.apps.calculator import evaluate
 from cua_rl.devices.simulator.apps.commands import do_in_app, submit
-from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS, Toggle
+from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS
 from cua_rl.devices.simulator.controls import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.elements import (
-    Choose,
     Do,
     Effect,
     Enter,
     FocusField,
     Launch,
     Operate,
-    PlayTrack,
     Press,
     Push,
     Slide,
-    Switch,
-    SwitchAlarm,
-    SwitchTile,
     TypeKey,
 )
 from cua_rl.devices.simulator.launcher.screens import menu_of_held
@@ -30,7 +25,7 @@ from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system.commands import operate
 from cua_rl.devices.simulator.system.networks import join_network
-from cua_rl.devices.simulator.system.shade import drag_shade, record_tile
+from cua_rl.devices.simulator.system.shade import drag_shade
 
 MIN_SWIPE = 24
 """Logical units; a shorter drag is a tap."""
@@ -100,12 +95,18 @@ def press(state: PhoneState, button: Button) -> PhoneState:
             return replace(state, media_volume=min(max(volume, 0), MAX_VOLUME), is_volume_shown=True)
         case _ if not state.is_screen_on:
             return state
-        case Button.HOME:
-            return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
         case Button.RECENTS:
             return replace(leave(state), is_recents_open=not state.is_recents_open)
-        case Button.BACK:
-            return _go_back(state)
+        case Button.BACK if state.shade is not None:
+            return replace(state, shade=None)
+        case Button.BACK if state.focus is not None:
+            return replace(state, focus=None)
+        case Button.BACK if state.is_recents_open:
+            return leave(state)
+        case Button.BACK if state.subscreens:
+            return go_up(state)
+        case Button.BACK | Button.HOME:
+            return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
 
 
 def launch(state: PhoneState, app: str) -> PhoneState:
@@ -131,26 +132,12 @@ def erase_key(state: PhoneState) -> PhoneState:
     return state if state.focus is None else replace(state, draft=state.draft[:-1])
 
 
-def _go_back(state: PhoneState) -> PhoneState:
-    if state.shade is not None:
-        return replace(state, shade=None)
-    if state.focus is not None:
-        return replace(state, focus=None)
-    if state.is_recents_open:
-        return leave(state)
-    if state.subscreens:
-        return go_up(state)
-    return replace(show(state, None), home_page=0 if state.app is None else state.home_page)
-
-
 def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
     match effect:
         case Launch(app=app):
             return launch(state, app)
         case Push(subscreen=subscreen):
             return open_subscreen(state, subscreen)
-        case Switch(toggle=toggle):
-            return _switch(state, toggle)
         case Slide(level=level):
             return _slide(state, level, x)
         case Press(button=button):
@@ -161,34 +148,10 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
             return _type_key(state, key)
         case Enter(key=key):
             return _enter(state, key)
-        case _:
-            return _apply_in_app(state, effect)
-
-
-def _apply_in_app(
-    state: PhoneState, effect: Choose | PlayTrack | SwitchAlarm | Do | SwitchTile | Operate
-) -> PhoneState:
-    match effect:
-        case Choose(screen_timeout_ms=timeout_ms):
-            return replace(state, screen_timeout_ms=timeout_ms)
-        case PlayTrack(track=track):
-            return replace(state, track=None if state.track == track else track)
-        case SwitchAlarm(alarm=alarm):
-            return replace(state, alarms_on=tuple(sorted({*state.alarms_on} ^ {alarm})))
         case Do(command=command):
             return do_in_app(state, command)
-        case SwitchTile(toggle=toggle):
-            return record_tile(_switch(state, toggle), toggle)
         case Operate():
             return operate(state, effect)
-
-
-def _switch(state: PhoneState, toggle: Toggle) -> PhoneState:
-    is_on = not state.is_on(toggle)
-    state = state.with_toggle(toggle, is_on)
-    if toggle is Toggle.AIRPLANE_MODE and is_on:
-        return state.with_toggle(Toggle.WIFI, False).with_toggle(Toggle.BLUETOOTH, False)
-    return state
 
 
 def _slide(state: PhoneState, level: str, x: float) -> PhoneState:

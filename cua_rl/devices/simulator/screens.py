@@ -34,7 +34,12 @@ def build_screen(state: PhoneState) -> Screen:
     if state.is_recents_open:
         return _recents(state)
     if state.app is not None:
-        return _app_screen(state, state.app)
+        heading, column = build_settings(state) if state.app == "settings" else build_app(state, state.app)
+        back = () if not state.subscreens else (back_arrow(),)
+        bar = title(heading, y=STATUS_HEIGHT, height=CONTENT_TOP - STATUS_HEIGHT, indent=30 if back else 12)
+        screen = _scrolled(state, column, bottom=CONTENT_BOTTOM, above=(bar, *back))
+        is_asking = bool(state.subscreens) and is_dialog(state.subscreens[-1])
+        return with_dialog(screen, state.subscreens[-1]) if is_asking else screen
     if state.subscreens:
         return _scrolled(state, build_launcher(state), bottom=NAV_TOP, behind=icons_behind(state))
     search = place("search", "Search", "text", (16, 20, WIDTH - 32, 20), effect=Push(subscreen="drawer"))
@@ -48,37 +53,15 @@ def _recents(state: PhoneState) -> Screen:
     for app in state.recent_apps[:5]:
         column.stack(app_row(app, "recent", effect=Launch(app=app), height=42))
     if state.recent_apps:
-        rect = Rect(x=12, y=column.y + 6, width=76, height=22)
+        y = column.y + 6
+        clear, shoot = Do(command="clear_recents"), Do(command="take_screenshot")
         column.add(
-            Element(
-                element_id="clear",
-                label="Clear",
-                kind="button",
-                rect=rect,
-                text="Clear all",
-                effect=Do(command="clear_recents"),
-            ),
-            place(
-                "screenshot",
-                "Screenshot",
-                "button",
-                (104, rect.y, 76, 22),
-                effect=Do(command="take_screenshot"),
-                text="Screenshot",
-            ),
+            place("clear", "Clear", "button", (12, y, 76, 22), effect=clear, text="Clear all"),
+            place("screenshot", "Screenshot", "button", (104, y, 76, 22), effect=shoot, text="Screenshot"),
         )
     else:
         column.add_text("Nothing has been opened yet", indent=14)
     return Screen(name="recents", content=column.elements, fixed=navigation_bar(), viewport=_HOME_VIEWPORT)
-
-
-def _app_screen(state: PhoneState, app: str) -> Screen:
-    heading, column = build_settings(state) if app == "settings" else build_app(state, app)
-    back = () if not state.subscreens else (back_arrow(),)
-    bar = title(heading, y=STATUS_HEIGHT, height=CONTENT_TOP - STATUS_HEIGHT, indent=30 if back else 12)
-    screen = _scrolled(state, column, bottom=CONTENT_BOTTOM, above=(bar, *back))
-    is_asking = bool(state.subscreens) and is_dialog(state.subscreens[-1])
-    return with_dialog(screen, state.subscreens[-1]) if is_asking else screen
 
 
 def _scrolled(

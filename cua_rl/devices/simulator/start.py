@@ -1,4 +1,4 @@
-"""Making a phone from a seed and from what a task demands of it."""
+"""Build the initial state of a phone from a seed and a task's constraints."""
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
@@ -33,7 +33,6 @@ from cua_rl.devices.simulator.state import (
     Notification,
     PhoneState,
     SystemState,
-    Thread,
 )
 
 _NUM_NETWORKS = 6
@@ -87,13 +86,23 @@ class AppStart:
 
 def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
     """Add the seed's app content, changed only where `start` requires it."""
+    settled = {contact.name for contact in start.contacts} | set(start.without_contacts)
+    drawn = (Contact(name=name, number=number) for name, number in content.contacts(state.seed) if name not in settled)
+    tracks = content.tracks(state.seed)
+    if start.track is not None and start.track not in [title for title, _ in tracks]:
+        tracks = (*tracks[:-1], (start.track, tracks[-1][1]))
+    alarms, alarms_on = content.alarms(state.seed), {*state.alarms_on}
+    if start.alarm is not None:
+        alarms = alarms if start.alarm in alarms else (*alarms, start.alarm)
+        others = alarms_on - {alarms.index(start.alarm)}
+        alarms_on = {*others, alarms.index(start.alarm)} if start.is_alarm_on else others
     data = AppData(
-        contacts=_contacts(state.seed, start),
-        alarms=content.alarms(state.seed),
-        tracks=_tracks(state.seed, start.track),
+        contacts=tuple(sorted((*drawn, *start.contacts), key=lambda contact: contact.name)),
+        alarms=alarms,
+        tracks=tracks,
         screenshots=start.screenshots,
     )
-    state = replace(state, apps=data)
+    state = replace(state, apps=data, alarms_on=tuple(sorted(alarms_on)))
     for path in start.folders:
         state = add_file(state, path)
     for app in start.off_home:
@@ -106,28 +115,7 @@ def fill_apps(state: PhoneState, start: AppStart) -> PhoneState:
         state = replace(state, num_photos=start.num_photos)
     if start.note is not None:
         state = replace(state, notes=(*(note for note in state.notes if note != start.note), start.note))
-    return state if start.alarm is None else _with_alarm(state, start.alarm, is_on=start.is_alarm_on)
-
-
-def _contacts(seed: int, start: AppStart) -> tuple[Contact, ...]:
-    settled = {contact.name for contact in start.contacts} | set(start.without_contacts)
-    others = [Contact(name=name, number=number) for name, number in content.contacts(seed) if name not in settled]
-    return tuple(sorted((*others, *start.contacts), key=lambda contact: contact.name))
-
-
-def _tracks(seed: int, wanted: str | None) -> tuple[tuple[str, str], ...]:
-    tracks = content.tracks(seed)
-    if wanted is None or wanted in [title for title, _ in tracks]:
-        return tracks
-    return (*tracks[:-1], (wanted, tracks[-1][1]))
-
-
-def _with_alarm(state: PhoneState, time: str, *, is_on: bool) -> PhoneState:
-    alarms = state.apps.alarms if time in state.apps.alarms else (*state.apps.alarms, time)
-    index = alarms.index(time)
-    others = {alarm for alarm in state.alarms_on if alarm != index}
-    alarms_on = tuple(sorted(others | {index} if is_on else others))
-    return replace(state, alarms_on=alarms_on, apps=replace(state.apps, alarms=alarms))
+    return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +156,7 @@ def with_system(state: PhoneState, start: SystemStart | None) -> PhoneState:
         connected_network=connected,
         bluetooth_devices=tuple(random.sample(BLUETOOTH_DEVICES, 3)),
         notifications=tuple(notifications),
-        apps=_apps(random, demand, notifying={notification.app for notification in notifications}),
+        apps=tuple(_apps(random, demand, notifying={notification.app for notification in notifications})),
         screen_lock=random.choice(SCREEN_LOCKS),
         time_zone=random.choice(list(TIME_ZONES)),
         switched_on=tuple(
@@ -178,11 +166,17 @@ def with_system(state: PhoneState, start: SystemStart | None) -> PhoneState:
             )
         ),
     )
-    rows = _rows(Random(f"extra-rows-{state.seed}"), state.setting_rows, demand.extra_rows)
+    rows, row_random = list(state.setting_rows), Random(f"extra-rows-{state.seed}")
+    for name in demand.extra_rows:
+        replaced = EXTRA_ROWS[name].replaces
+        if replaced:
+            rows[rows.index(replaced)] = name
+        else:
+            rows.insert(row_random.randrange(len(rows) + 1), name)
     wallpaper = state.wallpaper
     if wallpaper == demand.not_wallpaper:
         wallpaper = (wallpaper + random.randrange(1, len(WALLPAPERS))) % len(WALLPAPERS)
-    return replace(state, system=system, setting_rows=rows, wallpaper=wallpaper)
+    return replace(state, system=system, setting_rows=tuple(rows), wallpaper=wallpaper)
 
 
 def _networks(random: Random, demand: SystemStart) -> tuple[tuple[Network, ...], str]:
@@ -204,33 +198,18 @@ def _password(random: Random) -> str:
     return "".join(random.choices("abcdefghkmnpqrstuvwxyz", k=8))
 
 
-def _apps(random: Random, demand: SystemStart, *, notifying: Container[str]) -> tuple[InstalledApp, ...]:
+def _apps(random: Random, demand: SystemStart, *, notifying: Container[str]) -> Iterator[InstalledApp]:
     store = [demand.store_app] if demand.store_app else []
     store += [app for app in random.sample(list(STORE_APPS), len(STORE_APPS)) if app not in store]
-    names = sorted((*APPS, *store[:_NUM_STORE_APPS]), key=lambda app: find_app(app).label)
-    return tuple(_installed(random, app, demand, has_notified=app in notifying) for app in names)
-
-
-def _installed(random: Random, app: str, demand: SystemStart, *, has_notified: bool) -> InstalledApp:
-    is_running, may_notify = random.random() < 0.5, random.random() < 0.7 or has_notified
-    return InstalledApp(
-        app=app,
-        size_mb=random.randrange(12, 400),
-        cache_mb=random.randrange(2, 90),
-        is_running=is_running or app == demand.running_app,
-        may_notify=(may_notify or app == demand.notifying_app) and app != demand.silent_app,
-    )
-
-
-def _rows(random: Random, plain: tuple[str, ...], extra: tuple[str, ...]) -> tuple[str, ...]:
-    rows = list(plain)
-    for name in extra:
-        replaced = EXTRA_ROWS[name].replaces
-        if replaced:
-            rows[rows.index(replaced)] = name
-        else:
-            rows.insert(random.randrange(len(rows) + 1), name)
-    return tuple(rows)
+    for app in sorted((*APPS, *store[:_NUM_STORE_APPS]), key=lambda app: find_app(app).label):
+        is_running, may_notify = random.random() < 0.5, random.random() < 0.7 or app in notifying
+        yield InstalledApp(
+            app=app,
+            size_mb=random.randrange(12, 400),
+            cache_mb=random.randrange(2, 90),
+            is_running=is_running or app == demand.running_app,
+            may_notify=(may_notify or app == demand.notifying_app) and app != demand.silent_app,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +244,9 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
     start = start or Start()
     random = Random(f"phone-{seed}")
     timeouts = [timeout for timeout in SCREEN_TIMEOUTS_MS if timeout != start.not_screen_timeout_ms]
+    threads = content.threads(seed)
+    if start.contact is not None and start.contact not in [thread.contact for thread in threads]:
+        threads = (*threads[:-1], replace(threads[-1], contact=start.contact))
     state = PhoneState(
         seed=seed,
         home_pages=tuple(_home_pages(random, start)),
@@ -277,7 +259,7 @@ def make_phone_state(seed: int, start: Start | None = None) -> PhoneState:
         screen_timeout_ms=random.choice(timeouts),
         media_volume=random.randrange(3, 13),
         notes=content.notes(seed),
-        threads=_threads(seed, start),
+        threads=threads,
         num_photos=random.randrange(3, 9),
         app=start.app,
         home_page=start.home_page,
@@ -311,23 +293,12 @@ def _setting_rows(random: Random, start: Start) -> tuple[str, ...]:
     random.shuffle(rows)
     wanted = {**dict.fromkeys(start.first_rows, True), **dict.fromkeys(start.hidden_rows, False)}
     for row, is_first in wanted.items():
-        _move_row(random, rows, row, is_first=is_first, keep=wanted)
+        places = range(NUM_ROWS_VISIBLE) if is_first else range(NUM_ROWS_VISIBLE, len(rows))
+        place = rows.index(row)
+        if place not in places:
+            other = random.choice([i for i in places if rows[i] not in wanted])
+            rows[place], rows[other] = rows[other], rows[place]
     return tuple(rows)
-
-
-def _move_row(random: Random, rows: list[str], row: str, *, is_first: bool, keep: Container[str]) -> None:
-    places = range(NUM_ROWS_VISIBLE) if is_first else range(NUM_ROWS_VISIBLE, len(rows))
-    place = rows.index(row)
-    if place not in places:
-        other = random.choice([i for i in places if rows[i] not in keep])
-        rows[place], rows[other] = rows[other], rows[place]
-
-
-def _threads(seed: int, start: Start) -> tuple[Thread, ...]:
-    threads = content.threads(seed)
-    if start.contact is None or start.contact in (thread.contact for thread in threads):
-        return threads
-    return (*threads[:-1], replace(threads[-1], contact=start.contact))
 
 
 def _enabled(random: Random, start: Start) -> tuple[Toggle, ...]:

@@ -8,6 +8,11 @@ from cua_rl.devices.simulator.catalog import HOME_PACKAGE, Toggle, find_app
 
 Shade = Literal["notifications", "quick_settings"]
 SystemCommand = Literal[
+    "toggle",
+    "toggle_tile",
+    "play_track",
+    "switch_alarm",
+    "choose_screen_timeout",
     "switch",
     "allow_usb_debugging",
     "choose_language",
@@ -269,6 +274,14 @@ class PhoneState:
     def clock(self) -> str:
         """The time of day, such as "09:05"."""
         return f"{self.minute_of_day // 60:02d}:{self.minute_of_day % 60:02d}"
+
+    @property
+    def typed(self) -> dict[Field, str]:
+        """Text in the fields of the current screen."""
+        texts = dict(self.form)
+        if self.draft_field is not None:
+            texts[self.draft_field] = self.draft
+        return texts
 
     def is_on(self, toggle: Toggle) -> bool:
         """Whether the toggle is on."""

@@ -1,8 +1,8 @@
-"""Scripted experts for demo tasks: they read the phone's state, name what they scan in reading order, and act."""
+"""Scripted experts for demo tasks: they read the phone's state, list scanned elements in reading order, and act."""
 
 from random import Random
 
-from cua_rl.actions import Click, Drag, LongPress, PressButton, TypeText
+from cua_rl.actions import Action, Click, Drag, LongPress, PressButton, TypeText
 from cua_rl.devices.device import Device
 from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.controls import SLIDER_LEFT, SLIDER_RIGHT
@@ -32,6 +32,8 @@ from cua_rl.tasks.task import Task
 
 _FREE_PLACE = 96, 285
 """Below the icons of a home page, logical units."""
+_TAP_GRID = 24
+"""Distance of the places that experts prefer to tap, logical units: half the size of an icon."""
 _SCANNED_KINDS = (
     "app_icon",
     "row",
@@ -62,10 +64,10 @@ def decide(task: Task | TaskTemplate, phone: SimulatedPhone) -> Decision:
 
 
 class ImperfectExpert:
-    """At every turn, with `error_rate`, stops its scan at a random element and taps that; then it gives up.
+    """Taps a random element with probability `error_rate` per turn, and gives up after such a mistake.
 
-    It errs with a spread, so a model that imitates it can be improved by reinforcement: every right action keeps a
-    probability.
+    The errors are spread over all elements, so that a model cloned from this expert still gives every right action some
+    probability, which reinforcement learning can raise.
     """
 
     def __init__(self, task: Task | TaskTemplate, *, error_rate: float, random: Random) -> None:
@@ -117,34 +119,48 @@ def scannable_elements(screen: Screen) -> tuple[Element, ...]:
 
 def _carry_out(operation: Operation, phone: SimulatedPhone) -> Decision:
     match operation:
-        case TapOn() | TapKey() | Hold():
-            return _touch(operation, phone)
-        case SwipeUp():
-            return Decision(scanned=(), action=_swipe_list(True, phone.scale))
-        case PullShade():
-            return Decision(scanned=(), action=_drag(WIDTH // 2, 6, WIDTH // 2, 200, phone.scale))
-        case SlideTo(label=label, share=share):
-            return _slide(label, share, phone)
-        case TypeIn(text=text):
-            return Decision(scanned=(), action=TypeText(text=text))
-        case PushButton(button=button):
-            return Decision(scanned=(), action=PressButton(button=button))
-        case TurnPage(by=by):
-            return Decision(scanned=(), action=_swipe_page(by, phone.scale))
-        case Tell(query=query):
-            return Decision(scanned=(), action=Finish(success_claimed=True, answer=read_query(phone.state, query)))
-
-
-def _touch(operation: TapOn | TapKey | Hold, phone: SimulatedPhone) -> Decision:
-    match operation:
         case TapOn(label=label):
             return _seek(label, phone)
+        case Hold(label=label) if label:
+            decision = _seek(label, phone)
+            if not isinstance(decision.action, Click):
+                return decision
+            return Decision(scanned=decision.scanned, action=LongPress(x=decision.action.x, y=decision.action.y))
+        case SlideTo(label=label, share=share):
+            elements = scannable_elements(build_screen(phone.state))
+            slider = next(element for element in elements if element.label == label)
+            width, y = SLIDER_RIGHT - SLIDER_LEFT, slider.rect.centre[1]
+            from_x, to_x = round(SLIDER_LEFT + slider.level * width), round(SLIDER_LEFT + share * width)
+            return Decision(scanned=_labels_up_to(elements, slider), action=_drag(from_x, y, to_x, y, phone.scale))
+        case _:
+            return Decision(scanned=(), action=_act(operation, phone))
+
+
+def _act(
+    operation: TapKey | Hold | SwipeUp | PullShade | TypeIn | PushButton | TurnPage | Tell, phone: SimulatedPhone
+) -> Action | Finish:
+    """What to do without looking for an element first."""
+    scale, middle = phone.scale, WIDTH // 2
+    match operation:
         case TapKey(label=label):
             screen = build_screen(phone.state)
             keys = (item for item in (*screen.content, *screen.fixed) if item.kind == "key" and item.label == label)
-            return Decision(scanned=(), action=_tap(next(keys), phone.scale))
-        case Hold(label=label):
-            return _hold(label, phone)
+            return _tap(next(keys), scale)
+        case Hold():
+            x, y = _FREE_PLACE
+            return LongPress(x=x * scale, y=y * scale)
+        case SwipeUp():
+            return _drag(middle, 260, middle, 80, scale)
+        case PullShade():
+            return _drag(middle, 6, middle, 200, scale)
+        case TypeIn(text=text):
+            return TypeText(text=text)
+        case PushButton(button=button):
+            return PressButton(button=button)
+        case TurnPage(by=by):
+            return _swipe_page(by, scale)
+        case Tell(query=query):
+            return Finish(success_claimed=True, answer=read_query(phone.state, query))
 
 
 def _seek(label: str, phone: SimulatedPhone) -> Decision:
@@ -159,26 +175,9 @@ def _seek(label: str, phone: SimulatedPhone) -> Decision:
     hidden = next((element for element in screen.content if element.label == label), None)
     if hidden is None:
         return Decision(scanned=scanned, action=Finish(success_claimed=False))
-    return Decision(scanned=scanned, action=_swipe_list(hidden.rect.y > screen.viewport.y, phone.scale))
-
-
-def _hold(label: str, phone: SimulatedPhone) -> Decision:
-    if not label:
-        x, y = _FREE_PLACE
-        return Decision(scanned=(), action=LongPress(x=x * phone.scale, y=y * phone.scale))
-    decision = _seek(label, phone)
-    if not isinstance(decision.action, Click):
-        return decision
-    return Decision(scanned=decision.scanned, action=LongPress(x=decision.action.x, y=decision.action.y))
-
-
-def _slide(label: str, share: float, phone: SimulatedPhone) -> Decision:
-    elements = scannable_elements(build_screen(phone.state))
-    slider = next(element for element in elements if element.label == label)
-    width = SLIDER_RIGHT - SLIDER_LEFT
-    from_x, to_x = round(SLIDER_LEFT + slider.level * width), round(SLIDER_LEFT + share * width)
-    drag = _drag(from_x, slider.rect.centre[1], to_x, slider.rect.centre[1], phone.scale)
-    return Decision(scanned=_labels_up_to(elements, slider), action=drag)
+    middle = WIDTH // 2
+    from_y, to_y = (260, 80) if hidden.rect.y > screen.viewport.y else (80, 260)
+    return Decision(scanned=scanned, action=_drag(middle, from_y, middle, to_y, phone.scale))
 
 
 def _labels_up_to(elements: tuple[Element, ...], target: Element) -> tuple[str, ...]:
@@ -186,18 +185,17 @@ def _labels_up_to(elements: tuple[Element, ...], target: Element) -> tuple[str, 
 
 
 def _tap(element: Element, scale: int) -> Click:
-    x, y = element.rect.centre
+    """Tap near the centre, on a coarse grid if it has a point there: a place that a small model can learn exactly."""
+    rect, (x, y) = element.rect, element.rect.centre
+    grid_x, grid_y = (round(place / _TAP_GRID) * _TAP_GRID for place in (x, y))
+    x = grid_x if rect.x < grid_x < rect.x + rect.width - 1 else x
+    y = grid_y if rect.y < grid_y < rect.y + rect.height - 1 else y
     return Click(x=x * scale, y=y * scale)
 
 
 def _swipe_page(by: int, scale: int) -> Drag:
     near, far = WIDTH // 5, 4 * WIDTH // 5
     return _drag(far, 170, near, 170, scale) if by > 0 else _drag(near, 170, far, 170, scale)
-
-
-def _swipe_list(is_target_below: bool, scale: int) -> Drag:
-    x = WIDTH // 2
-    return _drag(x, 260, x, 80, scale) if is_target_below else _drag(x, 80, x, 260, scale)
 
 
 def _drag(x: int, y: int, to_x: int, to_y: int, scale: int) -> Drag:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Self
 
 from cua_rl.devices.device import Device, DeviceAbilities
@@ -34,9 +33,7 @@ class SimulatedPhones:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    async def __aexit__(self, *error: object) -> None: ...
 
 
 def make_simulated_phone(task: Task | DeviceRequest, *, scale: int = 1, latency_s: float = 0.0) -> SimulatedPhone:

@@ -155,7 +155,7 @@ GRADED_EVAL: tuple[TaskTemplate, ...] = (
     graded.in_open_app("eval_99_search_in_open_chrome", "chrome", content.search_web("", _EVALUATION)),
     graded.in_open_app("eval_100_start_timer_in_open_clock", "clock", apps.start_timer("", _EVALUATION)),
 )
-"""Both fill the pairs of category and difficulty of which there would be few."""
+"""Both add tasks to combinations of category and difficulty that would otherwise have few."""
 
 _TRAINING_NETWORKS, _EVAL_NETWORKS = NETWORKS[:9], NETWORKS[9:]
 _TRAINING_LANGUAGES, _EVAL_LANGUAGES = tuple(LANGUAGES)[1:8], tuple(LANGUAGES)[8:]
@@ -172,8 +172,8 @@ SYSTEM_TRAINING: tuple[TaskTemplate, ...] = (
         "train_13_open_bluetooth_settings", "Open the Bluetooth settings.", "bluetooth", "bluetooth_page"
     ),
     system.open_quick_settings("train_28_open_quick_settings"),
-    system.toggle_quick_tile("train_29_toggle_wifi_quick_settings", Toggle.WIFI),
-    system.toggle_quick_tile("train_30_toggle_bluetooth_quick_settings", Toggle.BLUETOOTH),
+    system.switch_quick_tile("train_29_toggle_wifi_quick_settings", Toggle.WIFI),
+    system.switch_quick_tile("train_30_toggle_bluetooth_quick_settings", Toggle.BLUETOOTH),
     system.switch_quick_tile("train_31_enable_dnd_quick_settings", Toggle.DO_NOT_DISTURB, turn_on=True),
     system.switch_quick_tile("train_32_disable_dnd_quick_settings", Toggle.DO_NOT_DISTURB, turn_on=False),
     system.open_notifications("train_33_open_notifications"),
@@ -285,41 +285,21 @@ BASIC: tuple[TaskTemplate, ...] = (
     *(basic.toggle_setting(ids[0], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()),
     *(basic.open_app(f"eval_{i}_{name[3:]}", app) for i, (app, name) in enumerate(_OPEN_APP_IDS.items(), start=21)),
     *(basic.toggle_setting(ids[1], toggle, turn_on=on) for (toggle, on), ids in _TOGGLE_IDS.items()),
-    basic.set_slider(
-        "train_03_max_brightness",
-        "Set the brightness to maximum.",
-        "display",
-        "Brightness",
-        query="brightness_level",
-        value=MAX_BRIGHTNESS,
-        share=1.0,
+    *(
+        basic.set_slider(
+            task_id, instruction, "display", "Brightness", query="brightness_level", value=value, share=share
+        )
+        for task_id, instruction, value, share in (
+            ("train_03_max_brightness", "Set the brightness to maximum.", MAX_BRIGHTNESS, 1.0),
+            ("train_11_min_brightness", "Set the brightness to minimum.", MIN_BRIGHTNESS, 0.0),
+        )
     ),
-    basic.set_slider(
-        "train_11_min_brightness",
-        "Set the brightness to minimum.",
-        "display",
-        "Brightness",
-        query="brightness_level",
-        value=MIN_BRIGHTNESS,
-        share=0.0,
-    ),
-    basic.set_slider(
-        "train_16_max_media_volume",
-        "Set the media volume to maximum.",
-        "sound",
-        "Volume",
-        query="media_volume",
-        value=MAX_VOLUME,
-        share=1.0,
-    ),
-    basic.set_slider(
-        "train_17_mute_media_volume",
-        "Mute the media volume.",
-        "sound",
-        "Volume",
-        query="media_volume",
-        value=0,
-        share=0.0,
+    *(
+        basic.set_slider(task_id, instruction, "sound", "Volume", query="media_volume", value=value, share=share)
+        for task_id, instruction, value, share in (
+            ("train_16_max_media_volume", "Set the media volume to maximum.", MAX_VOLUME, 1.0),
+            ("train_17_mute_media_volume", "Mute the media volume.", 0, 0.0),
+        )
     ),
     basic.check_battery("train_06_check_battery"),
     basic.go_home("train_07_go_home"),

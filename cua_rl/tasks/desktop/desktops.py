@@ -7,7 +7,6 @@ import tempfile
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from cua_rl.devices.desktop.device import DESKTOP_ABILITIES, LinuxDesktop
@@ -27,15 +26,13 @@ class LinuxDesktops:
     program that desktops need is missing.
     """
 
+    abilities: DeviceAbilities = DESKTOP_ABILITIES
+
     def __init__(self, *, width_px: int = 1024, height_px: int = 768) -> None:
         require_programs()
         self._size_px = (width_px, height_px)
         self._folder = Path(tempfile.gettempdir()) / _FOLDER.format(pid=os.getpid())
         self._numbers = count(1)
-
-    @property
-    def abilities(self) -> DeviceAbilities:
-        return DESKTOP_ABILITIES
 
     async def make(self, request: DeviceRequest) -> Device:
         """A fresh desktop without windows; the task's set-up fills it."""
@@ -62,9 +59,7 @@ class LinuxDesktops:
         await asyncio.to_thread(remove_left_folders)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 

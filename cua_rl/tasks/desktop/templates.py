@@ -5,15 +5,14 @@ Names and texts are drawn from the seed; evaluation draws from words that traini
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 
 from cua_rl.actions import Action, PressKey, TypeText, Wait
 from cua_rl.devices.desktop.device import LinuxDesktop
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
+from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 FIRST_EVAL_SEED = 1_000_000
 _TRAIN_WORDS = (
@@ -63,29 +62,20 @@ class DesktopTemplate(Template):
     def make_task(self, seed: int) -> Task:
         """The task of a seed."""
         instance = self.instance(seed)
-        return self.build_task(
-            seed,
-            instance.instruction,
-            prepare=partial(_prepare, instance.start),
-            validate=partial(_validate, instance),
-        )
 
+        async def prepare(device: Device) -> None:
+            desktop = _desktop(device)
+            for name, text in instance.start.files:
+                await desktop.write_file(name, text)
+            await desktop.run_program(instance.start.program, window=instance.start.window)
 
-async def _prepare(start: DesktopStart, device: Device) -> None:
-    desktop = _desktop(device)
-    for name, text in start.files:
-        await desktop.write_file(name, text)
-    await desktop.run_program(start.program, window=start.window)
+        async def validate(device: Device, answer: str | None) -> Validation:
+            query, expected = instance.query, instance.expected
+            actual = (answer or "") if query == "answer" else await _desktop(device).query(query)
+            success = actual.strip() == expected.strip()
+            return Validation(query=query, expected=expected, actual=actual, success=success)
 
-
-async def _validate(instance: DesktopInstance, device: Device, answer: str | None) -> Validation:
-    actual = (answer or "") if instance.query == "answer" else await _desktop(device).query(instance.query)
-    return Validation(
-        query=instance.query,
-        expected=instance.expected,
-        actual=actual,
-        success=actual.strip() == instance.expected.strip(),
-    )
+        return self.build_task(seed, instance.instruction, prepare=prepare, validate=validate)
 
 
 def _desktop(device: Device) -> LinuxDesktop:

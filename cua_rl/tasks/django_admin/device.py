@@ -5,7 +5,6 @@ import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from cua_rl.devices.browser.backend import BrowserPages
@@ -13,7 +12,7 @@ from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError
-from cua_rl.tasks.django_admin.server import AdminSite, LentSite, make_empty_database, start_site
+from cua_rl.tasks.django_admin.server import AdminSite, make_empty_database, start_site
 from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER
 
 _NOWHERE = "http://127.0.0.1:0/"
@@ -40,21 +39,18 @@ class AdminPages(BrowserPages):
     async def make(self, request: DeviceRequest) -> Device:
         """A page whose site `task.prepare` resets."""
         site = self._idle_sites.pop() if self._idle_sites else await self._start_site()
-        lent = LentSite(site, self._idle_sites)
         try:
-            return await self.lend(request.task_id, site=lent)
+            return await self.lend(request.task_id, site=site)
         except BaseException:
-            await lent.release()
+            await site.release()
             raise
 
     async def __aenter__(self) -> Self:
         self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_admin_site_"))
         return await super().__aenter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await super().__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
         await asyncio.gather(*(site.stop() for site in self._sites))
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
@@ -64,6 +60,6 @@ class AdminPages(BrowserPages):
         assert self._folder is not None, "the pages were never entered"
         if self._empty_database is None or (self._empty_database.done() and self._empty_database.exception()):
             self._empty_database = asyncio.create_task(make_empty_database(self._folder))
-        site = await start_site(await asyncio.shield(self._empty_database))
+        site = await start_site(await asyncio.shield(self._empty_database), self._idle_sites)
         self._sites.append(site)
         return site

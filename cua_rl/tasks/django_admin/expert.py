@@ -10,7 +10,7 @@ from cua_rl.actions import Action, Click, PressKey, Scroll, TypeText
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
-from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES, AdminInstance, Fill, Follow, Press, Step, Tick
+from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES, AdminInstance, Fill, Step, Tick
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
 
@@ -28,7 +28,6 @@ _READ = """
   };
 }
 """
-_CLICKABLE = "a, input:not([type=hidden]), button, select"
 _MARGIN_PX = 40
 
 
@@ -58,7 +57,7 @@ class AdminExperts:
 
 
 class _AdminExpert:
-    """With `error_rate`, in each turn, clicks somewhere at random; then it gives up."""
+    """Clicks at random with probability `error_rate` per turn, and gives up after such a mistake."""
 
     def __init__(self, instance: AdminInstance, page: BrowserPage, error_rate: float, random: Random) -> None:
         self._instance = instance
@@ -73,7 +72,9 @@ class _AdminExpert:
             return Decision(scanned=(), action=Finish(success_claimed=is_done))
         if self._random.random() < self._error_rate:
             self._has_strayed = True
-            return Decision(scanned=(), action=self._random_click())
+            seen, scale = self._page.settings.seen, self._page.settings.scale
+            x, y = (int(self._random.random() * side * scale) for side in (seen.width, seen.height))
+            return Decision(scanned=(), action=Click(x=x, y=y))
         path = urlsplit(self._page.url).path
         for step in self._instance.route:
             if re.fullmatch(step.path, path):
@@ -88,42 +89,21 @@ class _AdminExpert:
         if element is None:
             return None
         match step:
-            case Fill(text=text):
-                return self._fill(element, text)
+            case Fill(text=text) if element.value == text:
+                return None
+            case Fill() if element.is_focused and element.value and not element.is_selected:
+                return PressKey(keys=("ctrl", "a"))
+            case Fill(text=text) if element.is_focused:
+                return TypeText(text=text)
             case Tick(is_on=is_on) if element.is_on == is_on:
                 return None
-            case Tick() | Follow() | Press():
-                return self._reach(element) or self._click(element)
-
-    def _fill(self, element: _Element, text: str) -> Action | None:
-        if element.value == text:
-            return None
-        if not element.is_focused:
-            return self._reach(element) or self._click(element)
-        if element.value and not element.is_selected:
-            return PressKey(keys=("ctrl", "a"))
-        return TypeText(text=text)
-
-    def _reach(self, element: _Element) -> Scroll | None:
-        """Scroll, if the element is not well on the screen."""
-        settings = self._page.settings
-        height = settings.seen.height
-        if _MARGIN_PX <= element.y <= height - _MARGIN_PX:
-            return None
-        far = element.y - height / 2
-        if element.y < _MARGIN_PX and element.y >= 0:
-            return None  # at the top of the page
-        x, y = settings.seen.width * settings.scale / 2, height * settings.scale / 2
-        return Scroll(x=round(x), y=round(y), down_px=round(far * settings.scale))
-
-    def _click(self, element: _Element) -> Click:
-        scale = self._page.settings.scale
-        return Click(x=round(element.x * scale), y=round(element.y * scale))
-
-    def _random_click(self) -> Click:
-        seen, scale = self._page.settings.seen, self._page.settings.scale
-        x, y = (self._random.random() * side * scale for side in (seen.width, seen.height))
-        return Click(x=int(x), y=int(y))
+            case _:
+                settings = self._page.settings
+                width, height, scale = settings.seen.width, settings.seen.height, settings.scale
+        if 0 <= element.y <= height - _MARGIN_PX:  # the top margin is no reason to scroll: the page may end there
+            return Click(x=round(element.x * scale), y=round(element.y * scale))
+        x, y, down_px = width * scale / 2, height * scale / 2, (element.y - height / 2) * scale
+        return Scroll(x=round(x), y=round(y), down_px=round(down_px))
 
     async def _find(self, selector: str) -> _Element | None:
         plain, _, said = selector.partition(":text(")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from cua_rl.errors import DeviceError, TaskError, boundary
 from cua_rl.processes import OwnedProcess
-from cua_rl.tasks.django_admin.site_names import DATABASE, PORT
-from cua_rl.tasks.django_admin.state import SiteState, read_state, write_state
+from cua_rl.tasks.django_admin.state import DATABASE, PORT, SiteState, read_state, write_state
 
 _START_TIMEOUT_S = 120.0
 _POLL_S = 0.02
@@ -26,23 +25,21 @@ async def make_empty_database(folder: Path) -> Path:
     return folder / DATABASE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdminSite:
-    """A running site."""
+    """A running site, which belongs to a page while that is in use."""
 
     process: OwnedProcess
     folder: Path
     empty_database: Path
     port: int
+    idle: "list[AdminSite]"
+    """Where it waits for the next page."""
 
     @property
     def url(self) -> str:
         """Beginning of all its addresses."""
         return f"http://127.0.0.1:{self.port}/"
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.is_running
 
     async def reset(self, state: SiteState) -> None:
         """Put its database back, holding this state and nothing else."""
@@ -56,62 +53,38 @@ class AdminSite:
         with boundary(TaskError, "read the site's database"):
             return (await asyncio.to_thread(read_state, self.folder / DATABASE)).as_json()
 
+    async def release(self) -> None:
+        """Leave it to the next page, if it still runs."""
+        if self.process.is_running:
+            self.idle.append(self)
+        else:
+            await self.stop()
+
     async def stop(self) -> None:
         """End it and delete its folder."""
         await self.process.stop()
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
 
-class LentSite:
-    """A site while a page uses it."""
-
-    def __init__(self, site: AdminSite, idle: list[AdminSite]) -> None:
-        self._site = site
-        self._idle = idle
-
-    @property
-    def url(self) -> str:
-        return self._site.url
-
-    async def reset(self, state: SiteState) -> None:
-        """Put the database back, holding this state."""
-        await self._site.reset(state)
-
-    async def answer(self, name: str) -> str:
-        """What the page cannot tell."""
-        return await self._site.answer(name)
-
-    async def release(self) -> None:
-        """Leave it to the next page, if it still runs."""
-        if self._site.is_running:
-            self._idle.append(self._site)
-        else:
-            await self._site.stop()
-
-
-async def start_site(empty_database: Path) -> AdminSite:
-    """Start a site beside the empty database; raises `DeviceError`."""
+async def start_site(empty_database: Path, idle: list[AdminSite]) -> AdminSite:
+    """Start a site beside the empty database; released, it joins the `idle` ones. Raises `DeviceError`."""
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=empty_database.parent))
     await asyncio.to_thread(shutil.copyfile, empty_database, folder / DATABASE)
     process = _site_process(folder, "serve")
     await process.start()
     try:
         async with asyncio.timeout(_START_TIMEOUT_S):
-            port = await _wait_for_port(process, folder / PORT)
+            while not await asyncio.to_thread((folder / PORT).is_file):
+                if not process.is_running:
+                    raise DeviceError(f"expected the admin site to start, it ended:\n{process.log_tail(10)}")
+                await asyncio.sleep(_POLL_S)
+            port = int(await asyncio.to_thread((folder / PORT).read_text, encoding="utf-8"))
     except BaseException as error:
         await process.stop()
         if isinstance(error, TimeoutError):
             raise DeviceError(f"expected the admin site to start within {_START_TIMEOUT_S:g} s, it did not") from None
         raise
-    return AdminSite(process=process, folder=folder, empty_database=empty_database, port=port)
-
-
-async def _wait_for_port(process: OwnedProcess, path: Path) -> int:
-    while not await asyncio.to_thread(path.is_file):
-        if not process.is_running:
-            raise DeviceError(f"expected the admin site to start, it ended:\n{process.log_tail(10)}")
-        await asyncio.sleep(_POLL_S)
-    return int(await asyncio.to_thread(path.read_text, encoding="utf-8"))
+    return AdminSite(process=process, folder=folder, empty_database=empty_database, port=port, idle=idle)
 
 
 def _site_process(folder: Path, order: str) -> OwnedProcess:

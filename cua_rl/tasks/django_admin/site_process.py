@@ -18,7 +18,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponseRedirect
 from django.urls import URLPattern, URLResolver, path
 
-from cua_rl.tasks.django_admin.site_names import ADMINISTRATOR, DATABASE, PORT
+from cua_rl.tasks.django_admin.state import ADMINISTRATOR, DATABASE, PORT
 
 _APPS = ("admin", "auth", "contenttypes", "sessions", "messages", "staticfiles")
 _MIDDLEWARE = (
@@ -37,12 +37,26 @@ urlpatterns: list[URLPattern | URLResolver] = []
 
 
 def main(folder: Path, order: str) -> None:
-    """Do what was ordered."""
+    """Make the database, or serve the site until the process is ended."""
     _configure(folder)
+    # these need the settings
+    from django.contrib import admin
+    from django.contrib.auth.models import User
+    from django.contrib.staticfiles.handlers import StaticFilesHandler
+    from django.core.handlers.wsgi import WSGIHandler
+    from django.core.management import call_command
+
     if order == "make":
-        _make_database()
-    else:
-        _serve(folder)
+        call_command("migrate", verbosity=0)
+        User.objects.create_superuser(ADMINISTRATOR)
+        return
+    urlpatterns.extend([path("enter/", _enter), path("admin/", admin.site.urls)])
+    application = cast(WSGIApplication, StaticFilesHandler(WSGIHandler()))
+    with make_server("127.0.0.1", 0, application, server_class=_Server, handler_class=_Quiet) as server:
+        new = folder / f"{PORT}.new"
+        new.write_text(str(server.server_port), encoding="utf-8")
+        os.replace(new, folder / PORT)
+        server.serve_forever()
 
 
 def _configure(folder: Path) -> None:
@@ -69,34 +83,12 @@ def _configure(folder: Path) -> None:
     django.setup()
 
 
-def _make_database() -> None:
-    from django.contrib.auth.models import User
-    from django.core.management import call_command
-
-    call_command("migrate", verbosity=0)
-    User.objects.create_superuser(ADMINISTRATOR)
-
-
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
-
-
-def _serve(folder: Path) -> None:
-    from django.contrib import admin
-    from django.contrib.staticfiles.handlers import StaticFilesHandler
-    from django.core.handlers.wsgi import WSGIHandler
-
-    urlpatterns.extend([path("enter/", _enter), path("admin/", admin.site.urls)])
-    application = cast(WSGIApplication, StaticFilesHandler(WSGIHandler()))
-    with make_server("127.0.0.1", 0, application, server_class=_Server, handler_class=_Quiet) as server:
-        new = folder / f"{PORT}.new"
-        new.write_text(str(server.server_port), encoding="utf-8")
-        os.replace(new, folder / PORT)
-        server.serve_forever()
 
 
 def _enter(request: HttpRequest) -> HttpResponseRedirect:

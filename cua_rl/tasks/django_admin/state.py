@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
-from cua_rl.tasks.django_admin.site_names import ADMINISTRATOR
-
+ADMINISTRATOR = "admin"
+DATABASE = "db.sqlite3"
+PORT = "port"
+"""The file in a site's folder into which it writes its port."""
 _FIRST_EVAL_SEED = 1_000_000
 _PEOPLE = {
     "train": (

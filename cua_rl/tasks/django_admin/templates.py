@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 
-from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.page import as_page
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.errors import TaskError
-from cua_rl.tasks.django_admin.server import LentSite
+from cua_rl.judgement import Validation
+from cua_rl.tasks.django_admin.server import AdminSite
 from cua_rl.tasks.django_admin.state import Names, Person, SiteState, draw_names
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 ADMIN_BROWSER = DeviceAbilities(
     name="a browser with a Django admin site",
@@ -97,28 +96,23 @@ class AdminTemplate(Template):
 
     def make_task(self, seed: int) -> Task:
         """The instance of this seed."""
-        instance = self.instance(seed)
-        return self.build_task(
-            seed,
-            instance.instruction,
-            prepare=partial(_prepare, draw_names(seed).state),
-            validate=partial(_validate, instance),
-        )
+        instance, state = self.instance(seed), draw_names(seed).state
 
+        async def prepare(device: Device) -> None:
+            page = as_page(device)
+            if not isinstance(page.site, AdminSite):
+                raise TaskError(f"expected a page of an admin site, got {page.device_id!r}; run it on one")
+            await page.site.reset(state)
+            await page.open_page(f"{page.site.url}enter/")
 
-async def _prepare(state: SiteState, device: Device) -> None:
-    if not isinstance(device, BrowserPage) or not isinstance(device.site, LentSite):
-        raise TaskError(f"expected a page of an admin site, got {device.device_id!r}; leave choosing devices to tasks")
-    await device.site.reset(state)
-    await device.open_page(f"{device.site.url}enter/")
+        async def validate(device: Device, answer: str | None) -> Validation:
+            actual, wanted = await device.query("site_state"), instance.wanted.as_json()
+            if instance.answer is None or actual != wanted:
+                return Validation(query="site_state", expected=wanted, actual=actual, success=actual == wanted)
+            success = answer is not None and instance.answer in answer
+            return Validation(query="answer", expected=instance.answer, actual=answer or "", success=success)
 
-
-async def _validate(instance: AdminInstance, device: Device, answer: str | None) -> Validation:
-    actual, wanted = await device.query("site_state"), instance.wanted.as_json()
-    told = instance.answer is None or (answer is not None and instance.answer in answer)
-    if instance.answer is None or actual != wanted:
-        return Validation(query="site_state", expected=wanted, actual=actual, success=actual == wanted)
-    return Validation(query="answer", expected=instance.answer, actual=answer or "", success=told)
+        return self.build_task(seed, instance.instruction, prepare=prepare, validate=validate)
 
 
 def add_group(names: Names, random: Random) -> AdminInstance:

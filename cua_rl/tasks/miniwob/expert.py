@@ -3,11 +3,11 @@
 from random import Random
 
 from cua_rl.actions import Click, TypeText
-from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.page import BrowserPage, as_page
 from cua_rl.devices.device import Device
 from cua_rl.errors import TaskError
 from cua_rl.tasks.expert import Decision, Expert, Finish
-from cua_rl.tasks.miniwob.pages import as_page, read_result
+from cua_rl.tasks.miniwob.pages import read_result
 from cua_rl.tasks.miniwob.routes import ROUTES, SCANNED_KINDS, ClickOn, PageElement, Write, read_elements
 from cua_rl.tasks.task import Task
 
@@ -27,7 +27,7 @@ class MiniWobExperts:
 
 
 class _PageExpert:
-    """With `error_rate`, in each turn, clicks a random element, up to which it scans; then it gives up."""
+    """Clicks a random element with probability `error_rate` per turn, and gives up after such a mistake."""
 
     def __init__(self, name: str, page: BrowserPage, error_rate: float, random: Random) -> None:
         self._name = name
@@ -42,27 +42,21 @@ class _PageExpert:
             return Decision(scanned=(), action=Finish(success_claimed=result.reward >= 1))
         elements = await read_scanned(self._page, self._name)
         match ROUTES[self._name](result.instruction, elements):
-            case ClickOn(element=element):
-                return self._click(element, elements)
+            case ClickOn(element=right):
+                chosen = right
+                if self._random.random() < self._error_rate:
+                    chosen = self._random.choice(elements)
+                    self._has_strayed = chosen != right
+                x, y = (round(side * self._page.settings.scale) for side in chosen.centre)
+                return Decision(scanned=labels_up_to(self._name, elements, chosen), action=Click(x=x, y=y))
             case Write(text=text):
                 return Decision(scanned=(), action=TypeText(text=text))
             case None:
                 return Decision(scanned=(), action=Finish(success_claimed=False))
 
-    def _click(self, right: PageElement, elements: tuple[PageElement, ...]) -> Decision:
-        chosen = right
-        if self._random.random() < self._error_rate:
-            chosen = self._random.choice(elements)
-            self._has_strayed = chosen != right
-        scale = self._page.settings.scale
-        x, y = chosen.centre
-        return Decision(
-            scanned=labels_up_to(self._name, elements, chosen), action=Click(x=round(x * scale), y=round(y * scale))
-        )
-
 
 async def read_scanned(page: BrowserPage, name: str) -> tuple[PageElement, ...]:
-    """What an expert looks through on a task's page, in reading order: only one kind of thing, where that is asked."""
+    """The elements that an expert scans, in reading order; on some pages only those of one kind."""
     kind = SCANNED_KINDS.get(name)
     return tuple(element for element in await read_elements(page) if kind in (None, element.kind))
 
@@ -79,7 +73,7 @@ def labels_up_to(name: str, elements: tuple[PageElement, ...], target: PageEleme
 
 
 def label_of(name: str, element: PageElement) -> str:
-    """What an expert calls an element: what it is, where the task asks for that, else what it says."""
+    """The expert's name for an element: its kind if the task asks for that, else its text."""
     return element.kind if name == "click-widget" or not element.text else element.text
 
 

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
-from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.page import as_page
 from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.devices.device import Device
-from cua_rl.errors import ConfigError, TaskError
+from cua_rl.errors import ConfigError
 
 WIDTH, HEIGHT = 160, 210
 """The part of a page that belongs to the task, CSS pixels."""
@@ -55,7 +55,7 @@ _RESULT = "() => ({ isOver: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, told
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageResult:
-    """What a page says of its task. `reward` is -1 to 1, before any penalty for time; 0 until it is over."""
+    """The page's own verdict on its task. `reward` is -1 to 1, before any penalty for time; 0 until it is over."""
 
     is_over: bool
     reward: float
@@ -106,10 +106,3 @@ async def read_result(device: Device) -> PageResult:
         reward=float(reward) if isinstance(reward, int | float) else 0.0,
         instruction=str(result["told"]),
     )
-
-
-def as_page(device: Device) -> BrowserPage:
-    """The device as what it must be; raises `TaskError`."""
-    if not isinstance(device, BrowserPage):
-        raise TaskError(f"expected a page of a browser, got {device.device_id!r}; run MiniWoB++ tasks on browser pages")
-    return device

@@ -1,4 +1,4 @@
-"""What a MiniWoB++ page shows and what is to be done next on it: what scripted experts go by."""
+"""Visible elements of MiniWoB++ pages, and the next step on each page for scripted experts."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -64,16 +64,17 @@ class PageElement:
 async def read_elements(page: BrowserPage) -> tuple[PageElement, ...]:
     """Everything visible, in reading order."""
     found = cast("Sequence[dict[str, object]]", await page.evaluate(_READ, {"width": WIDTH, "height": HEIGHT}))
-    return tuple(_element(fields) for fields in found)
-
-
-def _element(fields: dict[str, object]) -> PageElement:
-    x, y, width, height = (float(cast(float, fields[name])) for name in ("x", "y", "width", "height"))
-    kind, name, text, value = (str(fields[key]) for key in ("kind", "id", "text", "value"))
-    is_focused = fields["isFocused"] is True
-    return PageElement(
-        kind=kind, id=name, text=text, value=value, is_focused=is_focused, x=x, y=y, width=width, height=height
-    )
+    elements: list[PageElement] = []
+    for fields in found:
+        x, y, width, height = (float(cast(float, fields[name])) for name in ("x", "y", "width", "height"))
+        kind, name, text, value = (str(fields[key]) for key in ("kind", "id", "text", "value"))
+        is_focused = fields["isFocused"] is True
+        elements.append(
+            PageElement(
+                kind=kind, id=name, text=text, value=value, is_focused=is_focused, x=x, y=y, width=width, height=height
+            )
+        )
+    return tuple(elements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +136,8 @@ def _fill(*patterns: str) -> Route:
         fields = [element for element in elements if element.kind in ("text", "password")]
         for field, text in zip(fields, texts, strict=False):
             if field.value != text:
-                return (
-                    Write(text=text)
-                    if any(other.is_focused and other.id == field.id for other in elements)
-                    else _click(field)
-                )
+                is_focused = any(other.is_focused and other.id == field.id for other in elements)
+                return Write(text=text) if is_focused else _click(field)
         return _click(_button(elements))
 
     return route

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.judgement import Validation
 from cua_rl.tasks.miniwob.pages import begin, html_folder, read_result
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
-from cua_rl.types import Validation
 
 DEVELOPMENT = (
     "click-button", "click-checkboxes", "click-checkboxes-soft", "click-collapsible-2-nodelay", "click-color",
@@ -95,12 +95,23 @@ class MiniWobTemplate(Template):
 
     def make_task(self, seed: int) -> Task:
         """The instance of this seed. Its instruction stands on the page and is read off it."""
+
+        async def read_instruction(device: Device) -> str:
+            return (await read_result(device)).instruction
+
+        async def validate(device: Device, answer: str | None) -> Validation:
+            # only full reward counts: some pages pay a little for almost anything
+            result = await read_result(device)
+            state = f"reward {result.reward:g}" if result.is_over else "not over"
+            success = result.is_over and result.reward >= 1
+            return Validation(query="miniwob", expected="reward 1", actual=state, success=success)
+
         return self.build_task(
             seed,
             f"Do what the page asks for ({self.name}).",
             prepare=partial(begin, name=self.name, seed=seed, reload=self.name in NEEDS_RELOAD),
-            read_instruction=_read_instruction,
-            validate=_validate,
+            read_instruction=read_instruction,
+            validate=validate,
         )
 
 
@@ -125,14 +136,3 @@ def all_templates() -> tuple[MiniWobTemplate, ...]:
 def development_templates() -> tuple[MiniWobTemplate, ...]:
     """The tasks for training and tuning."""
     return tuple(template for template in all_templates() if template.name in DEVELOPMENT)
-
-
-async def _read_instruction(device: Device) -> str:
-    return (await read_result(device)).instruction
-
-
-async def _validate(device: Device, answer: str | None) -> Validation:
-    """Only full reward counts: some pages pay a little for almost anything."""
-    result = await read_result(device)
-    state = f"reward {result.reward:g}" if result.is_over else "not over"
-    return Validation(query="miniwob", expected="reward 1", actual=state, success=result.is_over and result.reward >= 1)

@@ -8,7 +8,7 @@ _COLORS = (
 )  # fmt: skip
 _WIDGETS = ("radio", "checkbox", "text", "textarea", "button")
 LABELS = (*_COLORS, *_WIDGETS, "x", "OK", "Cancel")
-"""Everything that is to be clicked on their pages."""
+"""Labels of all click targets on their pages."""
 
 INSTRUCTION_PIECES = (
     "Click", " on", " a", " the", " widget", " colored", " box", " in", " dialog", " labeled", ".", "List", " what",

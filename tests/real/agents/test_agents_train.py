@@ -10,7 +10,7 @@ from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
 from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
-from cua_rl.sampling.gateway_app import serve_app
+from cua_rl.http_server import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.tasks.gym_executions import GYM, GymExecutions

@@ -18,22 +18,10 @@ from cua_rl.events import (
     TrainingStarted,
     TurnTaken,
 )
-from cua_rl.judgement import Judgement, JudgeVote
+from cua_rl.judgement import Judgement, JudgeVote, Validation
+from cua_rl.model_input import Chunk, EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.tasks.task import Task
-from cua_rl.types import (
-    AgentTurn,
-    Chunk,
-    EncodedTextChunk,
-    ImageChunk,
-    ModelInput,
-    ModelTurn,
-    Reward,
-    Rollout,
-    RolloutGroup,
-    StopReason,
-    Turn,
-    Validation,
-)
+from cua_rl.types import AgentTurn, ModelTurn, Reward, Rollout, RolloutGroup, StopReason, Turn
 
 IMAGE_TOKEN = 151655
 ACTIONS: tuple[Action | None, ...] = (

@@ -116,6 +116,6 @@ def model_server(processes: list[psutil.Process]) -> psutil.Process | None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             words = process.cmdline()
-            if "vllm.entrypoints.openai.api_server" in words and not any("process_guard" in word for word in words):
+            if "cua_rl.vllm_cpu_server" in words and not any("process_guard" in word for word in words):
                 return process
     return None

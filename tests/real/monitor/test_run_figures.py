@@ -14,8 +14,9 @@ from cua_rl.events import (
     SourceStarted,
     StepTrained,
 )
+from cua_rl.judgement import Validation
 from cua_rl.tasks.task import Task
-from cua_rl.types import Reward, Rollout, RolloutGroup, StopReason, Validation
+from cua_rl.types import Reward, Rollout, RolloutGroup, StopReason
 from tests.fakes import make_task
 from tests.real.database.recorded import IMAGE_TOKEN, make_group, start
 from tests.real.monitor.conftest import Monitor

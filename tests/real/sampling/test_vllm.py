@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 
 from cua_rl.errors import AdapterError, ConfigError
+from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.run.preflight import require_model_server
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
-from cua_rl.types import AdapterRef, SamplingParams
 from tests.real.sampling.tiny_model import adapter_logprobs, build_adapter, rename_adapter_keys
 from tests.renderers.generated import encode_image, make_image
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
+from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import head, wire
 from cua_rl.training.trainer import Trainer
-from cua_rl.types import Datum, EncodedTextChunk, ImageChunk, ModelInput, Rollout
+from cua_rl.types import Datum, Rollout
 from tests.builders import model_turn, rollout
 from tests.real.training.tiny_qwen3_vl import (
     IMAGE_PAD,

@@ -13,18 +13,8 @@ from cua_rl.errors import ConfigError
 from cua_rl.metrics import check_names
 from cua_rl.training.batching import turn_ids
 from cua_rl.training.loss_checks import check_loss_config
-from cua_rl.training.losses import (
-    KL_WEIGHT_CAP,
-    LossTokens,
-    TokenLoss,
-    cispo,
-    gspo,
-    importance_sampling,
-    kl_to_reference,
-    ppo,
-    token_losses,
-    turn_means,
-)
+from cua_rl.training.loss_terms import KL_WEIGHT_CAP, kl_to_reference, turn_means
+from cua_rl.training.losses import LossTokens, TokenLoss, cispo, gspo, importance_sampling, ppo, token_losses
 from cua_rl.training.metrics import effective_share, loss_metrics, ratio_metrics
 from tests.rounding import rounding_bound
 

@@ -4,14 +4,7 @@ from dataclasses import dataclass
 
 from cua_rl.devices.simulator.apps.files import DOWNLOADS, add_file, exists
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import (
-    CONTENT_TOP,
-    Column,
-    place,
-    row,
-    text_field,
-    wide_button,
-)
+from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, place, row, text_field, wide_button
 from cua_rl.devices.simulator.elements import Do, Push
 from cua_rl.devices.simulator.navigation import show
 from cua_rl.devices.simulator.state import PhoneState
@@ -123,7 +116,7 @@ def _add_link(column: Column, page: WebPage, kind: str, *, detail: str = "") -> 
 
 
 def build_chrome_page(state: PhoneState, column: Column, subscreen: str) -> str:
-    """The page at an address, or what a search found."""
+    """The page at an address, or the results of a search."""
     shown = subscreen.removeprefix(SEARCH)
     column.add(text_field(state, "address", shown, (10, CONTENT_TOP + 2, WIDTH - 20, 26)))
     if subscreen.startswith(SEARCH):
@@ -137,10 +130,6 @@ def build_chrome_page(state: PhoneState, column: Column, subscreen: str) -> str:
         column.add_heading("This site cannot be reached")
         column.add_text("Check the address, or search")
         return "Not found"
-    return _page(state, column, page)
-
-
-def _page(state: PhoneState, column: Column, page: WebPage) -> str:
     column.y += 6
     banner = (12, column.y, WIDTH - 24, 54)
     column.add(place("banner", "Banner", "art", banner, glyph="banner", text=page.title))

@@ -3,11 +3,7 @@
 import re
 
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import (
-    Column,
-    add_keypad,
-    place,
-)
+from cua_rl.devices.simulator.controls import Column, add_keypad, place
 from cua_rl.devices.simulator.state import PhoneState
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -28,18 +24,10 @@ def evaluate(text: str) -> str:
         return "Error"
     total = 0.0
     for sign, product in re.findall(r"([-+]?)([^-+]+)", text):
-        value = _product(product)
-        if value is None:
-            return "Error"
-        total += -value if sign == "-" else value
+        first, *factors = (float(number) for number in _NUMBER.findall(product))
+        for operator, factor in zip(re.findall(r"[*/]", product), factors, strict=True):
+            if operator == "/" and factor == 0:
+                return "Error"
+            first = first * factor if operator == "*" else first / factor
+        total += -first if sign == "-" else first
     return f"{total:.10g}"
-
-
-def _product(text: str) -> float | None:
-    first, *rest = _NUMBER.findall(text)
-    value = float(first)
-    for operator, number in zip((char for char in text if char in "*/"), rest, strict=True):
-        if operator == "/" and float(number) == 0:
-            return None
-        value = value * float(number) if operator == "*" else value / float(number)
-    return value

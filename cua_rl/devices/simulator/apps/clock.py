@@ -3,16 +3,8 @@
 from dataclasses import replace
 
 from cua_rl.devices.simulator.catalog import WIDTH
-from cua_rl.devices.simulator.controls import (
-    Column,
-    place,
-    plus_button,
-    row,
-    text_field,
-    title_button,
-    wide_button,
-)
-from cua_rl.devices.simulator.elements import Do, Push, SwitchAlarm
+from cua_rl.devices.simulator.controls import Column, place, plus_button, row, text_field, title_button, wide_button
+from cua_rl.devices.simulator.elements import Do, Operate, Push
 from cua_rl.devices.simulator.navigation import field_value, go_up, show
 from cua_rl.devices.simulator.state import PhoneState
 
@@ -26,7 +18,7 @@ def build_clock(state: PhoneState, column: Column) -> None:
             row(
                 f"alarm:{i}",
                 text=time,
-                effect=SwitchAlarm(alarm=i),
+                effect=Operate(command="switch_alarm", target=str(i)),
                 kind="switch_row",
                 is_on=i in state.alarms_on,
             )
@@ -37,30 +29,24 @@ def build_clock(state: PhoneState, column: Column) -> None:
 
 
 def build_clock_page(state: PhoneState, column: Column, subscreen: str) -> str:
-    """A new alarm, or the timer."""
-    return _new_alarm(state, column) if subscreen == "new" else _timer(state, column)
-
-
-def _new_alarm(state: PhoneState, column: Column) -> str:
-    column.add(
-        text_field(state, "hour", "Hour", (30, 62, 56, 26)),
-        place("colon", "Colon", "text", (86, 62, 20, 26), text=":", ink="large"),
-        text_field(state, "minute", "Minute", (106, 62, 56, 26)),
-    )
-    column.add_text("Hour and minute, 00:00 to 23:59", indent=14)
-    column.pin(title_button("Save", Do(command="save_alarm")))
-    return "New alarm"
-
-
-def _timer(state: PhoneState, column: Column) -> str:
+    """The form for a new alarm, or the timer."""
+    if subscreen == "new":
+        column.add(
+            text_field(state, "hour", "Hour", (30, 62, 56, 26)),
+            place("colon", "Colon", "text", (86, 62, 20, 26), text=":", ink="large"),
+            text_field(state, "minute", "Minute", (106, 62, 56, 26)),
+        )
+        column.add_text("Hour and minute, 00:00 to 23:59", indent=14)
+        column.pin(title_button("Save", Do(command="save_alarm")))
+        return "New alarm"
     if state.apps.timer_s:
         minutes, seconds = divmod(state.apps.timer_s, 60)
         left = place("left", "Left", "text", (0, 70, WIDTH, 56), text=f"{minutes:02d}:{seconds:02d}", ink="huge")
         column.add(left, wide_button("Stop", 150, Do(command="stop_timer")))
-        return "Timer"
-    column.add_heading("Minutes")
-    column.add(text_field(state, "minutes", "Minutes", (12, 66, 80, 26)))
-    column.add(wide_button("Start", 104, Do(command="start_timer")))
+    else:
+        column.add_heading("Minutes")
+        column.add(text_field(state, "minutes", "Minutes", (12, 66, 80, 26)))
+        column.add(wide_button("Start", 104, Do(command="start_timer")))
     return "Timer"
 
 

@@ -11,9 +11,9 @@ from cua_rl.devices.simulator.controls import (
     Column,
     add_field,
     add_keypad,
+    person_row,
     place,
     plus_button,
-    row,
     text_field,
     title_button,
     wide_button,
@@ -42,10 +42,8 @@ def build_phone(state: PhoneState, column: Column) -> None:
 
 def build_phone_page(state: PhoneState, column: Column, subscreen: str) -> str:
     """A call, or the form for a new contact."""
-    return _new_contact(state, column) if subscreen == "new" else _call(state, column)
-
-
-def _call(state: PhoneState, column: Column) -> str:
+    if subscreen == "new":
+        return _new_contact(state, column)
     number = state.calls[-1]
     name = state.apps.name_of(number)
     _add_portrait(column)
@@ -63,42 +61,44 @@ def build_contacts(state: PhoneState, column: Column) -> None:
     for contact in state.apps.contacts:
         _add_contact(column, contact)
     column.y += 46  # so that the last row scrolls clear of the round button
+    search = Push(subscreen="search")
     column.pin(
-        place(
-            "search",
-            "Search",
-            "round_button",
-            (158, 18, 24, 24),
-            effect=Push(subscreen="search"),
-            glyph="search",
-            paper=_TEAL,
-        ),
+        place("search", "Search", "round_button", (158, 18, 24, 24), effect=search, glyph="search", paper=_TEAL),
         plus_button("new"),
     )
 
 
 def _add_contact(column: Column, contact: Contact) -> None:
-    column.stack(
-        row(
-            f"contact:{contact.name}",
-            text=contact.name,
-            detail=contact.number,
-            glyph="person",
-            paper=_TEAL,
-            effect=Push(subscreen=f"person:{contact.name}"),
-        )
-    )
+    name, page = contact.name, f"person:{contact.name}"
+    column.stack(person_row(f"contact:{name}", name, contact.number, page, paper=_TEAL))
 
 
 def build_contacts_page(state: PhoneState, column: Column, subscreen: str) -> str:
-    """A form, a search, or one person."""
-    match subscreen:
-        case "new":
-            return _new_contact(state, column)
-        case "search":
-            return _search(state, column)
-        case _:
-            return _person(state, column)
+    """The form for a new contact, the search, or one person."""
+    if subscreen == "new":
+        return _new_contact(state, column)
+    if subscreen == "search":
+        column.pin(text_field(state, "search", "Name to find", (12, CONTENT_TOP + 2, WIDTH - 24, 26)))
+        column.y += 32
+        found = [contact for contact in state.apps.contacts if state.draft.strip().lower() in contact.name.lower()]
+        for contact in found if state.draft.strip() else ():
+            _add_contact(column, contact)
+        if not found:
+            column.add_text("Nobody has that name")
+        return "Search"
+    name = subject(state)
+    number = state.apps.number_of(name)
+    if number is None:
+        column.add_text("This contact was deleted")
+        return name
+    _add_portrait(column)
+    column.add(
+        place("phone_number", "Number", "text", (10, 146, WIDTH - 20, 24), text=number, ink="large"),
+        wide_button("Call", 182, Do(command="call_contact")),
+        wide_button("Message", 214, Do(command="message_contact")),
+        wide_button("Delete", 246, Do(command="delete_contact")),
+    )
+    return name
 
 
 def _new_contact(state: PhoneState, column: Column) -> str:
@@ -108,33 +108,6 @@ def _new_contact(state: PhoneState, column: Column) -> str:
     add_field(column, state, "number", "Number")
     column.pin(title_button("Save", Do(command="save_contact")))
     return "New contact"
-
-
-def _search(state: PhoneState, column: Column) -> str:
-    column.pin(text_field(state, "search", "Name to find", (12, CONTENT_TOP + 2, WIDTH - 24, 26)))
-    column.y += 32
-    found = [contact for contact in state.apps.contacts if state.draft.strip().lower() in contact.name.lower()]
-    for contact in found if state.draft.strip() else ():
-        _add_contact(column, contact)
-    if not found:
-        column.add_text("Nobody has that name")
-    return "Search"
-
-
-def _person(state: PhoneState, column: Column) -> str:
-    name = subject(state)
-    number = state.apps.number_of(name)
-    if number is None:
-        column.add_text("This contact was deleted")
-        return name
-    _add_portrait(column)
-    column.add(place("phone_number", "Number", "text", (10, 146, WIDTH - 20, 24), text=number, ink="large"))
-    column.add(
-        wide_button("Call", 182, Do(command="call_contact")),
-        wide_button("Message", 214, Do(command="message_contact")),
-        wide_button("Delete", 246, Do(command="delete_contact")),
-    )
-    return name
 
 
 def _add_portrait(column: Column) -> None:

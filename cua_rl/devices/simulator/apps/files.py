@@ -42,9 +42,15 @@ _BROWN = "#8a6a4a"
 
 def list_folder(state: PhoneState, folder: str = "") -> tuple[str, ...]:
     """Paths of what lies directly in a folder ("" is the root): the seed's first, then what was added."""
-    created = tuple(path for path in state.apps.created_files if parent_of(path) == folder)
-    seeded = tuple(path for path in _seeded(state.seed, folder) if path not in state.apps.deleted_files)
-    return tuple(dict.fromkeys((*created, *seeded))) if folder else tuple(dict.fromkeys((*seeded, *created)))
+    counts = dict(content.folders(state.seed))
+    if folder:
+        name = folder.rstrip("/")
+        seeded = [f"{folder}{_KINDS[name].format(i + 1)}" for i in range(counts.get(name, 0))]
+    else:
+        seeded = [f"{name}/" for name in counts]
+    seeded = [path for path in seeded if path not in state.apps.deleted_files]
+    created = [path for path in state.apps.created_files if parent_of(path) == folder]
+    return tuple(dict.fromkeys((*created, *seeded) if folder else (*seeded, *created)))
 
 
 def exists(state: PhoneState, path: str) -> bool:
@@ -92,14 +98,6 @@ def name_of(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _seeded(seed: int, folder: str) -> tuple[str, ...]:
-    counts = dict(content.folders(seed))
-    if not folder:
-        return tuple(f"{name}/" for name in counts)
-    name = folder.rstrip("/")
-    return tuple(f"{folder}{_KINDS[name].format(i + 1)}" for i in range(counts.get(name, 0)))
-
-
 def build_files(state: PhoneState, column: Column) -> None:
     """The folders of the storage."""
     _add_entries(state, column, "")
@@ -107,12 +105,33 @@ def build_files(state: PhoneState, column: Column) -> None:
 
 
 def build_files_page(state: PhoneState, column: Column, subscreen: str) -> str:
-    """A new folder, one file, or the content of a folder."""
+    """The form for a new folder, one file, or the contents of a folder."""
     if subscreen == "new":
-        return _new_folder(state, column)
-    if subscreen.startswith("file:"):
-        return _file(state, column, subscreen.removeprefix("file:"))
-    return _folder(state, column, subscreen)
+        parent = state.subscreens[-2] if len(state.subscreens) > 1 else ""
+        column.add_heading(f"In {name_of(parent) or 'the storage'}")
+        add_field(column, state, "folder", "Name")
+        column.pin(title_button("Create", Do(command="create_folder")))
+        return "New folder"
+    if not subscreen.startswith("file:"):
+        if not list_folder(state, subscreen):
+            column.add_text("This folder is empty")
+        _add_entries(state, column, subscreen)
+        column.pin(plus_button("new"))
+        if parent_of(subscreen):
+            column.pin(title_button("Delete", Do(command="delete_file")))
+        return name_of(subscreen)
+    path = subscreen.removeprefix("file:")
+    if not exists(state, path):
+        column.add_text("This file was deleted")
+        return name_of(path)
+    kind = path.rpartition(".")[2].upper()
+    column.add(
+        place("paper", "Paper", "art", (66, 62, 60, 76), glyph="document", text=kind),
+        place("name", "Name", "text", (10, 144, WIDTH - 20, 22), text=name_of(path), ink="large"),
+        place("size", "Size", "text", (10, 168, WIDTH - 20, 14), text=_size(state, path), ink="centre"),
+        wide_button("Delete", 200, Do(command="delete_file")),
+    )
+    return name_of(parent_of(path))
 
 
 def _add_entries(state: PhoneState, column: Column, folder: str) -> None:
@@ -129,35 +148,6 @@ def _add_entries(state: PhoneState, column: Column, folder: str) -> None:
             )
         )
     column.y += 46  # so that the last row scrolls clear of the round button
-
-
-def _folder(state: PhoneState, column: Column, folder: str) -> str:
-    if not list_folder(state, folder):
-        column.add_text("This folder is empty")
-    _add_entries(state, column, folder)
-    column.pin(plus_button("new"))
-    if parent_of(folder):
-        column.pin(title_button("Delete", Do(command="delete_file")))
-    return name_of(folder)
-
-
-def _new_folder(state: PhoneState, column: Column) -> str:
-    parent = state.subscreens[-2] if len(state.subscreens) > 1 else ""
-    column.add_heading(f"In {name_of(parent) or 'the storage'}")
-    add_field(column, state, "folder", "Name")
-    column.pin(title_button("Create", Do(command="create_folder")))
-    return "New folder"
-
-
-def _file(state: PhoneState, column: Column, path: str) -> str:
-    if not exists(state, path):
-        column.add_text("This file was deleted")
-        return name_of(path)
-    column.add(place("paper", "Paper", "art", (66, 62, 60, 76), glyph="document", text=path.rpartition(".")[2].upper()))
-    name = place("name", "Name", "text", (10, 144, WIDTH - 20, 22), text=name_of(path), ink="large")
-    column.add(name, place("size", "Size", "text", (10, 168, WIDTH - 20, 14), text=_size(state, path), ink="centre"))
-    column.add(wide_button("Delete", 200, Do(command="delete_file")))
-    return name_of(parent_of(path))
 
 
 def _size(state: PhoneState, path: str) -> str:

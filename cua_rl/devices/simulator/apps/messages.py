@@ -7,12 +7,12 @@ from cua_rl.devices.simulator.controls import (
     CONTENT_BOTTOM,
     NAV_TOP,
     Column,
+    person_row,
     place,
     plus_button,
-    row,
     text_field,
 )
-from cua_rl.devices.simulator.elements import Do, Push
+from cua_rl.devices.simulator.elements import Do
 from cua_rl.devices.simulator.keyboard import KEYBOARD_HEIGHT
 from cua_rl.devices.simulator.state import PhoneState, Text, Thread
 
@@ -22,25 +22,18 @@ def build_messages(state: PhoneState, column: Column) -> None:
     for i, thread in enumerate(state.threads):
         last = thread.texts[-1]
         detail = f"You: {last.text}" if last.is_mine else last.text
-        column.stack(
-            row(
-                f"thread:{i}",
-                text=thread.contact,
-                detail=detail,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=str(i)),
-                height=42,
-            )
-        )
+        column.stack(person_row(f"thread:{i}", thread.contact, detail, str(i), height=42))
     column.y += 46  # so that the last row scrolls clear of the round button
     column.pin(plus_button("new"))
 
 
 def build_messages_page(state: PhoneState, column: Column, subscreen: str) -> str:
-    """A conversation, or whom to write to."""
+    """A conversation, or the people to write to."""
     if subscreen == "new":
-        return _recipients(state, column)
+        for person in state.apps.contacts:
+            recipient = f"to:{person.name}"
+            column.stack(person_row(recipient, person.name, person.number, recipient))
+        return "New message"
     contact = conversation_with(state, subscreen)
     texts = next((thread.texts for thread in state.threads if thread.contact == contact), ())
     for i, text in enumerate(texts):
@@ -53,21 +46,6 @@ def build_messages_page(state: PhoneState, column: Column, subscreen: str) -> st
     column.pin(text_field(state, "message", "Message", (8, y, 138, 24)))
     column.pin(place("send", "Send", "button", (150, y + 1, 36, 22), effect=Do(command="send_text"), text="Send"))
     return contact
-
-
-def _recipients(state: PhoneState, column: Column) -> str:
-    for contact in state.apps.contacts:
-        column.stack(
-            row(
-                f"to:{contact.name}",
-                text=contact.name,
-                detail=contact.number,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=f"to:{contact.name}"),
-            )
-        )
-    return "New message"
 
 
 def conversation_with(state: PhoneState, subscreen: str) -> str:

@@ -6,23 +6,13 @@ from cua_rl.devices.simulator import content
 from cua_rl.devices.simulator.apps.browser import build_chrome, build_chrome_page
 from cua_rl.devices.simulator.apps.calculator import build_calculator
 from cua_rl.devices.simulator.apps.clock import build_clock, build_clock_page
-from cua_rl.devices.simulator.apps.contacts import (
-    build_contacts,
-    build_contacts_page,
-    build_phone,
-    build_phone_page,
-)
+from cua_rl.devices.simulator.apps.contacts import build_contacts, build_contacts_page, build_phone, build_phone_page
 from cua_rl.devices.simulator.apps.files import build_files, build_files_page
 from cua_rl.devices.simulator.apps.messages import build_messages, build_messages_page
 from cua_rl.devices.simulator.apps.notes import build_note, build_notes
 from cua_rl.devices.simulator.catalog import WIDTH, find_app
-from cua_rl.devices.simulator.controls import (
-    CONTENT_TOP,
-    Column,
-    place,
-    row,
-)
-from cua_rl.devices.simulator.elements import Do, PlayTrack, Push
+from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, person_row, place, row
+from cua_rl.devices.simulator.elements import Do, Operate, Push
 from cua_rl.devices.simulator.state import PhoneState
 
 
@@ -38,26 +28,15 @@ def build_app(state: PhoneState, app: str) -> tuple[str, Column]:
 def build_mails(state: PhoneState, column: Column) -> None:
     """The mails, newest first."""
     for i, (sender, about) in enumerate(content.mails(state.seed)):
-        column.stack(
-            row(
-                f"mail:{i}",
-                text=sender,
-                detail=about,
-                glyph="person",
-                paper="#7a8494",
-                effect=Push(subscreen=str(i)),
-                height=42,
-            )
-        )
+        column.stack(person_row(f"mail:{i}", sender, about, str(i), height=42))
 
 
 def build_mail(state: PhoneState, column: Column, subscreen: str) -> str:
     """One mail."""
     sender, subject_line = content.mails(state.seed)[int(subscreen)]
     column.add_heading(f"From {sender}")
-    for line in content.mail_lines():
+    for line in (*content.MAIL_LINES, sender):
         column.add_text(line)
-    column.add_text(sender)
     return subject_line
 
 
@@ -73,24 +52,28 @@ def build_camera(state: PhoneState, column: Column) -> None:
 
 def build_gallery(state: PhoneState, column: Column) -> None:
     """Photos, then screenshots."""
-    photos = [(f"photo:{i}", f"Photo {i + 1}", _photo_name(state, f"photo:{i}")) for i in range(state.num_photos)]
-    shots = [
-        (f"screenshot:{i}", f"Screenshot {i + 1}", _photo_name(state, f"screenshot:{i}"))
-        for i in range(len(state.apps.screenshots))
-    ]
-    for i, (name, label, picture) in enumerate(photos + shots):
+    names = [f"photo:{i}" for i in range(state.num_photos)]
+    names += [f"screenshot:{i}" for i in range(len(state.apps.screenshots))]
+    for i, name in enumerate(names):
         rect = (7 + i % 3 * 60, CONTENT_TOP + 4 + i // 3 * 60, 56, 56)
-        column.add(place(name, label, "photo", rect, text=picture, effect=Push(subscreen=name)))
+        effect = Push(subscreen=name)
+        column.add(place(name, _label(name), "photo", rect, text=_photo_name(state, name), effect=effect))
+
+
+def _label(name: str) -> str:
+    """ "photo:0" is called "Photo 1"."""
+    kind, _, index = name.partition(":")
+    return f"{kind.capitalize()} {int(index) + 1}"
 
 
 def build_picture(state: PhoneState, column: Column, subscreen: str) -> str:
     """One photo or screenshot."""
-    kind, _, index = subscreen.partition(":")
-    rect = (6, CONTENT_TOP + 6, WIDTH - 12, 180) if kind == "photo" else (46, CONTENT_TOP + 6, 100, 166)
+    is_photo = subscreen.startswith("photo:")
+    rect = (6, CONTENT_TOP + 6, WIDTH - 12, 180) if is_photo else (46, CONTENT_TOP + 6, 100, 166)
     column.add(place("picture", "Picture", "photo", rect, text=_photo_name(state, subscreen)))
     column.y += 8
-    column.add_text("Taken on this phone" if kind == "photo" else "Saved in Pictures/Screenshots")
-    return f"{kind.capitalize()} {int(index) + 1}"
+    column.add_text("Taken on this phone" if is_photo else "Saved in Pictures/Screenshots")
+    return _label(subscreen)
 
 
 def _photo_name(state: PhoneState, name: str) -> str:
@@ -123,7 +106,7 @@ def build_music(state: PhoneState, column: Column) -> None:
                 detail="Playing" if is_on else artist,
                 glyph="pause" if is_on else "play",
                 paper="#f4721e",
-                effect=PlayTrack(track=i),
+                effect=Operate(command="play_track", target=str(i)),
                 is_on=is_on,
             )
         )

@@ -60,14 +60,19 @@ def folder_name(icon: str) -> str | None:
     return icon.removeprefix(_MARK) if icon.startswith(_MARK) else None
 
 
-def find_folder(state: PhoneState, name: str) -> HomeFolder | None:
-    """The folder of this name."""
-    return next((folder for folder in state.apps.home_folders if folder.name == name), None)
+def apps_in_folder(state: PhoneState, name: str) -> tuple[str, ...]:
+    """The apps in the folder of this name; none if there is no such folder."""
+    return next((folder.apps for folder in state.apps.home_folders if folder.name == name), ())
+
+
+def _is_free(state: PhoneState, name: str) -> bool:
+    """Whether a folder can get this name; a colon would end it in the names of screens."""
+    return bool(name) and ":" not in name and name not in [folder.name for folder in state.apps.home_folders]
 
 
 def make_folder(state: PhoneState, name: str, app: str, other: str) -> PhoneState:
     """Group two apps in a new folder in place of `other`; does nothing if the name is taken."""
-    if not name or ":" in name or find_folder(state, name) is not None:
+    if not _is_free(state, name):
         return state
     pages = _with_icon(remove_icon(state.home_pages, app), other, f"{_MARK}{name}")
     folder = HomeFolder(name=name, apps=(other, app))
@@ -76,7 +81,7 @@ def make_folder(state: PhoneState, name: str, app: str, other: str) -> PhoneStat
 
 def rename_folder(state: PhoneState, name: str, new_name: str) -> PhoneState:
     """Rename a folder; does nothing if the name is taken."""
-    if not new_name or ":" in new_name or find_folder(state, new_name) is not None:
+    if not _is_free(state, new_name):
         return state
     folders = (replace(f, name=new_name) if f.name == name else f for f in state.apps.home_folders)
     pages = _with_icon(state.home_pages, f"{_MARK}{name}", f"{_MARK}{new_name}")

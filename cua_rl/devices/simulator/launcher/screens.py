@@ -24,11 +24,13 @@ from cua_rl.devices.simulator.controls import (
     text_field,
 )
 from cua_rl.devices.simulator.elements import Do, Effect, Element, Launch, Press, Push
-from cua_rl.devices.simulator.launcher.icons import find_folder, folder_name, page_of
+from cua_rl.devices.simulator.launcher.icons import apps_in_folder, folder_name, page_of
 from cua_rl.devices.simulator.navigation import subject
 from cua_rl.devices.simulator.state import PhoneState
 
 _BACK = Press(button=Button.BACK)
+_WHOLE = (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT)
+"""Everything between the status bar and the navigation bar."""
 _CELL_WIDTH, _CELL_HEIGHT, _INSET = 60, 60, 7
 _TOUCH_MARGIN = 6
 _ICON_WIDTH, _ICON_HEIGHT = ICON_SIZE + 2 * _TOUCH_MARGIN, ICON_SIZE + 2 * _TOUCH_MARGIN + 5
@@ -40,8 +42,8 @@ _CHOICE_TEXTS = {
     "Group": "Group with an app",
     "Add": "Add to home screen",
 }
-FOLDER_SCREENS = ("group", "folder_of", "folder", "rename")
-"""Names of these screens, without what they are about."""
+_OVER_HOME = ("options", "menu", "entry", "uninstall", "group", "folder_of", "folder", "rename")
+"""Names of the screens that leave the home page visible behind them, without what they are about."""
 
 
 def menu_of_held(state: PhoneState, target: Element | None) -> str | None:
@@ -66,38 +68,21 @@ def home_icons(state: PhoneState) -> tuple[Element, ...]:
 
 def _icon(app: str, x: int, y: int) -> Element:
     """The icon of an app or of a folder."""
-    box = (x, y, _ICON_WIDTH, _ICON_HEIGHT)
     folder = folder_name(app)
     if folder is not None:
-        return place(
-            app,
-            folder,
-            "app_icon",
-            box,
-            effect=Push(subscreen=app),
-            text=folder,
-            glyph="apps",
-            paper="#9aa3b5",
-            ink="#ffffff",
-        )
-    spec = find_app(app)
-    return place(
-        f"app:{app}",
-        spec.label,
-        "app_icon",
-        box,
-        effect=Launch(app=app),
-        text=spec.label,
-        glyph=glyph_of(app),
-        paper=spec.paper,
-        ink=spec.ink,
-    )
+        element_id, label, effect, glyph, paper, ink = app, folder, Push(subscreen=app), "apps", "#9aa3b5", "#ffffff"
+    else:
+        spec = find_app(app)
+        element_id, label, effect, glyph = f"app:{app}", spec.label, Launch(app=app), glyph_of(app)
+        paper, ink = spec.paper, spec.ink
+    box = (x, y, _ICON_WIDTH, _ICON_HEIGHT)
+    return place(element_id, label, "app_icon", box, effect=effect, text=label, glyph=glyph, paper=paper, ink=ink)
 
 
 def icons_behind(state: PhoneState) -> tuple[Element, ...]:
     """The icons of the home page where the current screen lies on top of them; they cannot be tapped."""
-    covers_home = state.subscreens[-1].partition(":")[0] in ("options", "menu", "entry", "uninstall", *FOLDER_SCREENS)
-    return tuple(replace(icon, effect=None) for icon in home_icons(state)) if covers_home else ()
+    is_over_home = state.subscreens[-1].partition(":")[0] in _OVER_HOME
+    return tuple(replace(icon, effect=None) for icon in home_icons(state)) if is_over_home else ()
 
 
 def build_launcher(state: PhoneState) -> Column:
@@ -111,8 +96,14 @@ def build_launcher(state: PhoneState) -> Column:
             build_wallpapers(column)
         case "wallpaper":
             build_preview(state, column)
-        case name if name in FOLDER_SCREENS:
-            build_folder_screen(state, column)
+        case "group":
+            build_partners(state, column)
+        case "folder_of":
+            _name_form(state, column, "New folder", Do(command="make_home_folder"), "Create")
+        case "rename":
+            _name_form(state, column, f"Rename {subject(state)}", Do(command="rename_home_folder"), "Save")
+        case "folder":
+            build_folder(state, column)
         case "uninstall":
             build_confirmation(state, column)
         case "options":
@@ -188,42 +179,19 @@ def build_confirmation(state: PhoneState, column: Column) -> None:
 
 def build_wallpapers(column: Column) -> None:
     """The wallpapers to choose from."""
-    column.pin(
-        *_headed_panel("Wallpapers", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT), (14, STATUS_HEIGHT + 2)),
-    )
+    column.pin(*_headed_panel("Wallpapers", _WHOLE, (14, STATUS_HEIGHT + 2)))
     for i, name in enumerate(WALLPAPER_NAMES):
         y = CONTENT_TOP + 2 + 42 * i
         effect = Push(subscreen=f"wallpaper:{i}")
-        chip = row(f"wallpaper:{i}", y=y, text=name, glyph="gallery", effect=effect, paper=WALLPAPERS[i][0])
-        column.pin(chip)
+        column.pin(row(f"wallpaper:{i}", y=y, text=name, glyph="gallery", effect=effect, paper=WALLPAPERS[i][0]))
 
 
 def build_preview(state: PhoneState, column: Column) -> None:
     """One wallpaper over the whole screen, to be set."""
     column.pin(
-        place(
-            "preview",
-            "Preview",
-            "art",
-            (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT),
-            glyph="wallpaper",
-            text=subject(state),
-        ),
+        place("preview", "Preview", "art", _WHOLE, glyph="wallpaper", text=subject(state)),
         place("set", "Set", "button", (60, 240, 72, 26), effect=Do(command="set_wallpaper"), text="Set"),
     )
-
-
-def build_folder_screen(state: PhoneState, column: Column) -> None:
-    """One of `FOLDER_SCREENS`."""
-    match state.subscreens[-1].partition(":")[0]:
-        case "group":
-            build_partners(state, column)
-        case "folder_of":
-            _name_form(state, column, "New folder", Do(command="make_home_folder"), "Create")
-        case "rename":
-            _name_form(state, column, f"Rename {subject(state)}", Do(command="rename_home_folder"), "Save")
-        case _:
-            build_folder(state, column)
 
 
 def build_partners(state: PhoneState, column: Column) -> None:
@@ -231,12 +199,19 @@ def build_partners(state: PhoneState, column: Column) -> None:
     app = subject(state)
     page = page_of(state.home_pages, app) or 0
     icons = [icon.app for icon in state.home_pages[page] if icon.app != app and folder_name(icon.app) is None]
-    heading = f"Group {find_app(app).label} with"
-    column.pin(
-        *_headed_panel(heading, (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT), (14, STATUS_HEIGHT + 2)),
-    )
+    column.pin(*_headed_panel(f"Group {find_app(app).label} with", _WHOLE, (14, STATUS_HEIGHT + 2)))
     for i, other in enumerate(icons):
         column.pin(app_row(other, "partner", y=CONTENT_TOP + 36 * i, effect=Push(subscreen=f"folder_of:{app}:{other}")))
+
+
+def build_folder(state: PhoneState, column: Column) -> None:
+    """The apps in a folder."""
+    name = subject(state)
+    column.pin(*_headed_panel(name, (10, 84, WIDTH - 20, 136), (20, 90)))
+    for i, app in enumerate(apps_in_folder(state, name)):
+        column.pin(_icon(app, 34 + i % 2 * 78, 124 + i // 2 * 60))
+    rename = Push(subscreen=f"rename:{name}")
+    column.pin(place("rename", "Rename", "button", (60, 188, 72, 24), effect=rename, text="Rename"))
 
 
 def _name_form(state: PhoneState, column: Column, heading: str, effect: Do, label: str) -> None:
@@ -245,19 +220,6 @@ def _name_form(state: PhoneState, column: Column, heading: str, effect: Do, labe
         text_field(state, "folder", "Name", (24, 98, WIDTH - 48, 26)),
         place(label.lower(), label, "button", (60, 136, 72, 24), effect=effect, text=label),
     )
-
-
-def build_folder(state: PhoneState, column: Column) -> None:
-    """The apps in a folder."""
-    name = subject(state)
-    folder = find_folder(state, name)
-    column.pin(
-        *_headed_panel(name, (10, 84, WIDTH - 20, 136), (20, 90)),
-    )
-    for i, app in enumerate(folder.apps if folder else ()):
-        column.pin(_icon(app, 34 + i % 2 * 78, 124 + i // 2 * 60))
-    rename = Push(subscreen=f"rename:{name}")
-    column.pin(place("rename", "Rename", "button", (60, 188, 72, 24), effect=rename, text="Rename"))
 
 
 def _headed_panel(heading: str, box: Box, at: tuple[int, int]) -> tuple[Element, Element]:

@@ -1,8 +1,8 @@
 """The pages of Settings about apps: the list, an app's page, what it stores, and the storage of all."""
 
 from cua_rl.devices.simulator.catalog import STORE_APPS, WIDTH
-from cua_rl.devices.simulator.controls import Column, app_row, pill, row
-from cua_rl.devices.simulator.elements import Effect, Element, Launch, Operate, Push, Rect
+from cua_rl.devices.simulator.controls import Column, app_row, pill, place, row
+from cua_rl.devices.simulator.elements import Launch, Operate, Push
 from cua_rl.devices.simulator.state import InstalledApp, PhoneState
 
 _CAPACITY_GB = 16
@@ -17,18 +17,10 @@ def app_list(state: PhoneState, column: Column) -> None:
 
 def storage(state: PhoneState, column: Column) -> None:
     """How full the phone is, and the apps by size, largest first."""
-    used_mb = _SYSTEM_MB + sum(_total_mb(entry) for entry in state.system.apps)
-    rect = Rect(x=12, y=column.y + 4, width=WIDTH - 24, height=34)
-    column.add(
-        Element(
-            element_id="meter",
-            label="Used",
-            kind="meter",
-            rect=rect,
-            text=f"{used_mb / 1000:.1f} GB of {_CAPACITY_GB} GB used",
-            level=used_mb / 1000 / _CAPACITY_GB,
-        )
-    )
+    used_gb = (_SYSTEM_MB + sum(_total_mb(entry) for entry in state.system.apps)) / 1000
+    text = f"{used_gb:.1f} GB of {_CAPACITY_GB} GB used"
+    box = (12, column.y + 4, WIDTH - 24, 34)
+    column.add(place("meter", "Used", "meter", box, text=text, level=used_gb / _CAPACITY_GB))
     for entry in sorted(state.system.apps, key=_total_mb, reverse=True):
         effect = Push(subscreen=f"app_storage:{entry.app}")
         column.stack(app_row(entry.app, "app", detail=f"{_total_mb(entry)} MB", effect=effect))
@@ -41,7 +33,14 @@ def app_info(state: PhoneState, column: Column, app: str) -> str:
         column.add_text("This app is not installed.")
         return "App info"
     column.stack(app_row(entry.app, "app", detail="Running" if entry.is_running else "Stopped"))
-    column.add(*_app_buttons(entry, column.y + 6))
+    y = column.y + 6
+    uninstall = Push(subscreen=f"ask:uninstall:{app}") if app in STORE_APPS else None
+    stop = Push(subscreen=f"ask:force_stop:{app}") if entry.is_running else None
+    column.add(
+        pill("Open", (8, y, 56, 24), Launch(app=app)),
+        pill("Uninstall", (68, y, 56, 24), uninstall),
+        pill("Force stop", (128, y, 56, 24), stop),
+    )
     column.y += 6
     column.stack(
         row(
@@ -62,18 +61,6 @@ def app_info(state: PhoneState, column: Column, app: str) -> str:
         )
     )
     return "App info"
-
-
-def _app_buttons(entry: InstalledApp, y: int) -> tuple[Element, ...]:
-    app = entry.app
-    uninstall = Push(subscreen=f"ask:uninstall:{app}") if app in STORE_APPS else None
-    stop = Push(subscreen=f"ask:force_stop:{app}") if entry.is_running else None
-    effects: tuple[tuple[str, Effect | None], ...] = (
-        ("Open", Launch(app=app)),
-        ("Uninstall", uninstall),
-        ("Force stop", stop),
-    )
-    return tuple(pill(text, (8 + 60 * i, y, 56, 24), effect) for i, (text, effect) in enumerate(effects))
 
 
 def app_storage(state: PhoneState, column: Column, app: str) -> str:

@@ -1,22 +1,14 @@
 """Confirmation dialogs, drawn over a dimmed page."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import LANGUAGES, WIDTH, find_app
-from cua_rl.devices.simulator.controls import NAV_TOP, STATUS_HEIGHT, button, pill
-from cua_rl.devices.simulator.elements import Effect, Element, Kind, Operate, Press, Rect, Screen
+from cua_rl.devices.simulator.controls import NAV_TOP, STATUS_HEIGHT, Box, button, pill, place
+from cua_rl.devices.simulator.elements import Effect, Kind, Operate, Press, Screen
 
 _PREFIX = "ask:"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
-    heading: str
-    text: str
-    confirm: str
-    effect: Effect
-    can_cancel: bool = True
+_CLOSE = Press(button=Button.BACK)
 
 
 def is_dialog(subscreen: str) -> bool:
@@ -27,52 +19,40 @@ def is_dialog(subscreen: str) -> bool:
 def with_dialog(screen: Screen, subscreen: str) -> Screen:
     """The page with the dialog above it; nothing of the page but the navigation bar can be tapped."""
     name, _, target = subscreen.removeprefix(_PREFIX).partition(":")
+    heading, question, confirm, effect = _question(name, target)
     bars = tuple(element for element in screen.fixed if element.element_id.startswith("nav:"))
     page = tuple(replace(element, effect=None) for element in screen.fixed if element not in bars)
     content = tuple(replace(element, effect=None) for element in screen.content)
-    return replace(screen, content=content, fixed=(*page, *bars, *_box(_question(name, target))), max_scroll=0)
+    x, y, width, height = card = (14, 112, WIDTH - 28, 98)
+    parts: tuple[tuple[Kind, Box, str], ...] = (
+        ("scrim", (0, STATUS_HEIGHT, WIDTH, NAV_TOP - STATUS_HEIGHT), ""),
+        ("card", card, ""),
+        ("card_title", (x + 12, y + 10, width - 24, 18), heading),
+        ("text", (x + 12, y + 32, width - 24, 16), question),
+    )
+    dialog = [place(f"dialog:{kind}", text or kind, kind, box, text=text) for kind, box, text in parts]
+    if effect != _CLOSE:
+        dialog.append(pill("Cancel", (48, y + height - 34, 58, 24), _CLOSE))
+    dialog.append(button(confirm, (112, y + height - 34, 58, 24), effect))
+    return replace(screen, content=content, fixed=(*page, *bars, *dialog), max_scroll=0)
 
 
-def _question(name: str, target: str) -> _Question:
+def _question(name: str, target: str) -> tuple[str, str, str, Effect]:
+    """Heading, text, the label of the button that confirms, and what that does."""
     match name:
         case "forget":
             effect = Operate(command="forget", target=target)
-            return _Question(heading=f"Forget {target}?", text="Its password is lost.", confirm="Forget", effect=effect)
+            return f"Forget {target}?", "Its password is lost.", "Forget", effect
         case "wrong_password":
-            effect = Press(button=Button.BACK)
-            text = f"{target} did not accept it."
-            return _Question(heading="Wrong password", text=text, confirm="OK", effect=effect, can_cancel=False)
+            return "Wrong password", f"{target} did not accept it.", "OK", _CLOSE
         case "language":
             effect = Operate(command="choose_language", target=target)
-            text = f"Use {LANGUAGES[target]} everywhere."
-            return _Question(heading=f"Change to {target}?", text=text, confirm="Change", effect=effect)
+            return f"Change to {target}?", f"Use {LANGUAGES[target]} everywhere.", "Change", effect
         case "usb_debugging":
-            effect = Operate(command="allow_usb_debugging")
-            text = "Only for development."
-            return _Question(heading="Allow USB debugging?", text=text, confirm="Allow", effect=effect)
+            return "Allow USB debugging?", "Only for development.", "Allow", Operate(command="allow_usb_debugging")
         case "force_stop":
             effect = Operate(command="force_stop", target=target)
-            return _Question(heading="Force stop?", text="The app may misbehave.", confirm="OK", effect=effect)
+            return "Force stop?", "The app may misbehave.", "OK", effect
         case _:
             effect = Operate(command="uninstall", target=target)
-            text = "Its data goes with it."
-            return _Question(heading=f"Uninstall {find_app(target).label}?", text=text, confirm="OK", effect=effect)
-
-
-def _box(question: _Question) -> tuple[Element, ...]:
-    card = Rect(x=14, y=112, width=WIDTH - 28, height=98)
-    buttons = [button(question.confirm, (112, card.bottom - 34, 58, 24), question.effect)]
-    if question.can_cancel:
-        buttons.insert(0, pill("Cancel", (48, card.bottom - 34, 58, 24), Press(button=Button.BACK)))
-    inside = card.width - 24
-    return (
-        _plain("scrim", Rect(x=0, y=STATUS_HEIGHT, width=WIDTH, height=NAV_TOP - STATUS_HEIGHT), ""),
-        _plain("card", card, ""),
-        _plain("card_title", Rect(x=card.x + 12, y=card.y + 10, width=inside, height=18), question.heading),
-        _plain("text", Rect(x=card.x + 12, y=card.y + 32, width=inside, height=16), question.text),
-        *buttons,
-    )
-
-
-def _plain(kind: Kind, rect: Rect, text: str) -> Element:
-    return Element(element_id=f"dialog:{kind}", label=text or kind, kind=kind, rect=rect, text=text)
+            return f"Uninstall {find_app(target).label}?", "Its data goes with it.", "OK", effect

@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 from cua_rl.devices.simulator.catalog import WIDTH, Toggle
-from cua_rl.devices.simulator.controls import Column, button, pill, row, text_field
-from cua_rl.devices.simulator.elements import Element, Operate, Push, Switch
+from cua_rl.devices.simulator.controls import Column, button, pill, row, text_field, toggle_row
+from cua_rl.devices.simulator.elements import Operate, Push
 from cua_rl.devices.simulator.navigation import go_up, leave, subject
 from cua_rl.devices.simulator.state import Network, PhoneState
 
 
 def build_wifi(state: PhoneState, column: Column) -> None:
     """The switch, and the networks within reach while it is on."""
-    column.stack(_toggle_row(state, Toggle.WIFI, "Use Wi-Fi"))
+    column.stack(toggle_row(state, Toggle.WIFI, "Use Wi-Fi", label="Use"))
     if not state.is_on(Toggle.WIFI):
         column.add_text("Turn on Wi-Fi to see networks.")
         return
@@ -66,24 +66,13 @@ def _network_status(state: PhoneState, network: Network) -> str:
 
 def build_bluetooth(state: PhoneState, column: Column) -> None:
     """The switch, and the known devices while it is on."""
-    column.stack(_toggle_row(state, Toggle.BLUETOOTH, "Use Bluetooth"))
+    column.stack(toggle_row(state, Toggle.BLUETOOTH, "Use Bluetooth", label="Use"))
     if not state.is_on(Toggle.BLUETOOTH):
         column.add_text("Turn on Bluetooth to see devices.")
         return
     column.add_heading("Known devices")
     for name in state.system.bluetooth_devices:
         column.stack(row(f"device:{name}", text=name, glyph="bluetooth", paper="#26348f"))
-
-
-def _toggle_row(state: PhoneState, toggle: Toggle, text: str) -> Element:
-    return row(
-        f"toggle:{toggle.value}",
-        label="Use",
-        text=text,
-        effect=Switch(toggle=toggle),
-        kind="switch_row",
-        is_on=state.is_on(toggle),
-    )
 
 
 def operate_network(state: PhoneState, command: str, name: str) -> PhoneState:

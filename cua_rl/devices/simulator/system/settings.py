@@ -16,8 +16,19 @@ from cua_rl.devices.simulator.catalog import (
     WALLPAPERS,
     Toggle,
 )
-from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, button, row, slider, switch_row
-from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Rect, Slide, Switch
+from cua_rl.devices.simulator.controls import (
+    CONTENT_TOP,
+    Box,
+    Column,
+    button,
+    page_row,
+    place,
+    row,
+    slider,
+    switch_row,
+    toggle_row,
+)
+from cua_rl.devices.simulator.elements import Element, Operate, Push, Slide
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system.apps import app_info, app_list, app_storage, storage
 from cua_rl.devices.simulator.system.dialogs import is_dialog
@@ -54,42 +65,24 @@ def build_rows(state: PhoneState, column: Column) -> None:
 
 def _setting_row(state: PhoneState, name: str) -> Element:
     if name in EXTRA_ROWS:
-        extra = EXTRA_ROWS[name]
-        return row(
-            f"page:{extra.subscreen}",
+        extra, system = EXTRA_ROWS[name], state.system
+        details = {
+            "wifi_page": (system.connected_network or "Not connected") if state.is_on(Toggle.WIFI) else "Off",
+            "bluetooth_page": "On" if state.is_on(Toggle.BLUETOOTH) else "Off",
+            "language": system.language,
+        }
+        return page_row(
+            extra.subscreen,
+            extra.title,
             label=extra.label,
-            text=extra.title,
-            detail=_summary(state, name),
+            detail=details.get(name, ""),
             glyph=extra.glyph,
             paper=extra.paper,
-            effect=Push(subscreen=extra.subscreen),
         )
     spec = SETTINGS[name]
-    toggle = spec.toggle
-    return row(
-        f"{'toggle' if toggle else 'page'}:{spec.row}",
-        label=spec.label,
-        text=spec.title,
-        glyph=spec.row,
-        paper=spec.paper,
-        effect=Switch(toggle=toggle) if toggle else Push(subscreen=spec.row),
-        kind="switch_row" if toggle else "row",
-        is_on=toggle is not None and state.is_on(toggle),
-    )
-
-
-def _summary(state: PhoneState, name: str) -> str:
-    match name:
-        case "wifi_page" if state.is_on(Toggle.WIFI):
-            return state.system.connected_network or "Not connected"
-        case "wifi_page":
-            return "Off"
-        case "bluetooth_page":
-            return "On" if state.is_on(Toggle.BLUETOOTH) else "Off"
-        case "language":
-            return state.system.language
-        case _:
-            return ""
+    if spec.toggle is None:
+        return page_row(spec.row, spec.title, label=spec.label, glyph=spec.row, paper=spec.paper)
+    return toggle_row(state, spec.toggle, spec.title, label=spec.label, glyph=spec.row, paper=spec.paper)
 
 
 def build_display(state: PhoneState, column: Column) -> None:
@@ -102,7 +95,7 @@ def build_display(state: PhoneState, column: Column) -> None:
             row(
                 f"timeout:{timeout_ms}",
                 text=text,
-                effect=Choose(screen_timeout_ms=timeout_ms),
+                effect=Operate(command="choose_screen_timeout", target=str(timeout_ms)),
                 kind="choice_row",
                 is_on=timeout_ms == state.screen_timeout_ms,
                 height=26,
@@ -121,28 +114,10 @@ def build_sound(state: PhoneState, column: Column) -> None:
 
 def build_date(state: PhoneState, column: Column) -> None:
     """The time, automatic or not, and its zone."""
-    column.stack(
-        row(
-            "toggle:auto_time",
-            label="Automatic",
-            text="Automatic time",
-            glyph="date",
-            paper=SETTINGS["date"].paper,
-            effect=Switch(toggle=Toggle.AUTO_TIME),
-            kind="switch_row",
-            is_on=state.is_on(Toggle.AUTO_TIME),
-        )
-    )
+    paper = SETTINGS["date"].paper
+    column.stack(toggle_row(state, Toggle.AUTO_TIME, "Automatic time", label="Automatic", glyph="date", paper=paper))
     column.add_text(f"The time is {state.clock}.", indent=14)
-    column.stack(
-        row(
-            "page:time_zone",
-            label="Zone",
-            text="Time zone",
-            detail=state.system.time_zone,
-            effect=Push(subscreen="time_zone"),
-        )
-    )
+    column.stack(page_row("time_zone", "Time zone", label="Zone", detail=state.system.time_zone))
 
 
 def build_about(state: PhoneState, column: Column) -> None:
@@ -158,17 +133,8 @@ def build_about(state: PhoneState, column: Column) -> None:
 
 def build_security(state: PhoneState, column: Column) -> None:
     """The screen lock, and what it shows."""
-    column.stack(
-        row(
-            "page:screen_lock",
-            label="Lock",
-            text="Screen lock",
-            detail=state.system.screen_lock,
-            glyph="lock",
-            paper="#00796b",
-            effect=Push(subscreen="screen_lock"),
-        ),
-    )
+    lock = state.system.screen_lock
+    column.stack(page_row("screen_lock", "Screen lock", label="Lock", detail=lock, glyph="lock", paper="#00796b"))
     column.stack(switch_row(state, "lock_notifications"))
 
 
@@ -183,31 +149,21 @@ def build_wallpapers(state: PhoneState, column: Column) -> None:
     """The wallpapers to choose from."""
     width, height, gap = 52, 84, 8
     top = column.y + 6
-    for i, name in enumerate(WALLPAPER_NAMES):
-        rect = Rect(x=10 + i % 3 * (width + gap), y=top + i // 3 * (height + 24), width=width, height=height)
+    for i in range(len(WALLPAPERS)):
+        box = (10 + i % 3 * (width + gap), top + i // 3 * (height + 24), width, height)
         effect = Push(subscreen=f"set_wallpaper:{i}")
-        column.add(_swatch(i, name, rect, effect=effect, is_on=i == state.wallpaper))
+        column.add(_swatch(i, box, effect=effect, is_on=i == state.wallpaper))
 
 
-def _swatch(index: int, name: str, rect: Rect, *, effect: Push | None = None, is_on: bool = False) -> Element:
-    top, bottom = WALLPAPERS[index]
-    return Element(
-        element_id=f"wallpaper:{name}",
-        label=name,
-        kind="swatch",
-        rect=rect,
-        effect=effect,
-        text=name,
-        paper=top,
-        ink=bottom,
-        is_on=is_on,
-    )
+def _swatch(index: int, box: Box, *, effect: Push | None = None, is_on: bool = False) -> Element:
+    name, (top, bottom) = WALLPAPER_NAMES[index], WALLPAPERS[index]
+    element_id = f"wallpaper:{name}"
+    return place(element_id, name, "swatch", box, effect=effect, text=name, paper=top, ink=bottom, is_on=is_on)
 
 
 def build_wallpaper_preview(column: Column, index: int) -> None:
     """One wallpaper, to be set."""
-    rect = Rect(x=46, y=column.y + 4, width=100, height=166)
-    column.add(_swatch(index, WALLPAPER_NAMES[index], rect))
+    column.add(_swatch(index, (46, column.y + 4, 100, 166)))
     effect = Operate(command="set_wallpaper", target=str(index))
     column.add(button("Set wallpaper", (46, column.y + 24, 100, 24), effect, label="Set"))
 
@@ -218,16 +174,7 @@ def _choice(text: str, effect: Operate | Push | None, *, is_on: bool) -> Element
 
 def build_language(state: PhoneState, column: Column) -> None:
     """The language, and the spell checker."""
-    column.stack(
-        row(
-            "page:languages",
-            text="Languages",
-            detail=state.system.language,
-            glyph="globe",
-            paper="#16b5cf",
-            effect=Push(subscreen="languages"),
-        )
-    )
+    column.stack(page_row("languages", "Languages", detail=state.system.language, glyph="globe", paper="#16b5cf"))
     column.stack(switch_row(state, "spell_checker"))
 
 
@@ -277,4 +224,4 @@ _PAGES: dict[str, tuple[str, Callable[[PhoneState, Column], None]]] = {
     "developer": ("Developer options", build_developer),
     "time_zone": ("Time zone", build_time_zones),
 }
-"""Title and builder of the pages that are about nothing in particular; "" is the list of rows."""
+"""Title and builder of the pages without an argument; "" is the list of rows."""

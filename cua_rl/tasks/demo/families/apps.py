@@ -7,21 +7,13 @@ from random import Random
 from cua_rl.devices.simulator.catalog import APPS
 from cua_rl.devices.simulator.start import AppStart, Start
 from cua_rl.devices.simulator.state import Contact
-from cua_rl.tasks.demo.template import (
-    Instance,
-    Move,
-    TapKey,
-    Tell,
-    family,
-    tap,
-    type_in,
-)
+from cua_rl.tasks.demo.template import Instance, Move, TapKey, Tell, family, tap, type_in
 from cua_rl.tasks.goal import Goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What parameters are drawn from; training and evaluation have no word in common."""
+    """Values that task parameters are drawn from; those of training and evaluation are disjoint."""
 
     people: tuple[str, ...]
     """Names of the phone's address books."""
@@ -42,9 +34,9 @@ def open_from_home(app: str) -> Move:
     return tap("home", APPS[app].label)
 
 
-def start_with(app: str, apps: AppStart, *, contact: str | None = None) -> Start:
+def start_with(app: str, apps: AppStart | None = None, *, contact: str | None = None) -> Start:
     """A phone with the app on its first home page."""
-    return Start(first_page=("settings", app) if app != "settings" else ("settings",), contact=contact, apps=apps)
+    return Start(first_page=("settings", app), contact=contact, apps=apps or AppStart())
 
 
 def _fill(screen: str, text: str, *, label: str | None = None) -> tuple[Move, ...]:
@@ -65,11 +57,10 @@ def _digits(number: str) -> str:
     return number.replace(" ", "")
 
 
-def _dial(number: str) -> tuple[Move, ...]:
-    """Tap the keys of the dialler one by one."""
+def tap_keys(screen: str, keys: str, query: str) -> tuple[Move, ...]:
+    """Tap the keys of a dialler or calculator one by one; `query` reads what has been typed."""
     return tuple(
-        Move(screen="phone", operation=TapKey(label=digit), query="dialled_number", value=number[:i])
-        for i, digit in enumerate(number)
+        Move(screen=screen, operation=TapKey(label=key), query=query, value=keys[:i]) for i, key in enumerate(keys)
     )
 
 
@@ -79,9 +70,9 @@ def call_number(random: Random) -> Instance:
     number = str(random.randrange(10_000, 100_000))
     return Instance(
         instruction=f"Call the number {number}.",
-        start=start_with("phone", AppStart()),
+        start=start_with("phone"),
         goal=Goal(query="called_numbers", expected=json.dumps(number), how="includes"),
-        route=(open_from_home("phone"), *_dial(number), tap("phone", "Call")),
+        route=(open_from_home("phone"), *tap_keys("phone", number, "dialled_number"), tap("phone", "Call")),
     )
 
 
@@ -111,7 +102,7 @@ def add_contact_from_phone(random: Random, pool: Pool) -> Instance:
         goal=Goal(query=f"contact_digits:{name}", expected=number),
         route=(
             open_from_home("phone"),
-            *_dial(number),
+            *tap_keys("phone", number, "dialled_number"),
             tap("phone", "Add", query="dialled_number", value=number),
             *_fill("phone/new", name),
             tap("phone/new", "Save"),
@@ -212,7 +203,7 @@ def _writing(name: str, text: str, instruction: str, goal: Goal, *moves: Move) -
     typing = tuple(move for i in range(5) for move in _fill(f"messages/{i}", text, label="Message"))
     return Instance(
         instruction=instruction,
-        start=start_with("messages", AppStart(), contact=name),
+        start=start_with("messages", contact=name),
         goal=goal,
         route=(open_from_home("messages"), tap("messages", name), *typing, *moves),
     )
@@ -243,7 +234,7 @@ def write_drawn_note(random: Random, pool: Pool) -> Instance:
     text = random.choice(pool.notes)
     return Instance(
         instruction=f'Write a note that says "{text}" and save it.',
-        start=start_with("notes", AppStart()),
+        start=start_with("notes"),
         goal=Goal(query=f"has_note:{text}", expected="true"),
         route=(
             open_from_home("notes"),
@@ -275,13 +266,9 @@ def set_alarm(random: Random, pool: Pool) -> Instance:
     fields = ("hour", f"{hour:02d}"), ("minute", f"{minute:02d}")
     return Instance(
         instruction=f"Set an alarm for {time}.",
-        start=start_with("clock", AppStart()),
+        start=start_with("clock"),
         goal=Goal(query=f"is_alarm_on:{time}", expected="true"),
-        route=(
-            open_from_home("clock"),
-            tap("clock", "New"),
-            *_two_fields("clock/new", *fields, label="Minute"),
-        ),
+        route=(open_from_home("clock"), tap("clock", "New"), *_two_fields("clock/new", *fields, label="Minute")),
     )
 
 
@@ -303,7 +290,7 @@ def start_timer(random: Random, pool: Pool) -> Instance:
     minutes = random.choice(pool.minutes)
     return Instance(
         instruction=f"Start a timer of {minutes} minutes.",
-        start=start_with("clock", AppStart()),
+        start=start_with("clock"),
         goal=Goal(query="timer_s", expected=str(60 * minutes)),
         route=(
             open_from_home("clock"),

@@ -5,31 +5,10 @@ from random import Random
 
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import APPS, HOME_PACKAGE, SCREEN_TIMEOUTS_MS, SETTINGS, Toggle
+from cua_rl.devices.simulator.queries import TOGGLE_QUERIES
 from cua_rl.devices.simulator.start import Start
-from cua_rl.tasks.demo.template import (
-    Instance,
-    Move,
-    PushButton,
-    SlideTo,
-    Tell,
-    TurnPage,
-    family,
-    tap,
-    type_in,
-)
+from cua_rl.tasks.demo.template import Instance, Move, PushButton, SlideTo, Tell, TurnPage, family, tap, type_in
 from cua_rl.tasks.goal import Goal
-
-_QUERIES = {
-    Toggle.WIFI: "wifi_enabled",
-    Toggle.BLUETOOTH: "bluetooth_enabled",
-    Toggle.AIRPLANE_MODE: "airplane_mode",
-    Toggle.DARK_THEME: "dark_theme_enabled",
-    Toggle.BATTERY_SAVER: "battery_saver_enabled",
-    Toggle.LOCATION: "location_enabled",
-    Toggle.DO_NOT_DISTURB: "dnd_enabled",
-    Toggle.AUTO_ROTATE: "auto_rotate_enabled",
-    Toggle.AUTO_TIME: "auto_time_enabled",
-}
 
 
 @family(max_turns=1, difficulty="easy", tags=("demo", "open_app"))
@@ -56,18 +35,19 @@ def _opening(app: str, start: Start) -> Instance:
 @family(max_turns=2, category="settings", difficulty="easy", tags=("demo", "toggle_setting"))
 def toggle_setting(random: Random, toggle: Toggle, *, turn_on: bool) -> Instance:
     """Flip a toggle that shows in Settings without scrolling; there is no second try, and no time to flip it back."""
-    return _toggling(toggle, _toggle_start(toggle, turn_on=turn_on, first_rows=(toggle.value,)), turn_on=turn_on)
+    return _toggling(toggle, toggle_start(toggle, turn_on=turn_on, first_rows=(toggle.value,)), turn_on=turn_on)
 
 
 @family(max_turns=6, category="settings", tags=("toggle_setting", "scrolling"))
 def toggle_hidden_setting(random: Random, toggle: Toggle, *, turn_on: bool) -> Instance:
     """Flip a toggle that shows in Settings only after scrolling."""
-    return _toggling(toggle, _toggle_start(toggle, turn_on=turn_on, hidden_rows=(toggle.value,)), turn_on=turn_on)
+    return _toggling(toggle, toggle_start(toggle, turn_on=turn_on, hidden_rows=(toggle.value,)), turn_on=turn_on)
 
 
-def _toggle_start(
+def toggle_start(
     toggle: Toggle, *, turn_on: bool, first_rows: tuple[str, ...] = (), hidden_rows: tuple[str, ...] = ()
 ) -> Start:
+    """A phone on which the toggle has to be flipped."""
     on, off = ((), (toggle,)) if turn_on else ((toggle,), ())
     return Start(first_rows=first_rows, hidden_rows=hidden_rows, on=on, off=off)
 
@@ -77,7 +57,7 @@ def _toggling(toggle: Toggle, start: Start, *, turn_on: bool) -> Instance:
     return Instance(
         instruction=f"Turn {'on' if turn_on else 'off'} {spec.title}.",
         start=start,
-        goal=Goal(query=_QUERIES[toggle], expected="true" if turn_on else "false"),
+        goal=Goal(query=TOGGLE_QUERIES[toggle], expected="true" if turn_on else "false"),
         route=(tap("home", "Settings"), tap("settings", spec.label)),
     )
 
@@ -119,7 +99,7 @@ def toggle_auto_time(random: Random, *, turn_on: bool) -> Instance:
         "date",
         Goal(query="auto_time_enabled", expected="true" if turn_on else "false"),
         tap("settings/date", "Automatic"),
-        start=_toggle_start(Toggle.AUTO_TIME, turn_on=turn_on, first_rows=("date",)),
+        start=toggle_start(Toggle.AUTO_TIME, turn_on=turn_on, first_rows=("date",)),
     )
 
 

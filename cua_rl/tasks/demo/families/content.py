@@ -3,22 +3,10 @@
 from random import Random
 
 from cua_rl.devices.simulator.apps.browser import WEB_PAGES
-from cua_rl.devices.simulator.start import AppStart, Start
-from cua_rl.tasks.demo.families.apps import Pool, open_from_home
-from cua_rl.tasks.demo.template import (
-    Instance,
-    Move,
-    TapKey,
-    Tell,
-    family,
-    tap,
-    type_in,
-)
+from cua_rl.devices.simulator.start import AppStart
+from cua_rl.tasks.demo.families.apps import Pool, open_from_home, start_with, tap_keys
+from cua_rl.tasks.demo.template import Instance, Move, TapKey, Tell, family, tap, type_in
 from cua_rl.tasks.goal import Goal
-
-
-def _start(app: str, apps: AppStart | None = None) -> Start:
-    return Start(first_page=("settings", app), apps=apps or AppStart())
 
 
 @family(max_turns=8, category="input", difficulty="hard", tags=("app_task", "files"))
@@ -27,7 +15,7 @@ def create_folder(random: Random, names: tuple[str, ...]) -> Instance:
     name = random.choice(names)
     return Instance(
         instruction=f"Create a folder named {name} in Downloads.",
-        start=_start("files", AppStart(folders=("Downloads/",))),
+        start=start_with("files", AppStart(folders=("Downloads/",))),
         goal=Goal(query=f"file_exists:/sdcard/Download/{name}", expected="true"),
         route=(
             open_from_home("files"),
@@ -46,7 +34,7 @@ def delete_folder(random: Random, names: tuple[str, ...]) -> Instance:
     path = f"Downloads/{name}/"
     return Instance(
         instruction=f"Delete the folder {name} in Downloads.",
-        start=_start("files", AppStart(folders=(path,))),
+        start=start_with("files", AppStart(folders=(path,))),
         goal=Goal(query=f"file_exists:/sdcard/Download/{name}", expected="false"),
         route=(
             open_from_home("files"),
@@ -63,7 +51,7 @@ def open_website(random: Random, pool: Pool) -> Instance:
     address = random.choice(pool.addresses)
     return Instance(
         instruction=f"Open {address} in Chrome.",
-        start=_start("chrome"),
+        start=start_with("chrome"),
         goal=Goal(query="current_url", expected=address),
         route=(open_from_home("chrome"), *_enter(address)),
     )
@@ -84,7 +72,7 @@ def search_web(random: Random, pool: Pool) -> Instance:
     words = random.choice(pool.searches)
     return Instance(
         instruction=f'Search for "{words}" in Chrome.',
-        start=_start("chrome"),
+        start=start_with("chrome"),
         goal=Goal(query="current_search", expected=words),
         route=(open_from_home("chrome"), *_enter(words)),
     )
@@ -97,7 +85,7 @@ def follow_link(random: Random, bookmarks: tuple[str, ...]) -> Instance:
     link = WEB_PAGES[random.choice(page.links)]
     return Instance(
         instruction=f"In Chrome, open the bookmark {page.title} and follow its link to {link.title}.",
-        start=_start("chrome"),
+        start=start_with("chrome"),
         goal=Goal(query="current_url", expected=link.address),
         route=(
             open_from_home("chrome"),
@@ -113,7 +101,7 @@ def download_file(random: Random, addresses: tuple[str, ...], *, what: str) -> I
     page = WEB_PAGES[random.choice(addresses)]
     return Instance(
         instruction=f"Open {page.address} in Chrome and download the {what} that it offers.",
-        start=_start("chrome"),
+        start=start_with("chrome"),
         goal=Goal(query=f"file_exists:/sdcard/Download/{page.file}", expected="true"),
         route=(
             open_from_home("chrome"),
@@ -129,7 +117,7 @@ def take_photo(random: Random) -> Instance:
     num_photos = random.randrange(3, 9)
     return Instance(
         instruction="Take one photo.",
-        start=_start("camera", AppStart(num_photos=num_photos)),
+        start=start_with("camera", AppStart(num_photos=num_photos)),
         goal=Goal(query="num_photos", expected=str(num_photos + 1)),
         route=(open_from_home("camera"), tap("camera", "Shutter")),
     )
@@ -140,7 +128,7 @@ def count_photos(random: Random) -> Instance:
     """Count the photos in Gallery and say how many there are."""
     return Instance(
         instruction="How many photos are in Gallery? Answer with the number.",
-        start=_start("gallery", AppStart(num_photos=random.randrange(2, 12))),
+        start=start_with("gallery", AppStart(num_photos=random.randrange(2, 12))),
         goal=Goal(query="num_photos", how="told"),
         route=(open_from_home("gallery"), Move(screen="gallery", operation=Tell(query="num_photos"))),
     )
@@ -152,7 +140,7 @@ def open_photo(random: Random) -> Instance:
     number = random.randrange(1, 7)
     return Instance(
         instruction=f"Open photo number {number} in Gallery.",
-        start=_start("gallery", AppStart(num_photos=random.randrange(7, 12))),
+        start=start_with("gallery", AppStart(num_photos=random.randrange(7, 12))),
         goal=Goal(query="current_screen", expected=f"gallery/photo:{number - 1}"),
         route=(open_from_home("gallery"), tap("gallery", f"Photo {number}")),
     )
@@ -164,7 +152,7 @@ def play_track(random: Random, pool: Pool) -> Instance:
     title = random.choice(pool.tracks)
     return Instance(
         instruction=f'Play "{title}" in Music.',
-        start=_start("music", AppStart(track=title)),
+        start=start_with("music", AppStart(track=title)),
         goal=Goal(query="playing_title", expected=title),
         route=(open_from_home("music"), tap("music", title)),
     )
@@ -175,19 +163,14 @@ def calculate(random: Random, operator: str) -> Instance:
     """Work out a sum or a product with the calculator and say the result."""
     one, two = random.randrange(11, 100), random.randrange(11, 100) if operator == "+" else random.randrange(3, 10)
     result = one + two if operator == "+" else one * two
-    keys = f"{one}{operator}{two}="
-    typing = tuple(
-        Move(screen="calculator", operation=TapKey(label=key), query="calculation", value=keys[:i])
-        for i, key in enumerate(keys)
-    )
     sign = "plus" if operator == "+" else "times"
     return Instance(
         instruction=f"Use the calculator: what is {one} {sign} {two}? Answer with the number.",
-        start=_start("calculator"),
+        start=start_with("calculator"),
         goal=Goal(query="calculation", expected=str(result), how="told"),
         route=(
             open_from_home("calculator"),
             Move(screen="calculator", operation=Tell(query="calculation"), query="calculation", value=str(result)),
-            *typing,
+            *tap_keys("calculator", f"{one}{operator}{two}=", "calculation"),
         ),
     )

@@ -1,4 +1,4 @@
-"""Families for the grades of difficulty that others leave thin: tasks that begin nearer to their goal, or farther."""
+"""Families that fill scarce levels of difficulty: tasks that start closer to their goal, or farther from it."""
 
 from dataclasses import replace
 from random import Random
@@ -6,15 +6,14 @@ from random import Random
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import APPS, find_app
 from cua_rl.devices.simulator.start import AppStart, Start, SystemStart
-from cua_rl.tasks.demo.families.apps import open_from_home
+from cua_rl.tasks.demo.families.apps import open_from_home, tap_keys
+from cua_rl.tasks.demo.families.launcher import DRAWER, OPEN_DRAWER, SHOW_RECENTS
 from cua_rl.tasks.demo.template import (
     Hold,
     Instance,
     Move,
     PullShade,
     PushButton,
-    SwipeUp,
-    TapKey,
     TapOn,
     TaskTemplate,
     Tell,
@@ -23,16 +22,13 @@ from cua_rl.tasks.demo.template import (
 )
 from cua_rl.tasks.goal import Goal
 
-_OPEN_DRAWER = Move(screen="home", operation=SwipeUp())
-_DRAWER = "home/drawer"
 _DRAWER_TURNS = 3
 """A swipe that opens the drawer, and those that scroll it."""
-_SHOW_RECENTS = PushButton(button=Button.RECENTS)
 _TAKE = TapOn(label="Screenshot")
 
 
 def in_open_app(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
-    """What `template` asks for, with its app open already."""
+    """The task of `template`, with its app already open."""
 
     def draw(random: Random) -> Instance:
         instance = template.draw(random)
@@ -49,9 +45,9 @@ def in_open_app(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
 
 
 def through_drawer(task_id: str, app: str, template: TaskTemplate) -> TaskTemplate:
-    """What `template` asks for, with its app in the drawer only, which nothing on the home screen tells."""
+    """The task of `template`, with its app in the drawer only; the home screen gives no hint of that."""
     spec = APPS[app]
-    open_app = (_OPEN_DRAWER, tap(_DRAWER, spec.label))
+    open_app = (OPEN_DRAWER, tap(DRAWER, spec.label))
 
     def draw(random: Random) -> Instance:
         instance = template.draw(random)
@@ -77,15 +73,11 @@ def through_drawer(task_id: str, app: str, template: TaskTemplate) -> TaskTempla
 def type_number(random: Random) -> Instance:
     """Type a number in Phone, which is open, and leave it there."""
     number = str(random.randrange(1000, 10_000))
-    keys = tuple(
-        Move(screen="phone", operation=TapKey(label=digit), query="dialled_number", value=number[:i])
-        for i, digit in enumerate(number)
-    )
     return Instance(
         instruction=f"Type the number {number} in Phone, but do not call it.",
         start=Start(app="phone"),
         goal=Goal(query="dialled_number", expected=number),
-        route=keys,
+        route=tap_keys("phone", number, "dialled_number"),
     )
 
 
@@ -135,9 +127,9 @@ def screenshot_from_drawer(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(apps=AppStart(off_home=(app,))),
         goal=Goal(query="screenshots", expected=f'["{app}"]'),
         route=(
-            _OPEN_DRAWER,
-            tap(_DRAWER, APPS[app].label),
-            Move(screen=app, operation=_SHOW_RECENTS),
+            OPEN_DRAWER,
+            tap(DRAWER, APPS[app].label),
+            Move(screen=app, operation=SHOW_RECENTS),
             Move(screen="recents", operation=_TAKE),
         ),
     )
@@ -152,12 +144,12 @@ def take_two_screenshots(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(first_page=("settings", two), app=one),
         goal=Goal(query="screenshots", expected=f'["{one}", "{two}"]'),
         route=(
-            Move(screen=one, operation=_SHOW_RECENTS),
+            Move(screen=one, operation=SHOW_RECENTS),
             Move(screen="recents", operation=_TAKE, query="num_screenshots", value="0"),
             Move(screen="recents", operation=_TAKE, query="current_app", value=APPS[two].package),
             Move(screen="recents", operation=PushButton(button=Button.HOME)),
             open_from_home(two),
-            Move(screen=two, operation=_SHOW_RECENTS),
+            Move(screen=two, operation=SHOW_RECENTS),
         ),
     )
 
@@ -172,8 +164,8 @@ def uninstall_from_drawer(random: Random, store_apps: tuple[str, ...]) -> Instan
         start=Start(system=SystemStart(store_app=app)),
         goal=Goal(query=f"app_installed:{spec.package}", expected="false"),
         route=(
-            _OPEN_DRAWER,
-            Move(screen=_DRAWER, operation=Hold(label=spec.label)),
+            OPEN_DRAWER,
+            Move(screen=DRAWER, operation=Hold(label=spec.label)),
             tap(f"home/entry:{app}", "Uninstall"),
             tap(f"home/uninstall:{app}", "OK"),
         ),

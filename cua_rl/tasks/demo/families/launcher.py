@@ -5,20 +5,12 @@ from random import Random
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.catalog import APPS, WALLPAPER_NAMES, find_app
 from cua_rl.devices.simulator.start import AppStart, Start, SystemStart
-from cua_rl.tasks.demo.template import (
-    Hold,
-    Instance,
-    Move,
-    PushButton,
-    SwipeUp,
-    family,
-    tap,
-    type_in,
-)
+from cua_rl.tasks.demo.template import Hold, Instance, Move, PushButton, SwipeUp, family, tap, type_in
 from cua_rl.tasks.goal import Goal
 
-_OPEN_DRAWER = Move(screen="home", operation=SwipeUp())
-_SHOW_RECENTS = PushButton(button=Button.RECENTS)
+DRAWER = "home/drawer"
+OPEN_DRAWER = Move(screen="home", operation=SwipeUp())
+SHOW_RECENTS = PushButton(button=Button.RECENTS)
 
 
 @family(max_turns=7, category="navigation", tags=("app_task", "drawer"))
@@ -28,7 +20,7 @@ def find_settings_in_drawer(random: Random) -> Instance:
         instruction="Find Settings in the app drawer and open it.",
         start=Start(apps=AppStart(off_home=("settings",))),
         goal=Goal(query="current_app", expected=APPS["settings"].package),
-        route=(_OPEN_DRAWER, tap("home/drawer", "Settings")),
+        route=(OPEN_DRAWER, tap(DRAWER, "Settings")),
     )
 
 
@@ -37,16 +29,15 @@ def search_app(random: Random, apps: tuple[str, ...]) -> Instance:
     """Find an app with the search of the app drawer."""
     app = random.choice(apps)
     label = APPS[app].label
-    drawer = "home/drawer"
     return Instance(
         instruction=f"Search for {label} in the app drawer and open it.",
         start=Start(apps=AppStart(off_home=(app,))),
         goal=Goal(query="current_app", expected=APPS[app].package),
         route=(
-            _OPEN_DRAWER,
-            tap(drawer, "Search", query="focused_field"),
-            type_in(drawer, label.lower(), query="draft_text"),
-            tap(drawer, label),
+            OPEN_DRAWER,
+            tap(DRAWER, "Search", query="focused_field"),
+            type_in(DRAWER, label.lower(), query="draft_text"),
+            tap(DRAWER, label),
         ),
     )
 
@@ -61,8 +52,8 @@ def pin_app(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(apps=AppStart(off_home=(app,))),
         goal=Goal(query=f"on_home:{spec.package}", expected="true"),
         route=(
-            _OPEN_DRAWER,
-            Move(screen="home/drawer", operation=Hold(label=spec.label)),
+            OPEN_DRAWER,
+            Move(screen=DRAWER, operation=Hold(label=spec.label)),
             tap(f"home/entry:{app}", "Add"),
         ),
     )
@@ -186,7 +177,7 @@ def take_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(app=app),
         goal=Goal(query="screenshots", expected=f'["{app}"]'),
         route=(
-            Move(screen=app, operation=_SHOW_RECENTS),
+            Move(screen=app, operation=SHOW_RECENTS),
             tap("recents", "Screenshot"),
         ),
     )
@@ -217,7 +208,7 @@ def take_and_open_screenshot(random: Random, apps: tuple[str, ...]) -> Instance:
         start=Start(first_page=("settings", "gallery"), app=app),
         goal=Goal(query="current_screen", expected="gallery/screenshot:0"),
         route=(
-            Move(screen=app, operation=_SHOW_RECENTS),
+            Move(screen=app, operation=SHOW_RECENTS),
             tap("recents", "Screenshot", query="num_screenshots", value="0"),
             Move(screen="recents", operation=PushButton(button=Button.HOME)),
             tap("home", "Gallery"),

@@ -5,6 +5,7 @@ from random import Random
 
 from cua_rl.devices.simulator.catalog import APPS, QUICK_TILES, Toggle, find_app
 from cua_rl.devices.simulator.start import Start, SystemStart
+from cua_rl.tasks.demo.families.basic import toggle_start
 from cua_rl.tasks.demo.families.settings import (
     LIST_TURNS,
     SCROLL_TURNS,
@@ -49,22 +50,13 @@ def clear_notifications(random: Random) -> Instance:
 
 
 @family(max_turns=6, category="system", tags=("system_task", "quick_tile"))
-def switch_quick_tile(random: Random, toggle: Toggle, *, turn_on: bool) -> Instance:
-    """Switch a toggle by its tile; switching it in Settings does not count."""
-    return _tile_instance(toggle, turn_on=turn_on)
-
-
-@family(max_turns=6, category="system", tags=("system_task", "quick_tile"))
-def toggle_quick_tile(random: Random, toggle: Toggle) -> Instance:
-    """Switch a toggle by its tile, on some phones on and on others off."""
-    return _tile_instance(toggle, turn_on=random.random() < 0.5)
-
-
-def _tile_instance(toggle: Toggle, *, turn_on: bool) -> Instance:
-    on, off = ((), (toggle,)) if turn_on else ((toggle,), ())
+def switch_quick_tile(random: Random, toggle: Toggle, *, turn_on: bool | None = None) -> Instance:
+    """Switch a toggle by its tile, on or off (None: drawn by the seed); switching it in Settings does not count."""
+    if turn_on is None:
+        turn_on = random.random() < 0.5
     return Instance(
         instruction=f"Turn {'on' if turn_on else 'off'} {_SPOKEN[toggle]} with its tile in the quick settings.",
-        start=Start(on=on, off=off),
+        start=toggle_start(toggle, turn_on=turn_on),
         goal=Goal(query=f"quick_tile:{toggle.value}", expected=truth(turn_on)),
         route=(_PULL, _PULL_AGAIN, tap("quick_settings", QUICK_TILES[toggle])),
     )

@@ -1,0 +1,64 @@
+# pyright: reportUnknownMemberType=false
+"""Terms beyond the policy loss itself: the weight of off-policy tokens, and the KL divergence from the reference.
+
+Shapes and names as in `losses.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from cua_rl.config import LossConfig
+
+KL_WEIGHT_CAP = 5.0
+"""Maximum weight of a token in the KL term, so that stale tokens do not outweigh all others."""
+
+
+def behaviour_weight(
+    config: LossConfig, proximal_logprobs: Tensor, sampling_logprobs: Tensor, turn_ids: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """min(proximal / sampling probability, tis_cap), zero where IcePop masks; and that mask, None without IcePop.
+
+    Neither truncated nor masked, it is decoupled PPO's behaviour weight (arXiv 2505.24298). `tis_cap` makes it
+    truncated importance sampling, which corrects for sampler and trainer computing different probabilities; IcePop
+    masks tokens outside [icepop_low, icepop_high]. With gspo the weight is per turn, too.
+    """
+    log_weight = (proximal_logprobs - sampling_logprobs).detach()
+    if config.name == "gspo":
+        log_weight = turn_means(log_weight, turn_ids)
+    ratio = torch.exp(log_weight)
+    weight = ratio if config.tis_cap is None else ratio.clamp(max=config.tis_cap)
+    if config.icepop_low is None and config.icepop_high is None:
+        return weight, None
+    masked = torch.zeros_like(ratio, dtype=torch.bool)
+    if config.icepop_low is not None:
+        masked |= ratio < config.icepop_low
+    if config.icepop_high is not None:
+        masked |= ratio > config.icepop_high
+    return weight.masked_fill(masked, 0.0), masked
+
+
+def kl_to_reference(
+    training_logprobs: Tensor, sampling_logprobs: Tensor, reference_logprobs: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """KL(policy || reference) as a loss per token, and two estimates of it: k3 and k1.
+
+    With x = log policy - log reference, k3 is exp(-x) - 1 + x and k1 is x. The loss has k3's value, and the gradient of
+    the divergence itself, ratio * x * grad log p. Differentiating the estimates would not give that: k1's gradient is
+    zero in the mean, k3's is that of another divergence (arXiv 2506.09477). The ratio of training over sampling
+    probability corrects for tokens of an older policy; it is truncated at KL_WEIGHT_CAP.
+    """
+    x = (training_logprobs - reference_logprobs).detach()
+    weight = torch.exp(training_logprobs.detach() - sampling_logprobs).clamp(max=KL_WEIGHT_CAP)
+    k1, k3 = weight * x, weight * (torch.expm1(-x) + x)
+    return k3 + k1 * (training_logprobs - training_logprobs.detach()), k3, k1
+
+
+def turn_means(values: Tensor, turn_ids: Tensor) -> Tensor:
+    """[n]: the mean of `values` over each token's turn."""
+    if not len(values):
+        return values
+    sums = torch.zeros(int(turn_ids.max()) + 1, dtype=values.dtype, device=values.device)
+    counts = torch.zeros_like(sums)
+    sums.index_add_(0, turn_ids, values)
+    counts.index_add_(0, turn_ids, torch.ones_like(values))
+    return (sums / counts.clamp(min=1.0))[turn_ids]
