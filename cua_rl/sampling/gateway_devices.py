@@ -26,7 +26,7 @@ from cua_rl.sampling.gateway_app import require_host
 logger = logging.getLogger(__name__)
 
 
-_MAX_ACTION_BYTES = 2**20
+_MAX_ACTION_BYTES = 256 * 2**10
 
 FindDevice = Callable[[str, str], OfferedDevice | None]
 """From a rollout's id and a token to the device that the token gives access to."""
