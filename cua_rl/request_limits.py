@@ -20,7 +20,7 @@ from cua_rl.errors import CuaError
 BODY_S, MIN_BYTES_PER_S = 10.0, 100_000
 """A body may take this long, and longer only as long as it arrives at this rate."""
 MAX_VALUES = 2_000_000
-"""Of a body of JSON: they take at most 150 MB and 0.8 s of one core, less than half of it with the interpreter's lock."""
+"""Of a body of JSON: they take at most 150 MB, and 0.8 s of one core, half of it with the interpreter locked."""
 MAX_DEPTH = 64
 _INLINE_BYTES = 64 * 2**10  # parsed within a millisecond, about what a thread costs
 
