@@ -1,14 +1,180 @@
-"""Serves an ASGI app on a socket, inside the running event loop."""
+"""Serves an ASGI app on a socket, inside the running event loop, to clients that keep to limits.
+
+uvicorn has a time limit between requests only. Here a connection also has to send whole heads in time, and few may wait
+for theirs per peer, so that clients that get no further cost others nothing.
+"""
 
 import asyncio
+import functools
 import socket
+import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from cua_rl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """What a client may cost before, between and after its requests."""
+
+    head_s: float = 10.0
+    """How long it may take for the head of a request, or go on sending one that has its answer."""
+    stall_s: float = 60.0
+    """How long it may leave an answer unread."""
+    head_bytes: int = 64 * 2**10
+    max_waiting: int = 512
+    """Connections of one peer without a whole head; with more, the oldest ones are closed."""
+    burst_s: float = 5.0
+    """Many clients that connect at the same moment are no attack: their heads follow."""
+    max_connections: int = 2048
+    """Of one peer: as many as all rollouts of a large step may open on one machine."""
+
+
+_LIMITS = ConnectionLimits()
+
+
+class _Cycle(Protocol):
+    """A request and its answer in uvicorn, with either of its parsers."""
+
+    response_complete: bool
+    more_body: bool
+
+
+class _Served(Protocol):
+    """uvicorn's own handling of a connection."""
+
+    cycle: _Cycle | None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> bool | None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+
+class LimitedConnection(asyncio.Protocol):
+    """A connection that uvicorn serves as long as its client keeps to the limits."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: Any = None,
+        *,
+        peers: "_Peers",
+    ) -> None:
+        make = cast("Any", AutoHTTPProtocol)
+        self._served: _Served = make(config=config, server_state=server_state, app_state=app_state, _loop=_loop)
+        self._peers = peers
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self.peer = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if name else ""  # pyright: ignore[reportUnknownArgumentType] - untyped in asyncio
+        self._loop = asyncio.get_running_loop()
+        self._served.connection_made(transport)
+        self._peers.add(self)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self.resume_writing()
+        self._peers.remove(self)
+        self._served.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._served.data_received(data)
+        cycle = self._served.cycle
+        if cycle is not None and not cycle.response_complete:
+            if self._head_timer is not None:
+                self._stop_waiting()
+        elif self._transport.is_closing():
+            return
+        else:
+            if self._head_timer is None:
+                self._wait_for_head()
+            if cycle is None or not cycle.more_body:  # the rest of a body that was refused may still be on its way
+                self._head_bytes += len(data)
+                if self._head_bytes > self._peers.limits.head_bytes:
+                    self.drop()
+
+    def eof_received(self) -> bool | None:
+        return self._served.eof_received()
+
+    def pause_writing(self) -> None:
+        self._stall_timer = self._loop.call_later(self._peers.limits.stall_s, self.drop)
+        self._served.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+            self._served.resume_writing()
+
+    def drop(self) -> None:
+        """Close at once, without an answer."""
+        self._transport.abort()
+
+    def _wait_for_head(self) -> None:
+        self._head_bytes = 0
+        self._head_timer = self._loop.call_later(self._peers.limits.head_s, self.drop)
+        self._peers.wait(self)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+            self._peers.stop_waiting(self)
+
+
+class _Peers:
+    """The connections of a server by the address of their clients."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._num_open: dict[str, int] = {}
+        self._waiting: dict[str, dict[LimitedConnection, float]] = {}
+
+    def add(self, connection: LimitedConnection) -> None:
+        """Count a connection; beyond the limit, it takes the place of the one that has waited longest, or is closed."""
+        self._num_open[connection.peer] = self._num_open.get(connection.peer, 0) + 1
+        if self._num_open[connection.peer] > self.limits.max_connections:
+            next(iter(self._waiting.get(connection.peer, {})), connection).drop()
+
+    def remove(self, connection: LimitedConnection) -> None:
+        self._num_open[connection.peer] -= 1
+        if not self._num_open[connection.peer]:
+            del self._num_open[connection.peer]
+
+    def wait(self, connection: LimitedConnection) -> None:
+        """Note that a head is awaited; the oldest connections that have long waited for theirs make room."""
+        now = time.monotonic()
+        waiting = self._waiting.setdefault(connection.peer, {})
+        waiting[connection] = now
+        num_over = len(waiting) - self.limits.max_waiting
+        for oldest, since in list(waiting.items())[: max(0, num_over)]:
+            if now - since < self.limits.burst_s:
+                break
+            oldest.drop()
+
+    def stop_waiting(self, connection: LimitedConnection) -> None:
+        waiting = self._waiting.get(connection.peer, {})
+        waiting.pop(connection, None)
+        if not waiting:
+            self._waiting.pop(connection.peer, None)
 
 
 class _QuietServer(uvicorn.Server):
@@ -28,7 +194,9 @@ class _QuietServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_app(app: ASGIApp, host: str, port: int, *, grace_s: int = 5) -> AsyncGenerator[str]:
+async def serve_app(
+    app: ASGIApp, host: str, port: int, *, grace_s: int = 5, limits: ConnectionLimits = _LIMITS
+) -> AsyncGenerator[str]:
     """Serve an app while the block runs and yield its root address; port 0 takes a free one.
 
     Requests that are not answered within `grace_s` seconds of leaving are cancelled.
@@ -50,11 +218,17 @@ async def serve_app(app: ASGIApp, host: str, port: int, *, grace_s: int = 5) -> 
             f"port: expected a free port, got {host}:{port} ({error}); choose another one, or 0 for any"
         ) from None
     bound_host, bound_port = listener.getsockname()[:2]
-    server = _QuietServer(
-        uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_s, proxy_headers=False
-        )
+    protocol = functools.partial(LimitedConnection, peers=_Peers(limits))
+    config = uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", protocol),
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=grace_s,
+        proxy_headers=False,  # scheme and peer are those of the socket, whatever a header says
     )
+    server = _QuietServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name=f"serve-{bound_port}")
     try:
         ready = asyncio.create_task(server.ready.wait())

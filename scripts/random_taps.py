@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from openai.types.responses import Response
 
+from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.policy import AdapterRef, SamplingParams
@@ -59,7 +60,7 @@ class RandomTaps:
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
-    ) -> AbstractContextManager[str]:
+    ) -> AbstractContextManager[ModelAddress]:
         raise NotImplementedError("only the built-in agent can act here")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":

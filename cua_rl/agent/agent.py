@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cua_rl.agent.offered_device import OfferedDevice
@@ -38,6 +38,21 @@ class AgentOutcome:
     """What went wrong with an agent that ended its rollout by failing."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAddress:
+    """Where an agent in another process reaches the model and the device of its rollout."""
+
+    url: str
+    """Without `/v1` or `/device`."""
+    api_key: str = field(repr=False)
+    """Grants access to the model, for as long as the rollout is open."""
+
+    @property
+    def keyed_url(self) -> str:
+        """The same for an agent that cannot be given a key: it is part of the path."""
+        return f"{self.url}/keys/{self.api_key}"
+
+
 OnTurn = Callable[[AgentTurn], Awaitable[None]]
 
 
@@ -57,11 +72,10 @@ class ModelAccess(Protocol):
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
-    ) -> AbstractContextManager[str]:
+    ) -> AbstractContextManager[ModelAddress]:
         """Let an agent in another process reach the rollout, and `device` if given, while the block runs.
 
-        Gives the rollout's address, without `/v1` or `/device`. `watch` admits requests and hears of their answers.
-        Raises `ConfigError` if other processes cannot connect.
+        `watch` admits requests and hears of their answers. Raises `ConfigError` if other processes cannot connect.
         """
         ...
 

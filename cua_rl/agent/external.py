@@ -14,7 +14,7 @@ from typing import cast
 
 import httpx
 
-from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, OnTurn
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddress, OnTurn
 from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
@@ -39,16 +39,16 @@ class Assignment:
     """The parameters that an agent program receives."""
 
     task: AgentTask
-    address: str
+    address: ModelAddress
     device_token: str
 
     def variables(self) -> dict[str, str]:
         """As environment variables, or as the fields of a JSON object."""
         return {
-            "OPENAI_BASE_URL": f"{self.address}/v1",
-            "OPENAI_API_KEY": "anything",
+            "OPENAI_BASE_URL": f"{self.address.url}/v1",
+            "OPENAI_API_KEY": self.address.api_key,
             "CUA_INSTRUCTION": self.task.instruction,
-            "CUA_DEVICE_URL": f"{self.address}/device",
+            "CUA_DEVICE_URL": f"{self.address.url}/device",
             "CUA_DEVICE_TOKEN": self.device_token,
             "CUA_MAX_TURNS": str(self.task.max_turns),
         }

@@ -88,7 +88,8 @@ class MiniAgent:
                 "maxSteps": task.max_turns,
                 "maxRunTimeSec": round(settings.max_run_time_s),
                 "maxStepTimeSec": round(settings.max_step_time_s),
-                "model": {"baseUrl": f"{address}/v1", "name": "policy", "provider": "openai"},
+                # the server's API has no field for a key
+                "model": {"baseUrl": f"{address.keyed_url}/v1", "name": "policy", "provider": "openai"},
                 "env": {
                     "type": "genv",
                     "gymBaseUrl": device.task.base_url,

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
+from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.errors import ConfigError, SamplingError, boundary
@@ -23,7 +24,13 @@ from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.sampling.client import RequestRejected
-from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, in_process_client, make_gateway_app
+from cua_rl.sampling.gateway_app import (
+    ContextOverflow,
+    RolloutDoor,
+    UnknownRollout,
+    in_process_client,
+    make_gateway_app,
+)
 from cua_rl.sampling.openai_answers import Answer
 from cua_rl.types import ModelTurn
 
@@ -53,6 +60,7 @@ class _OpenRollout:
     params: SamplingParams
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     images: ImageUrls = field(default_factory=ImageUrls)
+    door: RolloutDoor = field(default_factory=RolloutDoor)
 
 
 class EndpointAccess:
@@ -94,14 +102,18 @@ class EndpointAccess:
 
     def expose(
         self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
-    ) -> AbstractContextManager[str]:
+    ) -> AbstractContextManager[ModelAddress]:
         """Raises `ConfigError`: only the built-in agent works with another model endpoint."""
         raise ConfigError(f"expected the built-in agent for {self._endpoint.base_url!r}, got one in another process")
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for an agent in this process, like that of the gateway."""
-        self._open(rollout_id)
-        return in_process_client(self._app, rollout_id)
+        return in_process_client(self._app, rollout_id, self._open(rollout_id).door.api_key)
+
+    def door(self, rollout_id: str) -> RolloutDoor | None:
+        """What gives access to a rollout; None if no such rollout is open."""
+        rollout = self._rollouts.get(rollout_id)
+        return None if rollout is None else rollout.door
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
         """Ask the endpoint in its own API and record the turn.

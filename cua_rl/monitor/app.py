@@ -52,6 +52,8 @@ def make_app(
     )
     app.state.databases = databases
     app.state.rules = rules
+    app.state.sessions = security.Sessions()
+    app.state.ingest = ingest.IngestState()
     app.state.feed = feed or LiveFeed()
     app.state.results_folder = results_folder
     add_refusals(app)

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import isfinite
-from typing import Any
+from math import fsum, isfinite
+from typing import Any, cast
 
 from cua_rl.evaluation.statistics import wilson_interval
+from cua_rl.json_types import JsonDict
 from cua_rl.monitor import schemas
 
 
@@ -32,12 +33,28 @@ def fault_bounds(metrics: Mapping[str, Any] | None) -> schemas.FaultBounds | Non
 
 def finite(value: object) -> float | None:
     """A finite number, or None."""
-    return float(value) if isinstance(value, int | float) and isfinite(value) else None
+    try:
+        return float(value) if isinstance(value, int | float) and isfinite(value) else None
+    except OverflowError:  # an integer with hundreds of digits
+        return None
 
 
-def finite_values(values: Mapping[str, Any] | None) -> dict[str, float | None]:
+def finite_mean(values: Sequence[float]) -> float | None:
+    """The mean of some values, None if there are none or it is not finite."""
+    try:
+        return finite(fsum(values) / len(values)) if values else None
+    except (OverflowError, ValueError):  # of infinite ones
+        return None
+
+
+def finite_values(values: object) -> dict[str, float | None]:
     """Metrics with None for non-finite values."""
-    return {name: finite(value) for name, value in (values or {}).items()}
+    return {name: finite(value) for name, value in as_object(values).items()}
+
+
+def as_object(value: object) -> JsonDict:
+    """A stored JSON object; empty for anything else, as an earlier version took from other programs."""
+    return cast("JsonDict", value) if isinstance(value, dict) else {}
 
 
 def thin(values: Sequence[float | None], num_points: int) -> list[float | None]:

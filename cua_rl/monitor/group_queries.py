@@ -11,7 +11,7 @@ from cua_rl.database.models import Eval, Group, Replay, RolloutRow, Step, TaskRo
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
-from cua_rl.monitor.figures import fault_bounds, finite, finite_values, make_rate
+from cua_rl.monitor.figures import as_object, fault_bounds, finite, finite_values, make_rate
 from cua_rl.monitor.run_summaries import is_alive
 from cua_rl.monitor.schemas import Phase
 
@@ -235,9 +235,9 @@ async def _clock_turns(run: RunAccess, rollout_ids: Sequence[str], began: float)
         stages = [value for value in finite_values(row.durations_s).values() if value is not None]
         turn = schemas.ClockTurn(
             turn_index=row.turn_index,
-            started_s=row.started_unix_s - began,
-            duration_s=max(row.duration_s, sum(stages)),
-            action=row.action,
+            started_s=finite(row.started_unix_s - began) or 0.0,
+            duration_s=max(finite(row.duration_s) or 0.0, finite(sum(stages)) or 0.0),
+            action=as_object(row.action) or None,
             failure_kind=row.failure_kind,
             action_error=row.action_error,
             before_sha256=row.before_sha256,

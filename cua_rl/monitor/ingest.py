@@ -5,14 +5,14 @@ One transaction per batch, and a savepoint per item, so that a bad item is one e
 
 import asyncio
 import json
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, Row, select, update
 from sqlalchemy.dialects.postgresql import insert
@@ -36,14 +36,17 @@ from cua_rl.events import Phase
 from cua_rl.monitor import ingest_schemas as sent
 from cua_rl.monitor import received
 from cua_rl.monitor.answers import REFUSALS
+from cua_rl.monitor.databases import Databases
 from cua_rl.monitor.ingest_images import PREFIX, take_images
-from cua_rl.monitor.projects import find_project
+from cua_rl.monitor.projects import find_project, project_of
 from cua_rl.monitor.received import ItemRefused
 from cua_rl.monitor.schemas import Problem
-from cua_rl.monitor.security import Bearer
+from cua_rl.monitor.security import Bearer, BodyRoute, unauthorized
+from cua_rl.request_limits import BodyBudget, bearer_key
 
-router = APIRouter(prefix="/api/ingest", tags=["ingest"])
-_MAX_DEPTH = 64
+_MAX_BYTES = 64 * 2**20
+"""Of a project's unanswered batches together."""
+_WRONG_TOKEN = "expected the token of a project, got another one"
 _PHASES: dict[str, Phase] = {"steps": "step", "baselines": "baseline", "evals": "eval"}
 _SENDERS_MISTAKES = (
     *(ValidationError, ItemRefused, DatabaseError, StatementError),
@@ -95,27 +98,66 @@ class _Batch:
         return row_id
 
 
-def ingest_engine(request: Request) -> Engine:
+@dataclass(slots=True)
+class IngestState:
+    """What the batches that arrive at the same time share."""
+
+    budgets: dict[int, BodyBudget] = field(default_factory=dict[int, BodyBudget])
+    """By project."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of the batch that is being stored: waiting for the database's one writer takes no thread."""
+
+
+class _IngestRoute(BodyRoute):
+    """A route for projects: their token is looked up before a body is read."""
+
+    def admit(self, request: Request) -> AbstractAsyncContextManager[BodyBudget]:
+        return _admit_project(request)
+
+
+@asynccontextmanager
+async def _admit_project(request: Request) -> AsyncGenerator[BodyBudget]:
+    token, databases = bearer_key(request), cast("Databases", request.app.state.databases)
+    if not token:
+        raise unauthorized("expected a project's token, got none")
+    async with databases.main.sessions() as session:
+        project = (await session.execute(project_of(token))).one_or_none()
+    if project is None:
+        raise unauthorized(_WRONG_TOKEN)
+    state: IngestState = request.app.state.ingest
+    yield state.budgets.setdefault(project.id, BodyBudget(_MAX_BYTES))
+
+
+router = APIRouter(prefix="/api/ingest", tags=["ingest"], route_class=_IngestRoute)
+
+
+async def ingest_engine(request: Request) -> Engine:
     return request.app.state.databases.writer_engine
+
+
+async def ingest_state(request: Request) -> IngestState:
+    return request.app.state.ingest
 
 
 @router.post("/batch", responses=REFUSALS | {422: {"model": sent.IngestAnswer | Problem}})
 async def ingest_batch(
-    batch: sent.IngestBatch, bearer: Bearer, engine: Annotated[Engine, Depends(ingest_engine)], response: Response
+    batch: sent.IngestBatch,
+    bearer: Bearer,
+    engine: Annotated[Engine, Depends(ingest_engine)],
+    state: Annotated[IngestState, Depends(ingest_state)],
+    response: Response,
 ) -> sent.IngestAnswer:
     """Store runs, tasks, steps, rollouts and turns that a project sends.
 
     An item whose `client_id` was sent before is updated. Items that cannot be stored are listed in `errors`, the others
     are stored; the status is 422 only if nothing was stored.
     """
-    if bearer is None:
-        raise HTTPException(401, "expected a project's token, got none", headers={"WWW-Authenticate": "Bearer"})
     try:
-        answer = await asyncio.to_thread(ingest, engine, bearer.credentials, batch)
+        async with state.turn:
+            answer = await asyncio.to_thread(ingest, engine, bearer.credentials if bearer else "", batch)
     except UnknownToken as error:
-        raise HTTPException(401, str(error), headers={"WWW-Authenticate": "Bearer"}) from None
-    num_sent = sum(len(items) for items in batch.model_dump(exclude={"training"}).values())
-    num_sent += batch.training is not None
+        raise unauthorized(str(error)) from None
+    num_sent = sum(len(getattr(batch, kind)) for kind in sent.ITEM_CLASSES) + (batch.training is not None)
     if num_sent and len(answer.errors) == num_sent:
         response.status_code = 422
     return answer
@@ -130,7 +172,7 @@ def ingest(engine: Engine, token: str, batch: sent.IngestBatch) -> sent.IngestAn
     with engine.begin() as connection:
         project = find_project(connection, token)
         if project is None:
-            raise UnknownToken("expected the token of a project, got another one")
+            raise UnknownToken(_WRONG_TOKEN)
         ours = _Batch(
             connection=connection, project_id=project[0], project_name=project[1], received_at=datetime.now(UTC)
         )
@@ -178,14 +220,6 @@ def _explain(error: BaseException) -> str:
 
 def _parse(batch: _Batch, item_class: type[_Item], payload: dict[str, Any]) -> tuple[_Item, dict[str, Any]]:
     """The item, and its payload; images in it are stored and replaced by their hashes."""
-    front: list[dict[str, Any] | list[Any]] = [payload]
-    depth = 0
-    while front:
-        depth += 1
-        if depth > _MAX_DEPTH:
-            raise ItemRefused(f"expected JSON at most {_MAX_DEPTH} levels deep, got more")
-        inner = [item for value in front for item in (value.values() if isinstance(value, dict) else value)]
-        front = [item for item in inner if isinstance(item, dict | list)]
     without_images, images = take_images(payload)
     if images:
         insert_images(batch.connection, images)
@@ -278,10 +312,10 @@ def _store_rollout(batch: _Batch, item: sent.SentRollout) -> int:
             query.where(TaskRow.id == batch.require_row("tasks", item.task_id))
         ).one_or_none()
     ours, number = item.cua_rl, item.group_num or 0
-    seed = int(ours.get("seed", 0 if task is None else task.seed))
+    seed = ours.seed if ours.seed is not None else 0 if task is None else task.seed
     report = RolloutReport(
         source=_find_source(batch, item),
-        group_id=str(ours.get("group_id") or f"group-{number}")[:200],
+        group_id=(ours.group_id or f"group-{number}")[:200],
         group_index=number,
         task={"task_pk": None, "task_id": "unknown", "seed": seed}
         if task is None
@@ -289,7 +323,7 @@ def _store_rollout(batch: _Batch, item: sent.SentRollout) -> int:
         rollout_id=item.rollout_id,
         member_index=item.env_index or 0,
         columns=received.rollout_columns(item),
-        judgement=received.judgement_of(ours.get("judgement")),
+        judgement=received.judgement_of(ours.judgement),
     )
     rollout_pk = batch.write(report)
     if item.env_id is not None:

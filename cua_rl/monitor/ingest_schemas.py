@@ -1,10 +1,10 @@
 """Request and response of the ingest API. Items are parsed tolerantly; fields without a column are stored as sent.
 
 Names are those of the ingest interface: `max_steps` of a task are turns, `turn` counts from 1, ids are those that
-earlier answers gave. Our own sender adds an object `cua_rl` with values for which the interface has no field.
+earlier answers gave. Our own sender adds an object `cua_rl` with values for which the interface has no field; they go
+to columns as they are, so their types are exact.
 """
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from math import isfinite
@@ -12,7 +12,9 @@ from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
+from cua_rl.json_types import JsonDict
 from cua_rl.monitor.schemas import Shown
+from cua_rl.request_limits import RequestRefused, parse_json
 
 _YEARS = (1990, 2200)
 
@@ -36,9 +38,16 @@ def _parse_json(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
+        return parse_json(value)
+    except RequestRefused as refused:
+        if isinstance(refused.__cause__, ValueError):
+            return value
+        raise ValueError(refused.message) from None  # it would be too deep for every page
+
+
+def _parse_object(value: object) -> object:
+    """A JSON object, or text that holds one; empty text is none."""
+    return None if value == "" else _parse_json(value)
 
 
 def _finite(value: object) -> object:
@@ -77,7 +86,88 @@ Key = Annotated[int | None, Field(ge=1, lt=2**63)]
 Text = Annotated[str | None, PlainValidator(_text_of(4_000_000))]
 Name = Annotated[str | None, PlainValidator(_text_of(500))]
 AnyJson = Annotated[Any, BeforeValidator(_parse_json)]
+JsonObject = Annotated[JsonDict | None, BeforeValidator(_parse_object)]
 Words = Annotated[list[str] | None, BeforeValidator(_words), Field(max_length=100)]
+
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=1e11)]
+"""A duration, or Unix time."""
+Names = Annotated[list[Annotated[str, Field(max_length=500)]], Field(max_length=100_000)]
+NamedValues = dict[str, float | None]
+TokenIds = list[Count]
+
+
+class Ours(BaseModel):
+    """What only our own sender says, in columns' own types; names that are no columns are left out."""
+
+    model_config = ConfigDict(strict=True)
+
+    def named(self) -> JsonDict:
+        """What was said."""
+        return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
+
+
+class OursOfTraining(Ours):
+    attempt: Name = None
+    first_step: Count = 1
+    image_token_id: Count = 0
+    kept_group_ids: Names = Field(default_factory=list[str])
+
+
+class OursOfTask(Ours):
+    seed: Seed = 0
+
+
+class OursOfEval(Ours):
+    policy_version: Count = 0
+    group_size: Count = 1
+
+
+class OursOfStep(OursOfEval):
+    trained_policy_version: Count | None = None
+    num_datums: Count | None = None
+    datums_sha256: Name = None
+
+
+class OursOfSource(OursOfStep):
+    group_ids: Names | None = None
+
+
+class OursOfRollout(Ours):
+    advantage: float | None = None
+    stop_reason: Name = None
+    reward_parts: NamedValues | None = None
+    started_unix_s: Seconds | None = None
+    duration_s: Seconds | None = None
+    answer: Text = None
+    seed: Seed | None = None
+    position: Count | None = None
+    group_id: Name = None
+    judgement: JsonDict | None = None
+
+
+class OursOfTurn(Ours):
+    response_id: Name = None
+    prompt_token_ids: TokenIds = Field(default_factory=list[int])
+    prompt_chunks: list[JsonDict] = Field(default_factory=list[JsonDict])
+    sampled_tokens: TokenIds = Field(default_factory=list[int])
+    sampling_logprobs: list[float] = Field(default_factory=list[float])
+    training_logprobs: list[float] | None = None
+    policy_version: Count = 0
+    stop: Name = None
+    text: Text = None
+    failure_kind: Name = None
+    failure_message: Text = None
+    prompt_matches_renderer: bool = True
+    request: JsonDict = Field(default_factory=JsonDict)
+    cached_tokens: Count = 0
+    started_unix_s: Seconds = 0.0
+    duration_s: Seconds = 0.0
+    durations_s: dict[str, Seconds] = Field(default_factory=dict[str, float])
+    action: JsonDict | None = None
+    action_error: Text = None
 
 
 class Sent(BaseModel):
@@ -91,16 +181,16 @@ class Sent(BaseModel):
     start_time: Time = None
     end_time: Time = None
     created_at: Time = None
-    cua_rl: dict[str, Any] = Field(default_factory=dict)
 
 
 class SentTraining(Sent):
     training_id: Key = None
     run_name: Name = None
     log_path: Name = None
-    config_json: AnyJson = None
+    config_json: JsonObject = None
     current_step: Integer = None
     total_steps: Integer = None
+    cua_rl: OursOfTraining = Field(default_factory=OursOfTraining)
 
 
 class SentTask(Sent):
@@ -112,6 +202,7 @@ class SentTask(Sent):
     category: Name = None
     max_steps: Integer = None
     tags: Words = None
+    cua_rl: OursOfTask = Field(default_factory=OursOfTask)
 
 
 class SentEnvironment(Sent):
@@ -140,9 +231,10 @@ class SentSource(Sent):
     num_tokens: Integer = None
     total_tasks: Integer = None
     completed_tasks: Integer = None
-    rollout_progress: AnyJson = None
-    metrics_json: AnyJson = None
+    rollout_progress: JsonObject = None
+    metrics_json: JsonObject = None
     rollout_end_time: Time = None
+    cua_rl: OursOfSource = Field(default_factory=OursOfSource)
 
 
 class SentRollout(Sent):
@@ -165,7 +257,8 @@ class SentRollout(Sent):
     ran_out_of_turns: bool | None = None
     task_completed: bool | None = None
     rollout_time: Number = None
-    summary_json: AnyJson = None
+    summary_json: JsonObject = None
+    cua_rl: OursOfRollout = Field(default_factory=OursOfRollout)
 
 
 class SentTurn(Sent):
@@ -175,11 +268,12 @@ class SentTurn(Sent):
     model_response: Text = None
     thinking: Text = None
     text: Text = None
-    metrics_json: AnyJson = None
+    metrics_json: JsonObject = None
     action_json: AnyJson = None
     model_specific_input_json: AnyJson = None
     screen_before: Text = None
     screen_after: Text = None
+    cua_rl: OursOfTurn = Field(default_factory=OursOfTurn)
 
 
 class SentAction(Sent):
@@ -207,7 +301,7 @@ class SentValidation(Sent):
     actual_result: AnyJson = None
     success: bool
     execution_time: Number = None
-    details_json: AnyJson = None
+    details_json: JsonObject = None
 
 
 class SentValidator(Sent):

@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Annotated, Any
 
 import psycopg
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 from sqlalchemy.engine import make_url
 
@@ -25,6 +25,7 @@ router = APIRouter(prefix="/api/events", tags=["live"], dependencies=[CanRead], 
 _CHANNEL = "cua_rl"
 _KEPT_EVENTS = 10_000
 _QUEUE_SIZE = 1000
+_MAX_FOLLOWERS = 128  # of one address: all browsers behind a proxy have the proxy's
 _RETRY_S = 1.0
 _KEEPALIVE_S = 15.0
 
@@ -34,6 +35,7 @@ class Follower:
     """One client. `has_missed` means that it was too slow and must reload everything."""
 
     run_id: str | None
+    peer: str = ""
     queue: asyncio.Queue[LiveEvent] = field(default_factory=lambda: asyncio.Queue(_QUEUE_SIZE))
     has_missed: bool = False
 
@@ -75,9 +77,15 @@ class LiveFeed:
         missed = list(self._kept)[int(number) + 1 - oldest :]
         return [LiveEvent(event_id=last_event_id, kind="hello")] + [e for e in missed if _concerns(e, run_id)]
 
-    async def follow(self, last_event_id: str | None, run_id: str | None) -> AsyncGenerator[LiveEvent | None]:
+    def has_room(self, peer: str) -> bool:
+        """True if the client's address may have one more stream."""
+        return sum(follower.peer == peer for follower in self._followers) < _MAX_FOLLOWERS
+
+    async def follow(
+        self, last_event_id: str | None, run_id: str | None, peer: str = ""
+    ) -> AsyncGenerator[LiveEvent | None]:
         """Events of a run, or of all; None periodically, to keep the connection alive."""
-        follower = Follower(run_id=run_id)
+        follower = Follower(run_id=run_id, peer=peer)
         greeting = self.greeting(last_event_id, run_id)
         self._followers.add(follower)  # in one go with the greeting: nothing falls between them
         try:
@@ -157,7 +165,7 @@ def parse_announcement(payload: str, run_id_of: Callable[[int], str]) -> LiveEve
         return None
 
 
-def feed_of(request: Request) -> LiveFeed:
+async def feed_of(request: Request) -> LiveFeed:
     return request.app.state.feed
 
 
@@ -167,6 +175,7 @@ def feed_of(request: Request) -> LiveFeed:
     responses={200: {"model": LiveEvent, "description": "text/event-stream; the data of each event is this JSON"}},
 )
 async def follow_events(
+    request: Request,
     feed: Annotated[LiveFeed, Depends(feed_of)],
     run_id: Annotated[str | None, Query(max_length=300, description="only this run; all runs if omitted")] = None,
     last_event_id: Annotated[str | None, Header(max_length=100)] = None,
@@ -176,10 +185,15 @@ async def follow_events(
     An event names what changed; fetch it by its route. With `Last-Event-ID`, missed events come first. The kinds
     `hello` (at the start) and `reset` (reload everything) concern the stream itself.
     """
+    peer = request.client.host if request.client else ""
+    if not feed.has_room(peer):
+        raise HTTPException(
+            503, f"expected at most {_MAX_FOLLOWERS} open event streams of one address, got more; close some pages"
+        )
 
     async def lines() -> AsyncGenerator[str]:
         yield "retry: 1000\n\n"
-        async for event in feed.follow(last_event_id, run_id):
+        async for event in feed.follow(last_event_id, run_id, peer):
             if event is None:
                 yield ": still here\n\n"
             else:

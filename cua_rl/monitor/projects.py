@@ -3,7 +3,7 @@
 import re
 from hashlib import sha256
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, Select, select
 from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.monitor_models import Project
@@ -29,9 +29,13 @@ def create_project(engine: Engine, name: str) -> tuple[int, str]:
 
 def find_project(connection: Connection, token: str) -> tuple[int, str] | None:
     """Id and name of the project that the token belongs to."""
-    query = select(Project.id, Project.name).where(Project.token_sha256 == _hash(token))
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(project_of(token)).one_or_none()
     return None if row is None else (row.id, row.name)
+
+
+def project_of(token: str) -> Select[int, str]:
+    """The query for the id and name of a token's project."""
+    return select(Project.id, Project.name).where(Project.token_sha256 == _hash(token))
 
 
 def _hash(token: str) -> bytes:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from json import dumps
-from math import isfinite
 from typing import Any, cast
 from uuid import UUID
 
@@ -34,23 +33,14 @@ _STEP_STATUS = {
     **_ENDED,
 }
 _DEVICE_STATUS = {"terminated": "released", "error": "failed", "failed": "failed"}
+_MAX_SECONDS = 1e11
 _STAGES = {"model_inference": "respond", "action_exec": "execute", "screenshot_after": "observe"}
 _NOT_SETTINGS = {
     *sent.SentTraining.model_fields,
     *("current_phase", "progress_percent", "status_message", "last_heartbeat", "avg_turn_time"),
     *("estimated_total_time", "estimated_remaining_time"),
 }
-# columns that only our own sender names, in `cua_rl`
-_OF_STEP = ("policy_version", "group_size", "trained_policy_version", "num_datums", "datums_sha256")
-_OF_EVAL = ("policy_version", "group_size")
-_OF_ROLLOUT = ("advantage", "stop_reason", "reward_parts", "started_unix_s", "duration_s", "answer", "seed", "position")
-_OF_TURN = (
-    *("response_id", "prompt_token_ids", "prompt_chunks", "sampled_tokens", "sampling_logprobs", "training_logprobs"),
-    *("policy_version", "stop", "text", "failure_kind", "failure_message", "prompt_matches_renderer", "request"),
-    *("cached_tokens", "started_unix_s", "duration_s", "durations_s", "action", "action_error"),
-)
-_INT_LISTS = ("prompt_token_ids", "sampled_tokens")
-_FLOAT_LISTS = ("sampling_logprobs", "training_logprobs")
+_NOT_OF_EVAL = {*sent.OursOfStep.model_fields} - {*sent.OursOfEval.model_fields}
 
 
 class ItemRefused(CuaError):
@@ -60,11 +50,10 @@ class ItemRefused(CuaError):
 def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_name: str, folder: str) -> TrainingReport:
     """The run of that name in `folder`; fields of the payload without a column become settings."""
     ours = item.cua_rl
-    attempt = ours.get("attempt")
     try:
-        attempt_id = None if attempt is None else UUID(str(attempt))
+        attempt_id = None if ours.attempt is None else UUID(ours.attempt)
     except ValueError:
-        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {str(attempt)[:100]!r}") from None
+        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {ours.attempt[:100]!r}") from None
     columns: Columns = {}
     if item.status is not None:
         columns["status"] = _ENDED.get(item.status, "running")
@@ -79,24 +68,20 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
         run_name=run_name,
         log_path=folder,
         attempt_id=attempt_id,
-        image_token_id=int(ours.get("image_token_id", 0)),
-        first_step=int(ours.get("first_step", 1)),
-        kept_group_ids=_names(ours.get("kept_group_ids")),
+        image_token_id=ours.image_token_id,
+        first_step=ours.first_step,
+        kept_group_ids=tuple(ours.kept_group_ids),
         started_at=item.start_time or item.created_at,
-        settings=mask_secrets(settings | _as_object(item.config_json)),
+        settings=mask_secrets(settings | (item.config_json or {})),
         columns=columns,
     )
-
-
-def _names(given: object) -> tuple[str, ...]:
-    return tuple(str(name) for name in cast("list[object]", given)) if isinstance(given, list) else ()
 
 
 def task_of(item: sent.SentTask) -> Task:
     """The task as far as it is shown; whoever sent it validates it."""
     return Task(
         task_id=item.task_id or item.client_id or item.name or "task",
-        seed=int(item.cua_rl.get("seed", 0)),
+        seed=item.cua_rl.seed,
         instruction=item.instruction or item.description or item.name or "",
         category=cast("Any", item.category or ""),
         difficulty=cast("Any", item.difficulty or ""),
@@ -146,17 +131,16 @@ def source_report(item: sent.SentSource, phase: Phase) -> SourceReport:
         columns["ended_at"] = item.end_time or datetime.now(UTC)
     if is_step and item.rollout_end_time is not None:
         columns["rollouts_ended_at"] = item.rollout_end_time
-    ours = item.cua_rl
+    ours = item.cua_rl.named()
+    group_ids = ours.pop("group_ids", None)
+    if not is_step:
+        ours = {name: value for name, value in ours.items() if name not in _NOT_OF_EVAL}
     return SourceReport(
         training_id=cast("int", item.training_id),
         source=RolloutSource(phase=phase, step=max(0, item.step or 0)),
-        columns=columns | _named(ours, _OF_STEP if is_step else _OF_EVAL),
-        group_ids=_names(ours["group_ids"]) if is_step and "group_ids" in ours else None,
+        columns=columns | ours,
+        group_ids=None if group_ids is None or not is_step else tuple(group_ids),
     )
-
-
-def _named(ours: Mapping[str, Any], names: Sequence[str]) -> Columns:
-    return {name: ours[name] for name in names if name in ours}
 
 
 def _metrics(item: sent.SentSource) -> dict[str, float]:
@@ -175,7 +159,7 @@ def _metrics(item: sent.SentSource) -> dict[str, float]:
     metrics = {name: float(value) for name, value in named.items() if value is not None}
     return metrics | {
         name[:300]: float(value)
-        for name, value in _as_object(item.metrics_json).items()
+        for name, value in (item.metrics_json or {}).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     }
 
@@ -184,7 +168,7 @@ def rollout_columns(item: sent.SentRollout) -> Columns:
     """What this item says of the rollout."""
     success = item.task_success if item.task_success is not None else item.validation_passed
     num_turns = item.num_turns if item.num_turns is not None else item.current_turn
-    summary = _as_object(item.summary_json)
+    summary = item.summary_json or {}
     if success is None and isinstance(summary.get("task_success"), bool):
         success = summary["task_success"]
     finished = StopReason.FINISHED if item.status == "completed" and item.task_completed else None
@@ -202,7 +186,7 @@ def rollout_columns(item: sent.SentRollout) -> Columns:
         columns["status"] = _ENDED.get(item.status, "running")
         if columns["status"] != "running":
             columns["ended_at"] = item.end_time or datetime.now(UTC)
-    columns |= _named(item.cua_rl, _OF_ROLLOUT)
+    columns |= {name: value for name, value in item.cua_rl.named().items() if name not in ("group_id", "judgement")}
     if columns["stop_reason"] is not None and columns["stop_reason"] not in tuple(StopReason):
         raise ItemRefused(
             f"expected a stop_reason among {[str(one) for one in StopReason]}, got {columns['stop_reason']!r}"
@@ -225,11 +209,11 @@ def judgement_of(given: object) -> Judgement | None:
 
 def turn_columns(item: sent.SentTurn) -> Columns:
     """What this item says of the turn, its screenshots apart."""
-    timings = _as_object(_as_object(item.metrics_json).get("stage_timings"))
+    timings = _as_object((item.metrics_json or {}).get("stage_timings"))
     stages = {
         _STAGES.get(name, name): float(value)
         for name, value in timings.items()
-        if isinstance(value, int | float) and isfinite(value) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MAX_SECONDS
     }
     text = item.model_response if item.model_response is not None else item.text
     if item.thinking and "<think>" not in (text or ""):
@@ -246,34 +230,24 @@ def turn_columns(item: sent.SentTurn) -> Columns:
     return {name: value for name, value in columns.items() if value is not None} | _exact_columns(item.cua_rl)
 
 
-def _exact_columns(ours: Mapping[str, Any]) -> Columns:
-    """Columns that only our own sender names, checked here because the database would reject the whole item."""
-    columns = _named(ours, _OF_TURN)
-    for name in _INT_LISTS:
-        if name in columns and not _holds(columns[name], int):
-            raise ItemRefused(f"expected cua_rl.{name} to be a list of token ids")
-    for name in _FLOAT_LISTS:
-        if columns.get(name) is not None and not _holds(columns[name], int | float):
-            raise ItemRefused(f"expected cua_rl.{name} to be a list of numbers")
-        if columns.get(name) is not None:
-            columns[name] = [float(value) for value in columns[name]]
-    if "prompt_chunks" in columns and not _are_chunks(columns["prompt_chunks"], columns.get("prompt_token_ids")):
+def _exact_columns(ours: sent.OursOfTurn) -> Columns:
+    """Columns that only our own sender names."""
+    columns = ours.named()
+    if "prompt_chunks" in columns and not _are_chunks(ours.prompt_chunks, len(ours.prompt_token_ids)):
         raise ItemRefused("expected cua_rl.prompt_chunks to cover cua_rl.prompt_token_ids")
     return columns
 
 
-def _are_chunks(chunks: object, tokens: object) -> bool:
-    if not isinstance(chunks, list) or not isinstance(tokens, list):
-        return False
+def _are_chunks(chunks: Sequence[object], num_tokens: int) -> bool:
     covered = 0
-    for chunk in cast("list[object]", chunks):
+    for chunk in chunks:
         match chunk:
             # pyrefly: ignore[not-callable]
             case {"image": str(), "tokens": int(length)} | {"text": int(length)} if length >= 0:
                 covered += length
             case _:
                 return False
-    return covered == len(cast("list[object]", tokens))
+    return covered == num_tokens
 
 
 def _holds(value: object, kind: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
 from typing import Annotated, Any, cast
 
 from fastapi import Query
@@ -27,7 +26,7 @@ from cua_rl.database.models import (
 from cua_rl.database.monitor_models import RolloutOverride
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import AnySelect, NotFoundError, RunAccess
-from cua_rl.monitor.figures import finite, finite_values
+from cua_rl.monitor.figures import as_object, finite, finite_mean, finite_values
 from cua_rl.monitor.group_queries import load_overrides, rollout_cell
 from cua_rl.monitor.pages import decode_number, encode_cursor
 from cua_rl.monitor.run_summaries import is_alive
@@ -112,7 +111,7 @@ async def rollout_items(run: RunAccess, rows: Sequence[Any]) -> list[schemas.Rol
         .ext(distinct_on(TurnRow.rollout_pk))
     )
     screens: dict[int, dict[str, Any]] = {
-        key: {"last_sha256": after or before, "last_action": None if after else action}
+        key: {"last_sha256": after or before, "last_action": None if after else as_object(action) or None}
         for key, before, after, action in await run.session.execute(last)
     }
     tasks = select(TaskRow.id, TaskRow.instruction).where(TaskRow.id.in_([row[0].task_pk for row in rows]))
@@ -277,7 +276,7 @@ def turn_detail(
     """A turn as the API returns it; `began` is the rollout's start in Unix time."""
     parsed = parse_answer(row.text)
     sampled, trained = row.sampling_logprobs, row.training_logprobs
-    gaps = None if not trained else [abs(a - b) for a, b in zip(trained, sampled, strict=True)]
+    gaps = [abs(a - b) for a, b in zip(trained or (), sampled, strict=bool(trained))]
     return schemas.TurnDetail(
         turn_index=row.turn_index,
         response_id=row.response_id,
@@ -290,19 +289,19 @@ def turn_detail(
         tool_calls=[schemas.ToolCallShown(name=call.name, arguments=call.arguments) for call in parsed.tool_calls],
         failure_kind=row.failure_kind,
         failure_message=row.failure_message,
-        action=row.action,
+        action=as_object(row.action) or None,
         action_error=row.action_error,
         before=shots.get(cast("str | None", row.before_sha256) or ""),
         after=shots.get(row.after_sha256 or ""),
-        request=row.request,
+        request=as_object(row.request),
         prompt_matches_renderer=row.prompt_matches_renderer,
         num_prompt_tokens=num_prompt_tokens,
         cached_tokens=row.cached_tokens,
         num_sampled_tokens=len(sampled),
-        logprob_mean=finite(fsum(sampled) / len(sampled)) if sampled else None,
-        gap_mean_abs=finite(fsum(gaps) / len(gaps)) if gaps else None,
+        logprob_mean=finite_mean(sampled),
+        gap_mean_abs=finite_mean(gaps),
         started_at=row.started_at,
-        started_s=row.started_unix_s - began,
+        started_s=finite(row.started_unix_s - began) or 0.0,
         duration_s=finite(row.duration_s) or 0.0,
         durations_s=finite_values(row.durations_s),
     )

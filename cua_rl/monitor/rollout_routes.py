@@ -14,9 +14,9 @@ from cua_rl.monitor.databases import NotFoundError
 from cua_rl.monitor.rollout_queries import RolloutFilter
 from cua_rl.monitor.run_routes import AllDatabases, Id, Number, OpenRun
 from cua_rl.monitor.schemas import OverrideRequest, Page
-from cua_rl.monitor.security import CanRead, CanWrite
+from cua_rl.monitor.security import CanRead, CanWrite, WriteRoute
 
-router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS)
+router = APIRouter(prefix="/api", tags=["rollouts"], dependencies=[CanRead], responses=REFUSALS, route_class=WriteRoute)
 _FOREVER = "private, max-age=31536000, immutable"
 
 

@@ -13,7 +13,7 @@ import cua_rl.models
 from cua_rl.database.models import TurnRow
 from cua_rl.monitor import rollout_schemas as schemas
 from cua_rl.monitor.databases import NotFoundError, RunAccess
-from cua_rl.monitor.figures import finite
+from cua_rl.monitor.figures import as_object, finite
 from cua_rl.monitor.rollout_queries import find_rollout
 
 _TINY_MODEL = Path(cua_rl.models.__file__).parent / "tiny_qwen3_vl"
@@ -98,9 +98,10 @@ def _turn_tokens(row: TurnRow, advantage: float | None, texts: TokenTexts | None
     training = row.training_logprobs
     parts: list[schemas.PromptPart] = []
     position = 0
-    for chunk in row.prompt_chunks:
-        is_image = "image" in chunk
-        length = int(chunk["tokens"] if is_image else chunk["text"])
+    for chunk in row.prompt_chunks if isinstance(row.prompt_chunks, list) else []:
+        fields = as_object(chunk)
+        is_image = isinstance(fields.get("image"), str)
+        length = int(finite(fields.get("tokens" if is_image else "text")) or 0)
         tokens = row.prompt_token_ids[position : position + length]
         position += length
         parts.append(
@@ -108,7 +109,7 @@ def _turn_tokens(row: TurnRow, advantage: float | None, texts: TokenTexts | None
                 kind="image" if is_image else "text",
                 num_tokens=length,
                 text=None if is_image or texts is None else texts.joined(tokens),
-                sha256=chunk["image"] if is_image else None,
+                sha256=fields["image"] if is_image else None,
             )
         )
     return schemas.TurnTokens(

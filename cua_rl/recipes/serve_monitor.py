@@ -39,12 +39,24 @@ class MonitorConfig:
     )
     host: str = setting("127.0.0.1", "address to listen on; on other addresses than loopback, reading needs a token")
     port: int = setting(DEFAULT_PORT, "port to listen on, 0 for a free one")
+    public_url: str | None = setting(
+        None,
+        "address under which a proxy serves the monitor, such as https://monitor.example; reading then needs a token, "
+        "and with https the cookies of browsers are for https only",
+    )
     create_project: str | None = setting(
         None, "create a project with this name, or a new token for it, print the token and exit"
     )
     results_dir: str | None = setting(
         None, "folder below which recipes.evaluate has written results.json files; None is the source or ./runs"
     )
+
+    @chz.validate
+    def _public_url_is_an_address(self) -> None:
+        if self.public_url is not None and not self.public_url.startswith(("https://", "http://")):
+            raise ValueError(
+                f"public_url: expected an address such as https://monitor.example, got {self.public_url!r}; correct it"
+            )
 
     @chz.validate
     def _port_exists(self) -> None:
@@ -60,7 +72,7 @@ async def cli_main(config: MonitorConfig, environ: Mapping[str, str] = os.enviro
     if config.create_project is not None:
         await _create_project(config.create_project, url)
         return
-    rules = _make_rules(config.host, environ)
+    rules = _make_rules(config.host, config.public_url, environ)
     databases, feed = Databases([open_database(url)] if url else []), LiveFeed()
     results = Path(config.results_dir) if config.results_dir else folder or Path("runs")
     app = make_app(databases, rules, feed=feed, results_folder=results)
@@ -95,25 +107,27 @@ async def _find_source(source: str | None, environ: Mapping[str, str]) -> tuple[
     return None, folder
 
 
-def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:
+def _make_rules(host: str, public_url: str | None, environ: Mapping[str, str]) -> AccessRules:
     """Reading is open on loopback; other addresses need a token, generated if the environment has none."""
     read_token = environ.get("MONITOR_READ_TOKEN") or None
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name
         is_loopback = False
-    if read_token is None and not is_loopback:
+    if read_token is None and (public_url is not None or not is_loopback):
         if not sys.stdout.isatty():
             raise ConfigError(
-                f"MONITOR_READ_TOKEN: expected it for a monitor that others can reach, got none for host={host!r}; set "
-                "it to a long random text, or listen on 127.0.0.1"
+                "MONITOR_READ_TOKEN: expected it for a monitor that others can reach, got none for "
+                f"{f'public_url={public_url!r}' if public_url else f'host={host!r}'}; set it to a long random text, "
+                "or listen on 127.0.0.1"
             )
         read_token = make_token()
     write_token = environ.get("MONITOR_WRITE_TOKEN") or make_token()
     for name, token in (("MONITOR_READ_TOKEN", read_token), ("MONITOR_WRITE_TOKEN", write_token)):
         if token is not None and len(token) < 16:
             raise ConfigError(f"{name}: expected at least 16 characters, got {len(token)}; choose a longer one")
-    return AccessRules(write_token=write_token, read_token=read_token, hosts=(*LOOPBACK_HOSTS, host))
+    is_https = public_url is not None and public_url.startswith("https://")
+    return AccessRules(write_token=write_token, read_token=read_token, hosts=(*LOOPBACK_HOSTS, host), is_https=is_https)
 
 
 def _print_address(

@@ -94,6 +94,10 @@ def num_image_tokens(width_px: int, height_px: int, settings: ImageSettings) -> 
     return (width // settings.factor_px) * (height // settings.factor_px)
 
 
+MAX_PIXELS = 40_000_000
+"""Of an image: an 8K screen has 33 million, and decoded each takes three bytes."""
+
+
 def image_size(data: bytes) -> tuple[int, int]:
     """Width and height in pixels of an encoded image after applying its orientation.
 
@@ -103,6 +107,8 @@ def image_size(data: bytes) -> tuple[int, int]:
     try:
         with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as image:
             width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS}")
             # Pillow decodes a PNG to find its orientation, so ask only if the bytes contain one
             may_be_rotated = image.format != "PNG" or b"eXIf" in data or b"tiff:Orientation" in data
             is_rotated = may_be_rotated and image.getexif().get(_ORIENTATION_TAG) in _ROTATED_BY_90

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
+from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.conversation import ParsedAnswer
@@ -30,8 +31,16 @@ from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.request_limits import host_name
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
-from cua_rl.sampling.gateway_app import ContextOverflow, UnknownRollout, in_process_client, make_gateway_app
+from cua_rl.sampling.gateway_app import (
+    IN_PROCESS_HOST,
+    ContextOverflow,
+    RolloutDoor,
+    UnknownRollout,
+    in_process_client,
+    make_gateway_app,
+)
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
@@ -68,6 +77,7 @@ class _OpenRollout:
     num_under_way: int = 0
     watch: RolloutWatch | None = None
     device: OfferedDevice | None = None
+    door: RolloutDoor = field(default_factory=RolloutDoor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +109,9 @@ class Gateway:
         self._images = images or ImageFetcher()
         self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
-        self.app = make_gateway_app(self, MODEL_NAME, device_routes(self.find_device, self.image_urls))
+        self._hosts = {IN_PROCESS_HOST} | ({host_name(public_url)} if public_url else set())
+        devices = device_routes(self.find_device, self.image_urls, self._hosts)
+        self.app = make_gateway_app(self, MODEL_NAME, devices, hosts=self._hosts)
         self.num_requests = 0
         """Answers so far."""
         self.prompt_mismatches = 0
@@ -133,12 +145,17 @@ class Gateway:
 
     def openai_client(self, rollout_id: str) -> "AsyncOpenAI":
         """A client for an agent in this process."""
-        self._open(rollout_id)
-        return in_process_client(self.app, rollout_id)
+        return in_process_client(self.app, rollout_id, self._open(rollout_id).door.api_key)
+
+    def door(self, rollout_id: str) -> RolloutDoor | None:
+        """What gives access to a rollout; None if no such rollout is open."""
+        rollout = self._rollouts.get(rollout_id)
+        return None if rollout is None else rollout.door
 
     @asynccontextmanager
     async def serve(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
         """Serve agents in other processes; yields the root address of `/rollouts/<rollout_id>/v1`."""
+        self._hosts.add(host)
         async with serve_app(self.app, host, port) as url:
             self._url = self._public_url or url
             try:
@@ -147,18 +164,19 @@ class Gateway:
                 self._url = None
 
     @contextmanager
-    def expose(self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None) -> Generator[str]:
+    def expose(
+        self, rollout_id: str, watch: RolloutWatch, device: OfferedDevice | None = None
+    ) -> Generator[ModelAddress]:
         """Let an agent in another process reach an open rollout, and `device` if given, while the block runs.
 
-        Gives the rollout's address, without `/v1` or `/device`. `watch` admits requests and hears of their answers.
-        Raises `ConfigError` unless the gateway is served.
+        `watch` admits requests and hears of their answers. Raises `ConfigError` unless the gateway is served.
         """
         if self._url is None:
             raise ConfigError("expected a gateway that agents can reach, got one that is not served; serve it")
         rollout = self._open(rollout_id)
         rollout.watch, rollout.device = watch, device
         try:
-            yield f"{self._url.rstrip('/')}/rollouts/{rollout_id}"
+            yield ModelAddress(url=f"{self._url.rstrip('/')}/rollouts/{rollout_id}", api_key=rollout.door.api_key)
         finally:
             rollout.watch = rollout.device = None
             watch.close()

@@ -1,10 +1,16 @@
 """The gateway's HTTP surface: `/rollouts/<rollout_id>/v1/` with responses, chat/completions and models; for agents in
 other processes also `/rollouts/<rollout_id>/device` (`gateway_devices.py`).
+
+Every request carries its rollout's key: as `Authorization: Bearer`, or, for agents that cannot be given one, in the
+path, `/rollouts/<rollout_id>/keys/<key>/v1/`. It is checked before anything of the body is read.
 """
 
-import json
+import hmac
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import httpx
@@ -17,14 +23,25 @@ from cua_rl.agent.gbox_agent import CONFIGURATION
 from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.renderers.request_error import RequestError
+from cua_rl.request_limits import (
+    BodyBudget,
+    RequestRefused,
+    bearer_key,
+    host_name,
+    read_json,
+    require_json,
+)
 from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
-from cua_rl.types import ModelTurn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 logger = logging.getLogger(__name__)
+
+IN_PROCESS_HOST = "gateway"
+MAX_BODY_BYTES = 256 * 2**20
+"""Of a rollout's unanswered requests together: each holds all screenshots of its conversation."""
 
 
 class UnknownRollout(LookupError):
@@ -38,6 +55,17 @@ class ContextOverflow(Exception):
     """Prompt and answer together exceed the model's context."""
 
 
+@dataclass(slots=True)
+class RolloutDoor:
+    """What gives access to an open rollout, and how much its requests may hold."""
+
+    api_key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    bodies: BodyBudget = field(default_factory=lambda: BodyBudget(MAX_BODY_BYTES))
+
+
+_NO_ROLLOUT = RolloutDoor()  # its key is compared where no rollout is open, so that both refusals take as long
+
+
 class Answerer(Protocol):
     """Answers the requests of rollouts: the gateway, or an endpoint that is evaluated."""
 
@@ -45,20 +73,24 @@ class Answerer(Protocol):
         self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"]
     ) -> Answer: ...
 
-    def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]: ...
+    def door(self, rollout_id: str) -> RolloutDoor | None: ...
 
 
-def make_gateway_app(gateway: Answerer, model_name: str, more_routes: Sequence[Route] = ()) -> Starlette:
-    """The ASGI app of a gateway."""
+def make_gateway_app(
+    gateway: Answerer,
+    model_name: str,
+    more_routes: Sequence[Route] = (),
+    *,
+    hosts: Container[str] = (IN_PROCESS_HOST,),
+) -> Starlette:
+    """The ASGI app of a gateway, which is asked under one of the names in `hosts`, or by its address."""
 
-    async def responses(request: Request) -> Response:
-        body = await _body(request)
+    async def responses(request: Request, body: Mapping[str, Any]) -> Response:
         answer = await gateway.answer(request.path_params["rollout_id"], body, "responses")
         response = response_object(answer, body)
         return stream(response_events(response)) if body.get("stream") else JSONResponse(response)
 
-    async def chat(request: Request) -> Response:
-        body = await _body(request)
+    async def chat(request: Request, body: Mapping[str, Any]) -> Response:
         answer = await gateway.answer(request.path_params["rollout_id"], body, "chat")
         if not body.get("stream"):
             return JSONResponse(chat_completion(answer))
@@ -69,36 +101,63 @@ def make_gateway_app(gateway: Answerer, model_name: str, more_routes: Sequence[R
     def stream(events: Iterator[bytes]) -> StreamingResponse:
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
-    async def models(request: Request) -> Response:
-        gateway.turns(request.path_params["rollout_id"])  # refuses unknown rollouts
+    async def models(request: Request, body: Mapping[str, Any]) -> Response:
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def model(request: Request) -> Response:
-        gateway.turns(request.path_params["rollout_id"])
+    async def model(request: Request, body: Mapping[str, Any]) -> Response:
         return JSONResponse(card)
 
     card = {"id": model_name, "object": "model", "created": 0, "owned_by": "cua_rl"}
-    base = "/rollouts/{rollout_id}/v1"
+    endpoints = (
+        ("responses", responses, "POST"),
+        ("chat/completions", chat, "POST"),
+        ("models", models, "GET"),
+        ("models/{name}", model, "GET"),
+    )
     return Starlette(
         routes=[
-            Route(f"{base}/responses", _guarded(responses), methods=["POST"]),
-            Route(f"{base}/chat/completions", _guarded(chat), methods=["POST"]),
-            Route(f"{base}/models", _guarded(models), methods=["GET"]),
-            Route(f"{base}/models/{{name}}", _guarded(model), methods=["GET"]),
+            *(
+                Route(f"/rollouts/{{rollout_id}}{key}/v1/{path}", _guarded(gateway, endpoint, hosts), methods=[method])
+                for key in ("", "/keys/{api_key}")
+                for path, endpoint, method in endpoints
+            ),
             *more_routes,
         ]
     )
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+_Endpoint = Callable[[Request, Mapping[str, Any]], Awaitable[Response]]
 
 
-def _guarded(endpoint: Endpoint) -> Endpoint:
+async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> Response:
+    """Ask for the key, and only then read the body."""
+    require_host(request, hosts)
+    key = request.path_params.get("api_key") or bearer_key(request)
+    door = gateway.door(request.path_params["rollout_id"])
+    is_right = hmac.compare_digest(key.encode(), (door or _NO_ROLLOUT).api_key.encode())
+    if door is None or not is_right:
+        raise RequestRefused(
+            401, "expected the key of an open rollout, got none or another one; send the rollout's OPENAI_API_KEY"
+        )
+    if request.method != "POST":
+        return await endpoint(request, {})
+    require_json(request)
+    with door.bodies.hold() as held:
+        body = await read_json(request, held)
+        if not isinstance(body, dict):
+            raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
+        return await endpoint(request, cast("dict[str, Any]", body))
+
+
+def _guarded(gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> Callable[[Request], Awaitable[Response]]:
     """Answer errors in OpenAI's format."""
 
     async def guarded(request: Request) -> Response:
         try:
-            return await endpoint(request)
+            return await _admit(request, gateway, endpoint, hosts)
+        except RequestRefused as error:
+            code = "invalid_api_key" if error.status == HTTPStatus.UNAUTHORIZED else "invalid_request"
+            return _error(error.status, error.message, "invalid_request_error", code)
         except UnknownRollout as error:
             return _error(404, str(error), "invalid_request_error", "rollout_not_found")
         except RolloutOver as error:
@@ -112,34 +171,34 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
         except RequestRejected as error:
             return _error(error.status, error.message, "invalid_request_error", "rejected_by_model_server")
         except SamplingError as error:
-            logger.error("sampling failed path=%s %s", request.url.path, error)
+            logger.error("sampling failed rollout_id=%s %s", request.path_params["rollout_id"], error)
             return _error(503, str(error), "server_error", "sampling_failed")
 
     return guarded
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    try:
-        body = json.loads(await request.body())
-    except ValueError as error:
-        raise RequestError(expected="a JSON body", got=str(error), do="send JSON") from error
-    if not isinstance(body, dict):
-        raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
-    return cast("dict[str, Any]", body)
+def require_host(request: Request, hosts: Container[str]) -> None:
+    """Raise `RequestRefused` for a foreign Host header, as a page has that reached us through a rebound name."""
+    name, server = host_name(request.headers.get("host", "")), request.scope.get("server")
+    if name not in hosts and name != "localhost" and not (server and name == server[0]):
+        raise RequestRefused(
+            421,
+            f"expected the gateway's own host, got {name[:100]!r}; use the address given, or set gateway.public_url",
+        )
 
 
 def _error(status: int, message: str, kind: str, code: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
 
 
-def in_process_client(app: Starlette, rollout_id: str) -> "AsyncOpenAI":
+def in_process_client(app: Starlette, rollout_id: str, api_key: str) -> "AsyncOpenAI":
     """An OpenAI client for a rollout in this process: no socket, and no retries in addition to the gateway's."""
     from openai import AsyncOpenAI
 
     http_client = httpx.AsyncClient(transport=httpx.ASGITransport(app), trust_env=False, timeout=None)
     return AsyncOpenAI(
-        base_url=f"http://gateway/rollouts/{rollout_id}/v1",
-        api_key="not-needed",
+        base_url=f"http://{IN_PROCESS_HOST}/rollouts/{rollout_id}/v1",
+        api_key=api_key,
         max_retries=0,
         timeout=None,
         http_client=cast("Any", http_client),  # openai 3 is written against httpx2, but takes httpx too

@@ -7,9 +7,8 @@
 Every request carries `Authorization: Bearer <CUA_DEVICE_TOKEN>`.
 """
 
-import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import cast
 
 from starlette.requests import Request
@@ -21,15 +20,19 @@ from cua_rl.agent.rollout_watch import RolloutOver
 from cua_rl.conversation import EncodedImage
 from cua_rl.errors import DeviceError
 from cua_rl.renderers.image_urls import ImageUrls
+from cua_rl.request_limits import BodyBudget, RequestRefused, bearer_key, read_json, require_json
+from cua_rl.sampling.gateway_app import require_host
 
 logger = logging.getLogger(__name__)
 
+
+_MAX_ACTION_BYTES = 256 * 2**10
 
 FindDevice = Callable[[str, str], OfferedDevice | None]
 """From a rollout's id and a token to the device that the token gives access to."""
 
 
-def device_routes(find: FindDevice, image_urls: Callable[[str], ImageUrls]) -> list[Route]:
+def device_routes(find: FindDevice, image_urls: Callable[[str], ImageUrls], hosts: Container[str]) -> list[Route]:
     """The routes to the devices of open rollouts, whose screenshots are written with their `image_urls`."""
 
     def fields(request: Request, screen: EncodedImage) -> dict[str, object]:
@@ -48,37 +51,38 @@ def device_routes(find: FindDevice, image_urls: Callable[[str], ImageUrls]) -> l
         return Response(screen.data, media_type=f"image/{screen.format}", headers={**size, "Cache-Control": "no-store"})
 
     async def action(device: OfferedDevice, request: Request) -> Response:
-        try:
-            arguments: object = json.loads(await request.body())
-        except ValueError:
-            arguments = None
+        require_json(request)
+        with BodyBudget(_MAX_ACTION_BYTES).hold() as held:
+            arguments = await read_json(request, held)
         if not isinstance(arguments, Mapping):
-            return _refusal(400, 'expected a JSON object such as {"action": "click", "coordinate": [500, 500]}')
+            raise RequestRefused(400, 'expected a JSON object such as {"action": "click", "coordinate": [500, 500]}')
         reply = await device.act(cast("Mapping[str, object]", arguments))
         answer = {"done": reply.error is None, "error": reply.error, "finished": reply.is_finished}
         return JSONResponse(answer | {"screenshot": fields(request, reply.screen)})
 
     base = "/rollouts/{rollout_id}/device"
     return [
-        Route(base, _guarded(find, describe), methods=["GET"]),
-        Route(f"{base}/screenshot", _guarded(find, screenshot), methods=["GET"]),
-        Route(f"{base}/action", _guarded(find, action), methods=["POST"]),
+        Route(base, _guarded(find, describe, hosts), methods=["GET"]),
+        Route(f"{base}/screenshot", _guarded(find, screenshot, hosts), methods=["GET"]),
+        Route(f"{base}/action", _guarded(find, action, hosts), methods=["POST"]),
     ]
 
 
 _Endpoint = Callable[[OfferedDevice, Request], Awaitable[Response]]
 
 
-def _guarded(find: FindDevice, endpoint: _Endpoint) -> Callable[[Request], Awaitable[Response]]:
+def _guarded(find: FindDevice, endpoint: _Endpoint, hosts: Container[str]) -> Callable[[Request], Awaitable[Response]]:
     """Find the device of the token, and answer errors with a status code."""
 
     async def guarded(request: Request) -> Response:
-        token = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        device = find(request.path_params["rollout_id"], token)
-        if device is None:
-            return _refusal(401, "expected the bearer token of a rollout that goes on; send CUA_DEVICE_TOKEN")
         try:
+            require_host(request, hosts)
+            device = find(request.path_params["rollout_id"], bearer_key(request))
+            if device is None:
+                raise RequestRefused(401, "expected the bearer token of a rollout that goes on; send CUA_DEVICE_TOKEN")
             return await endpoint(device, request)
+        except RequestRefused as error:
+            return _refusal(error.status, error.message)
         except RolloutOver as error:
             return _refusal(409, str(error))
         except DeviceError as error:

@@ -8,10 +8,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from cua_rl.renderers.images import image_size
 from cua_rl.renderers.request_error import RequestError
 
 MAX_IMAGE_BYTES = 20 * 2**20
-_MAX_CACHED = 512
+_MAX_REQUEST_BYTES = 256 * 2**20
+"""Of all images of a request as `data:` URLs: what a request may hold that has them inside."""
+_MAX_CACHED_BYTES = 512 * 2**20
+_MAX_FETCHES = 8  # at a time
 _IMAGE_TYPES = ("image_url", "input_image")
 
 
@@ -24,7 +28,9 @@ class ImageFetcher:
     def __init__(self, allowed_hosts: Sequence[str] = (), *, timeout_s: float = 60.0) -> None:
         self._allowed_hosts = frozenset(allowed_hosts)
         self._timeout_s = timeout_s
-        self._fetched: dict[str, asyncio.Task[str]] = {}
+        self._cached: dict[str, str] = {}
+        self._fetching: dict[str, asyncio.Task[str]] = {}
+        self._places = asyncio.Semaphore(_MAX_FETCHES)
 
     async def inline(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """The request with linked images inlined; raises `RequestError` for a host that is not allowed."""
@@ -33,8 +39,18 @@ class ImageFetcher:
         urls = dict.fromkeys(_linked_images(request))
         if not urls:
             return request
-        data_urls = await asyncio.gather(*(self._data_url(url) for url in urls))
+        data_urls = await self._data_urls(tuple(urls))
         return cast("Mapping[str, Any]", _replaced(request, dict(zip(urls, data_urls, strict=True))))
+
+    async def _data_urls(self, urls: Sequence[str]) -> list[str]:
+        found: list[str] = []
+        for start in range(0, len(urls), _MAX_FETCHES):
+            found += await asyncio.gather(*(self._data_url(url) for url in urls[start : start + _MAX_FETCHES]))
+            if sum(map(len, found)) > _MAX_REQUEST_BYTES:
+                raise RequestError(
+                    expected=f"images of at most {_MAX_REQUEST_BYTES} bytes in a request", got="more", do="send fewer"
+                )
+        return found
 
     async def _data_url(self, url: str) -> str:
         if urlsplit(url).hostname not in self._allowed_hosts:
@@ -43,35 +59,48 @@ class ImageFetcher:
                 got=repr(url.partition("?")[0]),
                 do="name its host in allowed_media_domains",
             )
-        fetching = self._fetched.get(url)
-        if fetching is None:
-            while len(self._fetched) >= _MAX_CACHED:
-                del self._fetched[next(iter(self._fetched))]
-            fetching = self._fetched[url] = asyncio.create_task(self._fetch(url))
-        try:
-            return await asyncio.shield(fetching)
-        except RequestError:
-            self._fetched.pop(url, None)
-            raise
+        if (cached := self._cached.get(url)) is not None:
+            return cached
+        if url not in self._fetching:
+            self._fetching[url] = asyncio.create_task(self._fetch(url))
+        return await asyncio.shield(self._fetching[url])
 
     async def _fetch(self, url: str) -> str:
+        try:
+            async with self._places:
+                data_url = self._cached[url] = await self._load(url)
+        finally:
+            del self._fetching[url]
+        while sum(map(len, self._cached.values())) > _MAX_CACHED_BYTES:
+            del self._cached[next(iter(self._cached))]
+        return data_url
+
+    async def _load(self, url: str) -> str:
         shown = url.partition("?")[0]  # the query is often a signature
         refused = RequestError(expected=f"an image at {shown}", got="no such image, or one too large", do="send it")
         data = bytearray()
         try:
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
                 # redirects are not followed: they could lead to a host that is not allowed
-                async with client.stream("GET", url) as response:
-                    if not response.is_success:
+                async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
+                    # what is compressed once more could be a thousand times as large
+                    is_plain = response.headers.get("content-encoding", "identity") == "identity"
+                    if not (response.is_success and is_plain):
                         raise refused
-                    async for piece in response.aiter_bytes():
+                    async for piece in response.aiter_raw():
                         data += piece
                         if len(data) > MAX_IMAGE_BYTES:
                             raise refused
         except httpx.HTTPError as error:
             raise RequestError(expected=f"an image at {shown}", got=type(error).__name__, do="send it again") from error
-        kind = "jpeg" if data.startswith(b"\xff\xd8\xff") else "png"
-        return f"data:image/{kind};base64,{(await asyncio.to_thread(b64encode, data)).decode()}"
+        return await asyncio.to_thread(_encode, bytes(data))
+
+
+def _encode(data: bytes) -> str:
+    """A PNG or JPEG image as a `data:` URL; raises `RequestError` for anything else, or one with too many pixels."""
+    image_size(data)
+    kind = "jpeg" if data.startswith(b"\xff\xd8\xff") else "png"
+    return f"data:image/{kind};base64,{b64encode(data).decode()}"
 
 
 def _linked_images(value: object) -> Iterator[str]:

@@ -1,12 +1,12 @@
 // A whole agent for Node 18 or newer, with nothing but fetch, in the Chat Completions API:
 // agent_command="node examples/agents/agent.mjs"
 
-const { OPENAI_BASE_URL, CUA_DEVICE_URL, CUA_DEVICE_TOKEN, CUA_INSTRUCTION, CUA_MAX_TURNS } = process.env;
+const { OPENAI_BASE_URL, OPENAI_API_KEY, CUA_DEVICE_URL, CUA_DEVICE_TOKEN, CUA_INSTRUCTION, CUA_MAX_TURNS } = process.env;
 
-async function call(url, body) {
+async function call(url, body, key = CUA_DEVICE_TOKEN) {
   const response = await fetch(url, {
     method: body ? "POST" : "GET",
-    headers: { Authorization: `Bearer ${CUA_DEVICE_TOKEN}`, "Content-Type": "application/json" },
+    headers: { Authorization: `Bearer ${key}`, "Content-Type": "application/json" },
     body,
   });
   if (!response.ok) throw new Error(`${url} answered ${response.status}: ${await response.text()}`);
@@ -24,7 +24,7 @@ const messages = [
 
 for (let turn = 0; turn < Number(CUA_MAX_TURNS); turn++) {
   const request = { model: "policy", messages, tools: [{ type, function: description }] };
-  const completion = await call(`${OPENAI_BASE_URL}/chat/completions`, JSON.stringify(request));
+  const completion = await call(`${OPENAI_BASE_URL}/chat/completions`, JSON.stringify(request), OPENAI_API_KEY);
   const { message } = completion.choices[0];
   messages.push(message);
   if (!message.tool_calls) messages.push({ role: "user", content: "Answer with one tool call." });

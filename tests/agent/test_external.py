@@ -50,7 +50,8 @@ class Desk:
 
     async def ask(self) -> httpx.Response:
         body = {"model": "policy", "messages": MESSAGES}
-        return await self.http.post(f"{self.told['OPENAI_BASE_URL']}/chat/completions", json=body)
+        headers = {"Authorization": f"Bearer {self.told['OPENAI_API_KEY']}"}
+        return await self.http.post(f"{self.told['OPENAI_BASE_URL']}/chat/completions", json=body, headers=headers)
 
     async def act(self, **arguments: object) -> httpx.Response:
         return await self.http.post(f"{self.told['CUA_DEVICE_URL']}/action", json=arguments)
@@ -222,7 +223,8 @@ async def test_a_command_that_fails_before_it_asks_is_a_fault_and_later_the_end_
     ask = (
         "import os, json, urllib.request as u;"
         "u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', "
-        f"json.dumps({{'messages': {MESSAGES!r}}}).encode()));"
+        f"json.dumps({{'messages': {MESSAGES!r}}}).encode(), {{'Content-Type': 'application/json', "
+        "'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}));"
     )
 
     broken = await bench.run_command(sys.executable, "-c", "import sys; sys.exit('no such model')")
@@ -277,4 +279,6 @@ async def test_an_agent_gets_no_secret_of_ours(bench: Bench, monkeypatch: pytest
 
     seen = json.loads((bench.folder / "r1.log").read_text())
     assert not set(ours) & set(seen)
-    assert (seen["MINE"], seen["OPENAI_API_KEY"], seen["CUA_MAX_TURNS"]) == ("kept", "anything", "3")
+    assert (seen["MINE"], seen["CUA_MAX_TURNS"]) == ("kept", "3")
+    assert len(seen["OPENAI_API_KEY"]) >= 32
+    assert seen["OPENAI_API_KEY"] != seen["CUA_DEVICE_TOKEN"]

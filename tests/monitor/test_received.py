@@ -1,9 +1,25 @@
 """What other programs send, in our words."""
 
-import pytest
+import json
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from cua_rl.database.columns import escape_json
 from cua_rl.events import Phase, RolloutSource
-from cua_rl.monitor.ingest_schemas import SentAction, SentEnvironment, SentRollout, SentSource, SentTurn
+from cua_rl.monitor.ingest_schemas import (
+    ITEM_CLASSES,
+    OursOfRollout,
+    Sent,
+    SentAction,
+    SentEnvironment,
+    SentRollout,
+    SentSource,
+    SentTraining,
+    SentTurn,
+)
 from cua_rl.monitor.received import (
     ItemRefused,
     action_columns,
@@ -48,7 +64,7 @@ def test_a_rollout_stops_for_the_reason_that_its_sender_implies() -> None:
     assert rollout_columns(finished.model_copy(update={"ran_out_of_turns": True}))["stop_reason"] == "max_turns"
     assert "stop_reason" not in rollout_columns(SentRollout(rollout_id="r", status="failed", task_completed=True))
     with pytest.raises(ItemRefused, match="expected a stop_reason among"):
-        rollout_columns(SentRollout(rollout_id="r", cua_rl={"stop_reason": "bored"}))
+        rollout_columns(SentRollout(rollout_id="r", cua_rl=OursOfRollout(stop_reason="bored")))
 
 
 def test_a_turn_has_its_thinking_in_its_text_and_its_stages_under_our_names() -> None:
@@ -67,8 +83,8 @@ def test_a_turn_has_its_thinking_in_its_text_and_its_stages_under_our_names() ->
     ],
 )
 def test_tokens_that_are_none_are_refused(exact: dict[str, object]) -> None:
-    with pytest.raises(ItemRefused, match="expected cua_rl"):
-        turn_columns(SentTurn(rollout_id=1, turn=1, cua_rl=exact))
+    with pytest.raises((ItemRefused, ValidationError), match=r"cua_rl\.(prompt|sampling)"):
+        turn_columns(SentTurn.model_validate({"rollout_id": 1, "turn": 1, "cua_rl": exact}))
 
 
 def test_tokens_of_an_action_count_only_with_a_log_probability_each() -> None:
@@ -84,3 +100,54 @@ def test_tokens_of_an_action_count_only_with_a_log_probability_each() -> None:
 def test_a_device_that_its_sender_terminated_is_released() -> None:
     columns = device_columns(SentEnvironment(env_type="gbox", box_type="android", status="terminated"))
     assert (columns["device_id"], columns["status"]) == ("android", "released")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+SHAPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("action", "request", "reward_parts", "durations_s", "metrics"), dict),
+    **dict.fromkeys(("prompt_chunks", "prompt_token_ids", "sampled_tokens", "sampling_logprobs"), list),
+    **dict.fromkeys(("duration_s", "started_unix_s", "reward", "advantage"), (int, float)),
+    **dict.fromkeys(("text", "stop", "failure_kind", "status", "answer", "error", "device_id", "response_id"), str),
+}
+
+
+def columns_of(item: Sent) -> dict[str, object]:
+    match item:
+        case SentSource():
+            return source_report(item, "step").columns
+        case SentRollout():
+            return rollout_columns(item)
+        case SentTurn():
+            return turn_columns(item)
+        case SentAction():
+            return action_columns(item)
+        case SentEnvironment():
+            return device_columns(item)
+        case _:
+            return {}
+
+
+@given(st.data(), st.sampled_from([*ITEM_CLASSES.values(), SentTraining]), JSON)
+def test_whatever_is_sent_is_refused_or_has_the_types_of_its_columns(
+    data: st.DataObject, item_class: type[Sent], value: object
+) -> None:
+    ours = item_class.model_fields.get("cua_rl")
+    assert ours is None or ours.annotation is not None
+    inner = [] if ours is None or ours.annotation is None else [*ours.annotation.model_fields]
+    field = data.draw(st.sampled_from([*item_class.model_fields, *inner]))
+    valid: dict[str, object] = {
+        **dict.fromkeys(("training_id", "step", "turn", "turn_id"), 1),
+        **{"rollout_id": "r" if item_class is SentRollout else 1, "success": True},
+    }
+    try:
+        item = item_class.model_validate(valid | ({"cua_rl": {field: value}} if field in inner else {field: value}))
+        columns = columns_of(item)
+    except (ValidationError, ItemRefused, OverflowError):  # what the door answers with 422
+        return
+    for name, shape in SHAPES.items():
+        assert columns.get(name) is None or isinstance(columns[name], shape), (name, columns[name])
+    json.dumps(escape_json(columns), default=str, allow_nan=False)

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases
-from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules
+from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, Sessions
 
 READ, WRITE = "a-read-token-for-tests", "a-write-token-for-tests"
 OPEN = ("/api/session",)
@@ -68,6 +68,8 @@ async def test_a_cookie_writes_only_for_pages_of_our_own() -> None:
         signed_in = await client.post("/api/session", json={"token": WRITE})
         assert "HttpOnly" in signed_in.headers["set-cookie"]
         assert "SameSite=strict" in signed_in.headers["set-cookie"]
+        assert "Secure" not in signed_in.headers["set-cookie"]
+        assert WRITE not in signed_in.headers["set-cookie"]
         body = {"success": True, "reason": "r", "actor": "a"}
         foreign = await client.post(path, json=body, headers={"Origin": "https://elsewhere.example"})
         framed = await client.post(path, json=body, headers={"Sec-Fetch-Site": "cross-site"})
@@ -85,19 +87,97 @@ async def test_without_a_read_token_only_our_own_host_names_are_answered() -> No
         assert (await client.get("/api/runs/1", headers={"Host": "monitor.example"})).status_code == 404
 
 
-@pytest.mark.parametrize(("path", "limit"), [("/api/ingest/batch", 64 * 2**20), ("/api/session", 256 * 2**10)])
-async def test_a_body_that_is_too_large_is_refused_whether_its_length_is_told_or_not(path: str, limit: int) -> None:
+async def test_a_session_is_no_token_has_a_cookie_of_its_port_and_ends() -> None:
+    async with asking(rules(READ)) as client:
+        assert (await client.get("/api/runs/1")).status_code == 401
+        signed_in = await client.post("/api/session", json={"token": READ})
+        ((name, session_id),) = client.cookies.items()
+        assert name == "cua_rl_monitor_None"  # without a socket there is no port
+        assert (await client.get("/api/runs/1")).status_code == 404
+        assert (await client.post("/api/runs/1/rollouts/r/overrides", json={})).status_code == 401
+        as_bearer = await client.get("/api/runs/1", headers={"Authorization": f"Bearer {session_id}"})
+        await client.delete("/api/session")
+        client.cookies.set(name, session_id)
+        replayed = await client.get("/api/runs/1")
+        client.cookies.clear()
+        client.cookies.set(name, READ)
+        raw_token = await client.get("/api/runs/1")
+
+    assert "expires" in signed_in.headers["set-cookie"].lower() or "Max-Age=" in signed_in.headers["set-cookie"]
+    assert (as_bearer.status_code, replayed.status_code, raw_token.status_code) == (401, 401, 401)
+
+
+async def test_behind_a_proxy_with_tls_the_cookie_is_for_this_host_and_https_only() -> None:
+    access = AccessRules(write_token=WRITE, read_token=READ, is_https=True)
+    async with asking(access) as client:
+        signed_in = await client.post("/api/session", json={"token": READ})
+        signed_out = await client.delete("/api/session")
+    async with asking(rules(READ)) as client:
+        claimed = await client.post("/api/session", json={"token": READ}, headers={"X-Forwarded-Proto": "https"})
+
+    for answer in (signed_in, signed_out):
+        cookie = answer.headers["set-cookie"]
+        assert cookie.startswith("__Host-cua_rl_monitor_")
+        assert "Secure" in cookie
+        assert "Path=/" in cookie
+        assert "Domain" not in cookie
+    assert "Secure" not in claimed.headers["set-cookie"]
+
+
+def test_sessions_are_kept_by_their_hashes_and_the_oldest_ends_when_there_are_too_many() -> None:
+    sessions = Sessions()
+    ids = [sessions.open(READ) for _ in range(1001)]
+    assert len(set(ids)) == 1001
+    assert (sessions.token(ids[0]), sessions.token(ids[1]), sessions.token(ids[-1])) == (None, READ, READ)
+    assert ids[-1] not in repr(vars(sessions))
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "statuses"),
+    [
+        ("/api/session", {}, (413, 413, 400)),
+        ("/api/ingest/batch", {}, (401, 401, 400)),  # asked for its token before anything is read
+        ("/api/runs/1/rollouts/r/overrides", {}, (401, 401, 400)),
+        ("/api/runs/1/rollouts/r/overrides", {"Authorization": f"Bearer {WRITE}"}, (413, 413, 400)),
+    ],
+)
+async def test_a_body_that_is_too_large_is_refused_whether_its_length_is_told_or_not(
+    path: str, headers: dict[str, str], statuses: tuple[int, int, int]
+) -> None:
+    read = 0
 
     async def chunks() -> AsyncGenerator[bytes]:
-        for _ in range(limit // 2**18 + 2):
-            yield b" " * 2**18
+        nonlocal read
+        for _ in range(66):
+            yield b" " * 2**10
+            read += 2**10
 
+    sent = headers | {"Content-Type": "application/json"}
     async with asking(rules(None)) as client:
-        told = await client.post(path, content=b"{}", headers={"Content-Length": str(limit + 1)})
-        untold = await client.post(path, content=chunks(), headers={"Content-Type": "application/json"})
-        lied = await client.post(path, content=b"{}", headers={"Content-Length": "many"})
+        told = await client.post(path, content=b"{}", headers=sent | {"Content-Length": str(2**16 + 1)})
+        untold = await client.post(path, content=chunks(), headers=sent)
+        lied = await client.post(path, content=b"{}", headers=sent | {"Content-Length": "many"})
 
-    assert (told.status_code, untold.status_code, lied.status_code) == (413, 413, 400)
+    assert (told.status_code, untold.status_code, lied.status_code) == statuses
+    assert read == (2**16 if statuses[1] == 413 else 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        (b'{"token":' + b"[" * 20_000, {}, 400),
+        (b'{"token":' * 100 + b"1" + b"}" * 100, {}, 400),
+        (b'{"token":', {}, 422),
+        (b'{"token": "x"}', {"Content-Type": "text/plain"}, 415),
+        (b'{"token": "x"}', {"Content-Encoding": "gzip"}, 415),
+    ],
+)
+async def test_a_body_that_is_no_plain_json_of_some_depth_is_refused(
+    body: bytes, headers: dict[str, str], status: int
+) -> None:
+    async with asking(rules(None)) as client:
+        answer = await client.post("/api/session", content=body, headers={"Content-Type": "application/json"} | headers)
+    assert answer.status_code == status
 
 
 OUTSIDE = (

@@ -259,11 +259,65 @@ async def test_a_prompt_that_does_not_fit_is_refused_before_it_is_sent(agent: As
     assert fake.requests == []
 
 
-async def test_unknown_and_closed_rollouts_are_not_found(agent: AsyncOpenAI, gateway: Gateway) -> None:
-    gateway.close_rollout("r1")
-    with pytest.raises(openai.NotFoundError) as caught:
-        await agent.responses.create(model="policy", input="hi")
-    assert caught.value.code == "rollout_not_found"
+async def test_a_wrong_key_and_an_unknown_rollout_look_the_same(agent: AsyncOpenAI, gateway: Gateway) -> None:
+    gateway.open_rollout("other")
+    refused: list[Any] = []
+    for client in (gateway.openai_client("other").with_options(base_url=agent.base_url), agent):
+        for ask in (client.responses.create(model="policy", input="hi"), client.models.retrieve("policy")):
+            if client is agent and gateway.door("r1") is not None:
+                gateway.close_rollout("r1")
+            with pytest.raises(openai.AuthenticationError) as caught:
+                await ask
+            refused.append(caught.value.body)
+    assert [body == refused[0] for body in refused] == [True] * 4
+    assert refused[0]["code"] == "invalid_api_key"
+
+
+async def test_the_key_of_a_rollout_is_random_and_may_stand_in_the_path(gateway: Gateway) -> None:
+    for rollout_id in ("one", "two"):
+        gateway.open_rollout(rollout_id)
+    keys = [gateway.openai_client(rollout_id).api_key for rollout_id in ("one", "two")]
+    assert len(set(keys)) == 2
+    assert min(map(len, keys)) >= 32
+    transport = httpx.ASGITransport(gateway.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway/rollouts/one") as client:
+        asked = [await client.get(f"/keys/{key}/v1/models") for key in keys]
+        asked.append(await client.get("/v1/models", headers={"Authorization": f"Basic {keys[0]}"}))
+    assert [answer.status_code for answer in asked] == [200, 401, 401]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "rebound.example"}, 421),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Encoding": "gzip"}, 415),
+        ({"Content-Length": str(2**40)}, 413),
+        ({}, 200),
+    ],
+)
+async def test_only_plain_json_sent_to_the_gateways_own_host_is_read(
+    gateway: Gateway, headers: dict[str, str], status: int
+) -> None:
+    gateway.open_rollout("r")
+    sent = {"Authorization": f"Bearer {gateway.openai_client('r').api_key}", "Content-Type": "application/json"}
+    transport = httpx.ASGITransport(gateway.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway/rollouts/r/v1/") as client:
+        answer = await client.post("responses", content=b'{"input": "hi"}', headers=sent | headers)
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 100_000, b'{"input":' * 500 + b"1" + b"}" * 500, b"\xff", b"[]", b"3"],
+)
+async def test_json_that_is_no_request_is_a_400(gateway: Gateway, body: bytes) -> None:
+    gateway.open_rollout("r")
+    headers = {"Authorization": f"Bearer {gateway.openai_client('r').api_key}", "Content-Type": "application/json"}
+    transport = httpx.ASGITransport(gateway.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway/rollouts/r/v1/") as client:
+        for path in ("responses", "chat/completions"):
+            assert (await client.post(path, content=body, headers=headers)).status_code == 400
 
 
 async def test_a_server_that_keeps_failing_is_a_503_and_no_turn(
@@ -294,11 +348,13 @@ async def test_a_server_that_fails_once_gives_one_turn(agent: AsyncOpenAI, gatew
 async def test_agents_in_other_processes_reach_their_rollout_over_a_socket(gateway: Gateway) -> None:
     gateway.open_rollout("far")
     async with gateway.serve() as url:
-        client = AsyncOpenAI(base_url=f"{url}/rollouts/far/v1", api_key="none", max_retries=0)
+        api_key = gateway.openai_client("far").api_key
+        client = AsyncOpenAI(base_url=f"{url}/rollouts/far/v1", api_key=api_key, max_retries=0)
         models = await client.models.list()
         response = await client.responses.create(model="policy", input="hi")
         async with httpx.AsyncClient(base_url=url) as plain:
-            malformed = await plain.post("/rollouts/far/v1/responses", content=b"[")
+            headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+            malformed = await plain.post("/rollouts/far/v1/responses", content=b"[", headers=headers)
     assert [model.id for model in models.data] == ["policy"]
     assert response.output_text == "done"
     assert malformed.status_code == 400

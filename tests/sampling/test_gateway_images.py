@@ -1,5 +1,8 @@
 """Screenshots that agents send as links."""
 
+import gzip
+import struct
+import zlib
 from base64 import b64encode
 from typing import Any
 
@@ -12,7 +15,9 @@ from starlette.routing import Route
 
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
+from cua_rl.renderers.images import MAX_PIXELS, image_size
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.renderers.request_error import RequestError
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
@@ -57,3 +62,34 @@ async def test_linked_screenshots_are_fetched_once_from_allowed_hosts_and_stored
     assert [turn.prompt.images[0].data for turn in turns] == [SCREEN] * 3
     assert "signature" not in refusals[0]
     assert "allowed_media_domains" in refusals[2]
+
+
+async def test_an_image_that_was_compressed_once_more_is_refused_without_being_inflated() -> None:
+    bomb = gzip.compress(gzip.compress(SCREEN + bytes(200 * 2**20)))  # 200 MiB in less than 1 KiB
+    assert len(bomb) < 2000
+    asked: list[str] = []
+
+    async def store(request: Request) -> Response:
+        asked.append(request.headers["accept-encoding"])
+        return Response(bomb, headers={"Content-Encoding": "gzip, gzip"})
+
+    async with serve_app(Starlette(routes=[Route("/bomb.png", store)]), "127.0.0.1", 0, grace_s=0) as url:
+        part = {"type": "input_image", "image_url": f"{url}/bomb.png"}
+        with pytest.raises(RequestError, match="no such image, or one too large"):
+            await ImageFetcher(["127.0.0.1"]).inline({"input": [part]})
+    assert asked == ["identity"]
+
+
+def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded() -> None:
+    def png(width_px: int, height_px: int) -> bytes:
+        def chunk(kind: bytes, data: bytes) -> bytes:
+            return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+        head = chunk(b"IHDR", struct.pack(">IIBBBBB", width_px, height_px, 8, 2, 0, 0, 0))
+        # Pillow decodes the pixels to look for an orientation after them
+        return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(2**20))) + chunk(b"eXIf", b"MM")
+
+    with pytest.raises(RequestError, match=f"more than {MAX_PIXELS}"):
+        image_size(png(8001, 5000))
+    with pytest.raises(RequestError, match="truncated"):  # within the limit, it is decoded
+        image_size(png(800, 5000))

@@ -429,12 +429,12 @@ export interface paths {
         put?: never;
         /**
          * Sign In
-         * @description Store a read or write token in a cookie that scripts cannot read.
+         * @description Open a session for a read or write token, in a cookie that scripts cannot read.
          */
         post: operations["sign_in_api_session_post"];
         /**
          * Sign Out
-         * @description Delete the cookie.
+         * @description End the session and delete its cookie.
          */
         delete: operations["sign_out_api_session_delete"];
         options?: never;

@@ -1,0 +1,125 @@
+"""Clients that get no further, or do not read, are closed; all others are served."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from cua_rl.http_server import ConnectionLimits, serve_app
+
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def hello(request: Request) -> Response:
+    return PlainTextResponse("hello")
+
+
+async def forever(request: Request) -> Response:
+    async def pieces() -> AsyncGenerator[bytes]:
+        while True:
+            yield bytes(2**16)
+            await asyncio.sleep(0)  # lets the end of the connection be seen
+
+    return StreamingResponse(pieces())
+
+
+@asynccontextmanager
+async def served(limits: ConnectionLimits) -> AsyncGenerator[int]:
+    app = Starlette(routes=[Route("/", hello, methods=["GET", "POST"]), Route("/forever", forever)])
+    async with serve_app(app, "127.0.0.1", 0, grace_s=0, limits=limits) as url:
+        yield int(url.rpartition(":")[2])
+
+
+async def ask(port: int, sent: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    return reader, writer
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Wait for the end of a connection, after what was answered."""
+    try:
+        while await reader.read(2**16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+QUICK = ConnectionLimits(head_s=0.2, stall_s=0.2, max_waiting=3, burst_s=0.0, max_connections=6)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", GET[:-4], GET + GET[:20], b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nx"]
+)
+async def test_a_request_that_is_never_whole_is_closed(sent: bytes) -> None:
+    async with served(QUICK) as port:
+        reader, writer = await ask(port, sent)
+        async with asyncio.timeout(10):
+            assert await is_closed(reader)
+        writer.close()
+
+
+async def test_a_head_that_is_too_long_is_closed_before_its_time_is_up() -> None:
+    async with served(ConnectionLimits()) as port:
+        reader, writer = await ask(port, GET[:-2])
+        for number in range(100):
+            writer.write(b"X-%d: %s\r\n" % (number, bytes([97]) * 4000))
+        async with asyncio.timeout(ConnectionLimits().head_s / 2):
+            assert await is_closed(reader)
+        writer.close()
+
+
+async def test_an_answer_that_is_not_read_is_given_up() -> None:
+    async with served(QUICK) as port:
+        reader, writer = await ask(port, GET.replace(b"/ ", b"/forever ", 1))
+        await reader.read(100)
+        while writer.transport.is_reading():  # until this side's buffer is full
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(4 * QUICK.stall_s)
+        async with asyncio.timeout(10):
+            assert await is_closed(reader)  # an endless answer has an end
+        writer.close()
+
+
+async def test_the_oldest_half_open_connections_make_room_for_new_ones() -> None:
+    async with served(replace(QUICK, head_s=60.0)) as port:
+        half_open = [await ask(port, b"GET") for _ in range(4)]
+        async with asyncio.timeout(10):
+            assert await is_closed(half_open[0][0])
+        for _ in range(20):
+            reader, writer = await ask(port)
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+            writer.close()
+        assert not half_open[-1][0].at_eof()
+        for _, writer in half_open:
+            writer.close()
+
+
+async def test_a_peer_with_too_many_connections_gets_no_more() -> None:
+    async with served(replace(QUICK, stall_s=60.0)) as port:
+        busy = [await ask(port, GET.replace(b"/ ", b"/forever ", 1)) for _ in range(6)]
+        for reader, _ in busy:
+            await reader.read(100)
+        refused, writer = await ask(port)
+        async with asyncio.timeout(10):
+            assert await is_closed(refused)
+        for _, other in [*busy, (refused, writer)]:
+            other.close()
+
+
+async def test_many_clients_at_once_and_requests_one_after_the_other_are_all_served() -> None:
+    async with served(ConnectionLimits()) as port:
+        connections = await asyncio.gather(*(ask(port) for _ in range(600)))
+        for _ in range(3):
+            for reader, writer in connections:
+                assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+                writer.write(GET)
+        for _, writer in connections:
+            writer.close()
