@@ -89,7 +89,7 @@ class SystemUser:
     def release(self) -> None:
         """End what the user still runs, remove what a guest left in shared folders, and give the claim back."""
         self.end_processes()
-        if self.uid in GUEST_UIDS:
+        if self.uid is not None and self.uid in GUEST_UIDS:
             for path in _left_files(self.uid):
                 remove_tree(path)
         if self.lock is not None:

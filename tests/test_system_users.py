@@ -23,7 +23,8 @@ needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only ro
 CLAIMER = """
 import sys, time
 from cua_rl.system_users import GUEST_UIDS, claim_user
-print(claim_user(GUEST_UIDS).uid, flush=True)
+user = claim_user(GUEST_UIDS)
+print(user.uid, flush=True)
 time.sleep(60)
 """
 
