@@ -37,6 +37,7 @@ GUEST_UIDS = range(60_770, 61_184)
 
 _SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm")
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
+_SHED_PRIVILEGES = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig=KILL")
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 
@@ -60,7 +61,7 @@ class SystemUser:
                 "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--pdeathsig=KILL", "--", *command,
             ]  # fmt: skip
         if can_shed_privileges():
-            return ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--", *command]
+            return [*_SHED_PRIVILEGES, "--", *command]
         return list(command)
 
     def make_folder(self, path: Path) -> None:
@@ -74,8 +75,8 @@ class SystemUser:
             os.chown(path, self.uid, self.uid, follow_symlinks=False)
 
     def end_processes(self) -> None:
-        """Kill every process of this user; nothing for the controller's own."""
-        if self.uid is None:
+        """Kill every process of this user, if it was claimed: no others share it then."""
+        if self.uid is None or self.lock is None:
             return
         deadline = time.monotonic() + _END_TIMEOUT_S
         while (pids := processes_of(self.uid)) and time.monotonic() < deadline:
@@ -159,9 +160,10 @@ def can_change_user() -> bool:
 @cache
 def can_shed_privileges() -> bool:
     """Whether `setpriv` (util-linux) can keep programs of this user from gaining privileges, as by sudo."""
-    trial = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--", "true"]
     try:
-        return subprocess.run(trial, capture_output=True, check=False, cwd="/").returncode == 0
+        return (
+            subprocess.run([*_SHED_PRIVILEGES, "--", "true"], capture_output=True, check=False, cwd="/").returncode == 0
+        )
     except FileNotFoundError:
         return False
 
