@@ -79,21 +79,27 @@ class SystemUser:
         if self.uid is None or self.lock is None:
             return
         deadline = time.monotonic() + _END_TIMEOUT_S
-        while (pids := processes_of(self.uid)) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             # by itself, the user reaches all of its processes at once, even those that are just being forked
             subprocess.run(self.command(["sh", "-c", "kill -KILL -1"]), check=False, stderr=subprocess.DEVNULL, cwd="/")
+            if not (pids := processes_of(self.uid)):
+                return
             for pid in pids:  # they may have killed that
                 with suppress(ProcessLookupError):
                     os.kill(pid, 9)
             time.sleep(_POLL_S)
 
-    def release(self) -> None:
-        """End what the user still runs, remove what a guest left in shared folders, and give the claim back."""
+    def clean_up(self) -> None:
+        """End what the user still runs, and remove what a guest left in folders that all users share."""
         self.end_processes()
         if self.uid is not None and self.uid in GUEST_UIDS:
-            for path in _left_files(self.uid):
-                remove_tree(path)
-        if self.lock is not None:
+            remove_tree(*_left_files(self.uid))
+
+    def release(self) -> None:
+        """Clean up and give the claim back."""
+        if self.lock is not None and not self.lock.closed:
+            self.clean_up()
+            self.lock.truncate(0)
             self.lock.close()
 
     def __enter__(self) -> Self:
@@ -124,10 +130,11 @@ def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
             lock.close()
             continue
         user = SystemUser(uid=uid, lock=lock)
-        user.end_processes()
-        if uid in GUEST_UIDS:
-            for path in _left_files(uid):
-                remove_tree(path)
+        if os.fstat(lock.fileno()).st_size:  # whoever had it was killed
+            user.clean_up()
+            lock.truncate(0)
+        lock.write(b"claimed\n")
+        lock.flush()
         return user
     raise ConfigError(
         f"expected a free user between {uids[0]} and {uids[-1]}, got {len(uids)} that are taken (see {str(folder)!r}); "
@@ -178,38 +185,43 @@ def processes_of(uid: int) -> list[int]:
     """Numbers of the living processes that run as this user."""
     found: list[int] = []
     for entry in os.scandir("/proc"):
-        if entry.name.isdecimal():
-            with suppress(OSError, KeyError, ValueError):  # it ends meanwhile
-                # the folder's owner would be root for a process that hides itself by PR_SET_DUMPABLE
-                text = Path(entry.path, "status").read_text(errors="replace")
-                fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-                if str(uid) in fields["Uid"].split() and fields["State"].split()[0] not in "ZX":
+        with suppress(OSError):  # it ends meanwhile
+            if entry.name.isdecimal() and entry.stat().st_uid == uid:
+                state = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                if state not in "ZX":
                     found.append(int(entry.name))
     return found
 
 
-def public_copy(folder: Path) -> Path:
-    """The folder of programs, or a copy, which every user can reach: some lie below `/root`, which is root's alone."""
+def public_copy(folder: Path, *siblings: Path) -> Path:
+    """The folder of programs, or a copy, which every user can reach: some lie below `/root`, which is root's alone.
+
+    Folders beside it, of which the programs know that they are there, are copied along.
+    """
     if not can_change_user() or all(parent.stat().st_mode & 0o5 == 0o5 for parent in _ancestors(folder)):
         return folder
-    state = "\n".join(f"{path} {path.lstat().st_size} {path.lstat().st_mtime_ns}" for path in sorted(folder.rglob("*")))
-    name = f"{folder.name}-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+    sources = [source for source in (folder, *siblings) if source.exists()]
+    found = [path for source in sources for path in sorted(source.rglob("*"))]
+    state = "\n".join(f"{path} {path.lstat().st_size} {path.lstat().st_mtime_ns}" for path in found)
     shelf = _own_folder((Path("/var/cache/cua_rl"), Path("/tmp/cua_rl-programs")), mode=0o755)
-    if not (shelf / name).exists():
-        with tempfile.TemporaryDirectory(dir=shelf) as aside:
-            copy = Path(shutil.copytree(folder, Path(aside) / name, symlinks=True))
-            for path in (copy, *copy.rglob("*")):
-                if not path.is_symlink():
-                    is_program = path.is_dir() or path.stat().st_mode & 0o100
-                    path.chmod(0o755 if is_program else 0o644)
-            with suppress(FileExistsError, OSError):  # another run was faster
-                copy.rename(shelf / name)
-    return shelf / name
+    place = shelf / hashlib.sha256(state.encode()).hexdigest()[:16]
+    if not place.exists():
+        aside = Path(tempfile.mkdtemp(dir=shelf))
+        for source in sources:
+            shutil.copytree(source, aside / source.name, symlinks=True)
+        for path in (aside, *aside.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+        with suppress(OSError):  # another run was faster
+            aside.rename(place)
+        remove_tree(aside)
+    return place / folder.name
 
 
-def remove_tree(path: Path) -> None:
-    """Remove what a program left, however deep: `shutil.rmtree` recurses and holds a descriptor per level."""
-    subprocess.run(["rm", "-rf", "--", str(path)], check=False, capture_output=True, cwd="/")
+def remove_tree(*paths: Path) -> None:
+    """Remove what programs left, however deep: `shutil.rmtree` recurses and holds a descriptor per level."""
+    if found := [str(path) for path in paths if os.path.lexists(path)]:
+        subprocess.run(["rm", "-rf", "--", *found], check=False, capture_output=True, cwd="/")
 
 
 def _ancestors(folder: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from cua_rl.system_users import (
     claim_user,
     processes_of,
     public_copy,
+    remove_tree,
 )
 
 needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
@@ -131,10 +132,15 @@ def test_programs_that_only_root_can_reach_are_copied_for_all(tmp_path: Path) ->
     program.write_text("#!/bin/sh\necho hello\n")
     program.chmod(0o700)
 
-    copy = public_copy(tmp_path / "package")
+    (tmp_path / "package.libs").mkdir()
 
-    assert public_copy(tmp_path / "package") == copy
-    assert public_copy(copy) == copy
-    with claim_user(GUEST_UIDS) as user:
-        assert output_of(user.command([str(copy / "bin" / "hello")])) == "hello\n"
-    subprocess.run(["rm", "-rf", str(copy)], check=True)
+    copy = public_copy(tmp_path / "package", tmp_path / "package.libs")
+
+    try:
+        assert public_copy(tmp_path / "package", tmp_path / "package.libs") == copy
+        assert public_copy(copy) == copy
+        assert copy.with_name("package.libs").exists()
+        with claim_user(GUEST_UIDS) as user:
+            assert output_of(user.command([str(copy / "bin" / "hello")])) == "hello\n"
+    finally:
+        remove_tree(copy.parent)

@@ -169,10 +169,12 @@ def _claim_owner(data_dir: Path) -> SystemUser:
 
 
 def _plan_launch(bin_dir: Path, data_dir: Path, socket_dir: Path, user: SystemUser) -> postgres_launcher.Launch:
+    package = bin_dir.parent.parent
+    reachable = public_copy(package, package.with_name(f"{package.name}.libs"))
     # initdb asks who it is, and a claimed user has no name
     named = user if user.lock is None else SystemUser(uid=_NOBODY_UID)
     return postgres_launcher.Launch(
-        bin_dir=str(public_copy(bin_dir.parent) / "bin"),
+        bin_dir=str(reachable / bin_dir.relative_to(package)),
         data_dir=str(data_dir),
         socket_dir=str(socket_dir),
         settings=[setting for setting in _SETTINGS if "io_method" not in setting or _major_version(bin_dir) >= 18],

@@ -128,8 +128,7 @@ class DesktopSession:
         self._network.close()
         user, self._user = self._user, SystemUser()
         await asyncio.to_thread(user.release)
-        for folder in (self.home, self._settings, self._logs):
-            await asyncio.to_thread(remove_tree, folder)
+        await asyncio.to_thread(remove_tree, self.home, self._settings, self._logs)
 
     async def _start_server(self) -> str:
         """The X server writes the display's number into its log once it is ready.

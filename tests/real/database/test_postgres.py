@@ -215,7 +215,8 @@ def write_old_folder(folder: Path, bin_dir: Path) -> None:
     for name in ("data", "sockets"):
         old.make_folder(folder / name)
     data, sockets = str(folder / "data"), str(folder / "sockets")
-    initdb = [str(bin_dir / "initdb"), "-D", data, "-U", "postgres", "--auth=trust", "--no-locale"]
+    initdb = [str(bin_dir / "initdb"), "-D", data, "-U", "postgres", "--auth=trust"]
+    initdb += ["--encoding=UTF8", "--no-locale"]
     subprocess.run(old.command(initdb), check=True, capture_output=True, cwd="/")
     server = [str(bin_dir / "postgres"), "-D", data, "-k", sockets, "-h", ""]
     with subprocess.Popen(old.command(server), stderr=subprocess.DEVNULL, cwd="/") as process:
@@ -224,6 +225,8 @@ def write_old_folder(folder: Path, bin_dir: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         url = f"postgresql://postgres@/postgres?host={sockets}"
-        migrate_blocking(url)
-        run_sql(url, "INSERT INTO projects (name, token_sha256) VALUES ('kept', 'hash')")
-        process.send_signal(signal.SIGINT)
+        try:
+            migrate_blocking(url)
+            run_sql(url, "INSERT INTO projects (name, token_sha256) VALUES ('kept', 'hash')")
+        finally:
+            process.send_signal(signal.SIGINT)
