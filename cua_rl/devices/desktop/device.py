@@ -45,6 +45,7 @@ _DRAWN_GAP_S = 0.25
 _DRAWN_LIMIT_S = 5.0
 """A program draws its window a while after it has opened it, and only then takes keys."""
 _WINDOW_TIMEOUT_S = 20.0
+_FILE_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
 
@@ -57,6 +58,8 @@ class LinuxDesktop:
         self._session = session
         self.device_id = device_id
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=device_id)
+        # what programs write may make a read slow: that delays the validators of this desktop, and nobody else
+        self._file_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"{device_id}-files")
         self._screen: XScreen | None = None
         self._packer = BandedPng()
         self._last_seen: EncodedImage | None = None
@@ -71,11 +74,16 @@ class LinuxDesktop:
         """The X display, such as ":91"; "" before it has started."""
         return self._session.display
 
+    @property
+    def authority(self) -> Path:
+        """The file whose cookie opens the display."""
+        return self._session.authority
+
     async def start(self) -> None:
         """Start the desktop and wait for its window manager; raises `DeviceError`."""
         await self._session.start()
         deadline = time.monotonic() + _WINDOW_TIMEOUT_S
-        self._screen = await self._in_thread(XScreen, self._session.display)
+        self._screen = await self._in_thread(XScreen, self._session.display, self._session.authority)
         while not await self._in_thread(self._screen.has_window_manager):
             if time.monotonic() > deadline:
                 raise DeviceError(f"expected a window manager on {self.device_id!r}, got none")
@@ -96,17 +104,16 @@ class LinuxDesktop:
         await self._settle()
 
     async def query(self, name: str) -> str:
-        """`file:<path in the home folder>` (its text, "" if none), `files` (one path a line) or `window_titles`."""
+        """`file:<path in the home folder>` (its text, "" if none), `files` (one path a line) or `window_titles`.
+
+        What is no ordinary file of at most a MiB, such as a link or a pipe, has no text.
+        """
         what, _, argument = name.partition(":")
         match what:
             case "file":
-                path = _inside(self.home, argument)
-                try:
-                    return await asyncio.to_thread(path.read_text, encoding="utf-8", errors="replace")
-                except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                    return ""
+                return await self._with_files(self._session.files.read_text, argument)
             case "files":
-                return await asyncio.to_thread(_list_files, self.home)
+                return await self._with_files(self._session.files.listing)
             case "window_titles":
                 return "\n".join(await self._in_thread(self._open_screen().window_titles))
             case _:
@@ -118,7 +125,7 @@ class LinuxDesktop:
 
     async def write_file(self, name: str, text: str) -> None:
         """Put a file into the home folder, as its user's own."""
-        await asyncio.to_thread(self._session.write_file, _inside(self.home, name), text)
+        await self._with_files(self._session.files.write_text, name, text)
 
     async def run_program(self, command: Sequence[str], *, window: str) -> None:
         """Start a program and wait for a window whose title has `window` in it; raises `DeviceError`."""
@@ -137,6 +144,7 @@ class LinuxDesktop:
             screen, self._screen = self._screen, None
             await asyncio.get_running_loop().run_in_executor(self._thread, screen.close)
         self._thread.shutdown(wait=False)
+        self._file_thread.shutdown(wait=False)
         await self._session.stop()
 
     async def _wait_for_windows(self, is_right: Callable[[list[str]], bool], expected: str) -> None:
@@ -163,6 +171,16 @@ class LinuxDesktop:
         if self._screen is None:
             raise DeviceError(f"expected an open desktop, got {self.device_id!r}, which is closed")
         return self._screen
+
+    async def _with_files(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(_FILE_TIMEOUT_S):
+                return await loop.run_in_executor(self._file_thread, lambda: function(*args, **kwargs))
+        except TimeoutError:
+            raise DeviceError(
+                f"expected the files of {self.device_id!r} within {_FILE_TIMEOUT_S:g} s, got no answer"
+            ) from None
 
     async def _in_thread(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run a call on the X thread; any error of a lost X server becomes a `DeviceError`."""
@@ -208,20 +226,3 @@ def _do(screen: XScreen, action: Action) -> None:
             screen.press_keys(keys)
         case _:
             raise ActionRejected("A desktop has no such button: use mouse and keyboard.")
-
-
-def _inside(home: Path, name: str) -> Path:
-    path = (home / name).resolve()
-    if not name or not path.is_relative_to(home.resolve()):
-        raise TaskError(f"expected a path in the home folder of the desktop, got {name!r}")
-    return path
-
-
-def _list_files(home: Path) -> str:
-    """Files and folders (with a slash) that do not begin with a dot."""
-    found = [
-        path
-        for path in sorted(home.rglob("*"))
-        if not any(part.startswith(".") for part in path.relative_to(home).parts)
-    ]
-    return "\n".join(f"{path.relative_to(home)}{'/' if path.is_dir() else ''}" for path in found)

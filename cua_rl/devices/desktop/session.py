@@ -1,19 +1,33 @@
-"""The processes of one desktop: X server, window manager and programs, as an ordinary user in a home of their own."""
+"""The processes of one desktop: X server, window manager and programs, as a user of their own in a home of its own."""
 
 import asyncio
 import os
+import secrets
 import shutil
+import socket
+import stat
+import struct
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
+from cua_rl.devices.desktop.home import Home
+from cua_rl.devices.desktop.network import Network, with_new_network
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.processes import OwnedProcess
+from cua_rl.system import is_running
+from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user, remove_tree
 
 PROGRAMS = ("Xvfb", "openbox", "setpriv")
 """Programs that desktops need (Debian: xvfb, openbox, util-linux)."""
-_NOBODY = 65534
+_SOCKETS = Path("/tmp/.X11-unix")
+_DISPLAYS = range(100, 10_000)
+"""Far from the displays of people, which begin at 0."""
+_WINDOW_MANAGER_SETTINGS = Path(__file__).with_name("openbox.xml")
+_COOKIE_NAME = b"MIT-MAGIC-COOKIE-1"
+_FAMILY_LOCAL, _FAMILY_WILD = 256, 65535
+_MAX_OUTPUT_BYTES = 1 << 20
 _START_TIMEOUT_S = 20.0
 _POLL_S = 0.02
 
@@ -31,24 +45,40 @@ def require_programs() -> None:
 class DesktopSession:
     """One X server with a window manager in the folder `home`; programs are started in it and end with it.
 
-    Run by root, all of it belongs to the user `nobody`: programs that an agent operates must not own the machine.
+    Run by root, all of it belongs to a user of its own: what an agent operates must reach neither the machine nor
+    other desktops. Where the kernel permits it, its network has no way out.
     """
 
     def __init__(self, home: Path, *, width_px: int, height_px: int) -> None:
         self.home = home
         self._size = f"{width_px}x{height_px}x24"
         self._logs = home.with_name(home.name + ".logs")
+        self._settings = home.with_name(home.name + ".settings")
+        self._user = SystemUser()
+        self._network = Network()
         self._stack = AsyncExitStack()
         self._programs = AsyncExitStack()
         self.display = ""
 
+    @property
+    def authority(self) -> Path:
+        """The file with the cookie without which the X server lets nobody in."""
+        return self._settings / "Xauthority"
+
+    @property
+    def files(self) -> Home:
+        """What lies in the home folder."""
+        return Home(self.home, self._user)
+
     async def start(self) -> None:
         """Start the X server and the window manager; raises `DeviceError`."""
-        await asyncio.to_thread(self._make_home)
+        self._user = await asyncio.to_thread(claim_user, GUEST_UIDS)
+        await asyncio.to_thread(self._make_folders)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 self.display = await self._start_server()
-                await self._stack.enter_async_context(self._owned(["openbox", "--sm-disable"], "openbox"))
+                command = ["openbox", "--sm-disable", "--config-file", str(self._settings / "openbox.xml")]
+                await self._stack.enter_async_context(self._owned(command, "openbox"))
         except TimeoutError:
             await self.stop()
             raise DeviceError(
@@ -60,10 +90,10 @@ class DesktopSession:
         await self._programs.enter_async_context(self._owned(command, Path(command[0]).name))
 
     async def shell(self, command: str) -> str:
-        """Run a shell command as the desktop's user and return what it printed; raises `DeviceError`."""
+        """Run a shell command as the desktop's user; what it printed, cut after a MiB; raises `DeviceError`."""
         try:
             process = await asyncio.create_subprocess_exec(
-                *_as_user(["sh", "-c", command]),
+                *self._network.command(["sh", "-c", command], self._user),
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=STDOUT,
@@ -73,42 +103,57 @@ class DesktopSession:
             )
         except OSError as error:
             raise DeviceError(f"expected to run {command!r} on the desktop, got {error}") from error
+        assert process.stdout is not None
+        output = b""
         try:
-            output, _ = await process.communicate()
+            while chunk := await process.stdout.read(_MAX_OUTPUT_BYTES - len(output)):
+                output += chunk
+            if len(output) < _MAX_OUTPUT_BYTES:
+                await process.wait()
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, 9)
                 await process.wait()
         return output.decode(errors="replace")
 
-    def write_file(self, path: Path, text: str) -> None:
-        """Write a file that belongs to the desktop's user."""
-        path.write_text(text, encoding="utf-8")
-        if os.geteuid() == 0:
-            os.chown(path, _NOBODY, _NOBODY)
-
     async def end_programs(self) -> None:
-        """End every program that was started, and empty the home folder."""
+        """End every program that was started, and empty the home folder; raises `DeviceError`."""
         await self._programs.aclose()
-        await asyncio.to_thread(shutil.rmtree, self.home, ignore_errors=True)
-        await asyncio.to_thread(self._make_home)
+        await asyncio.to_thread(self.files.make)
 
     async def stop(self) -> None:
         """End everything and remove the home folder; safe to call twice."""
         await self._programs.aclose()
         await self._stack.aclose()
-        for folder in (self.home, self._logs):
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        self._network.close()
+        user, self._user = self._user, SystemUser()
+        await asyncio.to_thread(user.release)
+        await asyncio.to_thread(remove_tree, self.home, self._settings, self._logs)
 
     async def _start_server(self) -> str:
-        """The X server picks a free display and writes its number into its log."""
-        command = ["Xvfb", "-displayfd", "1", "-screen", "0", self._size, "-nolisten", "tcp", "-noreset"]
-        server = self._owned(command, "xvfb")
+        """The X server writes the display's number into its log once it is ready.
+
+        We pick the number: a server that picks it looks for abstract sockets, which are "local" to a network and have
+        no owner, and without them would take over a display that another server of the same user has.
+        """
+        number = await asyncio.to_thread(_reserve_display)
+        self._stack.callback(_lock_path(number).unlink, missing_ok=True)
+        command = ["Xvfb", f":{number}", "-displayfd", "1", "-screen", "0", self._size, "-noreset"]
+        command += ["-auth", str(self.authority), "-nolisten", "tcp", "-nolisten", "local"]
+        server = OwnedProcess(
+            with_new_network(["env", "-C", str(self.home), *command], self._user),
+            name=f"{self.home.name}-xvfb",
+            log_path=self._logs / "xvfb.log",
+            environment=self._environment(),
+            stop_timeout_s=1.0,
+            claim=self._user,
+        )
         await self._stack.enter_async_context(server)
         while True:
             words = (await asyncio.to_thread(server.log_path.read_text)).split() if server.log_path.exists() else []
-            number = next((word for word in words if word.isdigit()), None)
-            if number is not None:
+            if str(number) in words:
+                self._network = await asyncio.to_thread(Network.of, server.command_pid())
+                await asyncio.to_thread(_close_to_others, _SOCKETS / f"X{number}", self._user)
                 return f":{number}"
             if not server.is_running:
                 raise DeviceError(f"expected an X server, it ended: {' '.join(words)[-300:]!r}")
@@ -116,11 +161,12 @@ class DesktopSession:
 
     def _owned(self, command: Sequence[str], name: str) -> OwnedProcess:
         return OwnedProcess(
-            _as_user(["env", "-C", str(self.home), *command]),
+            self._network.command(["env", "-C", str(self.home), *command], self._user),
             name=f"{self.home.name}-{name}",
             log_path=self._logs / f"{name}.log",
             environment=self._environment(),
             stop_timeout_s=1.0,
+            claim=self._user,
         )
 
     def _environment(self) -> dict[str, str]:
@@ -129,22 +175,67 @@ class DesktopSession:
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
             "HOME": str(self.home),
             "XDG_RUNTIME_DIR": str(self.home / ".runtime"),
+            "TMPDIR": str(self.home / ".tmp"),
             "DISPLAY": self.display,
+            "XAUTHORITY": str(self.authority),
             "LANG": "C.UTF-8",
             "NO_AT_BRIDGE": "1",  # GTK programs would wait for an accessibility bus
             "GSETTINGS_BACKEND": "memory",  # no settings daemon either
         }
 
-    def _make_home(self) -> None:
-        for folder in (self.home, self.home / ".runtime"):
-            folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            if os.geteuid() == 0:
-                os.chown(folder, _NOBODY, _NOBODY)
+    def _make_folders(self) -> None:
+        if can_change_user():
+            _SOCKETS.mkdir(exist_ok=True)
+            # whoever owns the folder may replace the sockets of others: made by an X server, it is a desktop's
+            os.chown(_SOCKETS, 0, 0, follow_symlinks=False)
+            _SOCKETS.chmod(0o1777)
+        self._logs.mkdir(mode=0o700)
+        self.files.make()
+        self._user.make_folder(self._settings)
+        self.authority.write_bytes(_access_by_cookie(secrets.token_bytes(16)))
+        shutil.copyfile(_WINDOW_MANAGER_SETTINGS, self._settings / "openbox.xml")
+        for path in self._settings.iterdir():
+            path.chmod(0o600)
+            self._user.give(path)
 
 
-def _as_user(command: Sequence[str]) -> list[str]:
-    """The command, run by an ordinary user."""
-    if os.geteuid() != 0:
-        return list(command)
-    return ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--", *command]
+def _reserve_display() -> int:
+    """A display that no X server has, and that none starts on while our lock exists, whose form is theirs."""
+    for number in _DISPLAYS:
+        path = _lock_path(number)
+        with suppress(OSError, ValueError):
+            if path.stat().st_uid == os.geteuid() and not is_running(int(path.read_text())):
+                path.unlink()  # a killed run left it
+        if os.path.lexists(_SOCKETS / f"X{number}"):
+            continue
+        with suppress(FileExistsError), path.open("x") as lock:
+            lock.write(f"{os.getpid():10d}\n")
+            return number
+    raise DeviceError(f"expected a free X display between {_DISPLAYS[0]} and {_DISPLAYS[-1]}, got none; see {_SOCKETS}")
+
+
+def _lock_path(number: int) -> Path:
+    return Path(f"/tmp/.X{number}-lock")
+
+
+def _access_by_cookie(cookie: bytes) -> bytes:
+    """An Xauthority file for every display: C libraries take the wild entry, python-xlib the one with our host."""
+    file = b""
+    for family, host in ((_FAMILY_WILD, b""), (_FAMILY_LOCAL, socket.gethostname().encode())):
+        file += struct.pack(">H", family)
+        for field in (host, b"", _COOKIE_NAME, cookie):
+            file += struct.pack(">H", len(field)) + field
+    return file
+
+
+def _close_to_others(path: Path, user: SystemUser) -> None:
+    """Let nobody else connect to an X server, whose socket is open to all; raises `DeviceError` if it is another's."""
+    descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(descriptor)
+        owner = os.geteuid() if user.uid is None else user.uid
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != owner:
+            raise DeviceError(f"expected a socket of user {owner} at {str(path)!r}, got one of user {found.st_uid}")
+        os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
+    finally:
+        os.close(descriptor)

@@ -5,9 +5,13 @@
 Everything here blocks for a moment (a screenshot 1 ms, a click 0.1 ms) and belongs to one thread.
 """
 
+import os
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
 
 import mss
 from mss.base import MSSBase
@@ -42,6 +46,24 @@ _CONTROL_CHARACTERS = {"\n": "Return", "\r": "Return", "\t": "Tab", "\b": "BackS
 _UNICODE_KEYSYMS = 0x01000000  # keysyms of characters beyond Latin-1, X11 protocol, appendix A
 
 
+_ENVIRONMENT_LOCK = Lock()
+
+
+@contextmanager
+def _xauthority(path: Path) -> Generator[None]:
+    """Both libraries look for the cookie in the file that the environment names, and nowhere else.
+
+    The variable is never removed again: other threads may be reading the environment in C, and removal moves it.
+    """
+    with _ENVIRONMENT_LOCK:
+        before = os.environ.get("XAUTHORITY", os.path.expanduser("~/.Xauthority"))  # the default
+        os.environ["XAUTHORITY"] = str(path)
+        try:
+            yield
+        finally:
+            os.environ["XAUTHORITY"] = before
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One picture of the screen."""
@@ -53,9 +75,10 @@ class Frame:
 
 @dataclass(slots=True)
 class XScreen:
-    """A connection to a display such as ":91"; raises `Xlib.error.DisplayError` if there is none."""
+    """A connection to a display such as ":91", with the cookie in `authority`; raises `Xlib.error.DisplayError`."""
 
     name: str
+    authority: Path
     _display: Display = field(init=False)
     _camera: MSSBase = field(init=False)
     _spare_keycodes: list[int] = field(init=False)
@@ -68,8 +91,9 @@ class XScreen:
     """True if something was drawn since the last picture, as far as `has_changed` has been told."""
 
     def __post_init__(self) -> None:
-        self._display = Display(self.name)
-        self._camera = mss.MSS(display=self.name)
+        with _xauthority(self.authority):
+            self._display = Display(self.name)
+            self._camera = mss.MSS(display=self.name)
         first, last = self._display.display.info.min_keycode, self._display.display.info.max_keycode
         mapping = self._display.get_keyboard_mapping(first, last - first + 1)
         self._spare_keycodes = [first + i for i, keysyms in enumerate(mapping) if i and not any(keysyms)]

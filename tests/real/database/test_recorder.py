@@ -237,7 +237,7 @@ async def test_ending_a_training_ends_what_still_runs(url: str) -> None:
 
 async def test_an_absent_database_delays_but_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     socket_link = tmp_path / "s"  # the server listens on a new folder each time it starts, the recorder's URL must stay
-    url = f"postgresql://postgres@/postgres?host={socket_link}"
+    url = f"postgresql://cua_rl@/postgres?host={socket_link}"
     events = whole_run()
     caplog.set_level(logging.WARNING)
 

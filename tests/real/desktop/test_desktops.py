@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,12 +12,18 @@ import pytest
 
 pytest.importorskip("Xlib", reason="scripts/install_system_packages.sh and `make setup` install what desktops need")
 
+from Xlib.error import DisplayConnectionError
+
 from cua_rl.actions import Click, DoubleClick, Drag, OpenApp, PressKey, RightClick, Scroll, TypeText
 from cua_rl.conversation import EncodedImage
 from cua_rl.devices.desktop.device import LinuxDesktop
+from cua_rl.devices.desktop.network import can_isolate
 from cua_rl.devices.desktop.session import PROGRAMS
+from cua_rl.devices.desktop.x_screen import XScreen
 from cua_rl.devices.device import ActionRejected
 from cua_rl.errors import TaskError
+from cua_rl.system import resident_bytes
+from cua_rl.system_users import can_change_user
 from cua_rl.tasks.desktop.desktops import LinuxDesktops
 from cua_rl.tasks.desktop.templates import DESKTOP_TASKS, DesktopTemplate
 
@@ -122,6 +129,91 @@ async def test_programs_run_as_an_ordinary_user_without_the_controllers_secrets(
     monkeypatch.setenv("GBOX_API_KEY", "secret")
     assert "secret" not in await desktop.shell("env")
     assert (await desktop.shell("id -u")).strip() != "0"
+
+
+async def test_no_menu_or_key_of_the_window_manager_starts_a_program(desktop: LinuxDesktop) -> None:
+    for num_downs in range(1, 6):  # with openbox' own settings, the first entry of the menu starts a terminal
+        await desktop.execute(RightClick(x=300, y=200))
+        for key in (*["down"] * num_downs, "right", "enter", "esc", "esc"):
+            await desktop.execute(PressKey(keys=(key,)))
+    for keys in (("win", "e"), ("win", "d"), ("ctrl", "alt", "t"), ("menu",)):
+        await desktop.execute(PressKey(keys=keys))
+
+    await asyncio.sleep(1.0)  # nothing says that no program is about to start
+    programs = (await desktop.shell("ps -o comm= -u $(id -u)")).split()
+    assert await desktop.query("window_titles") == ""
+    assert not [name for name in programs if "term" in name]
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give desktops users of their own")
+async def test_a_desktop_reaches_neither_files_nor_display_of_another(backend: LinuxDesktops) -> None:
+    request = DESKTOP_TASKS[0].make_task(0).device_request()
+    one, other = [desktop for _ in range(2) if isinstance(desktop := await backend.make(request), LinuxDesktop)]
+    try:
+        await other.write_file("note.txt", "mine")
+        for command in (
+            f"echo stolen > {other.home}/note.txt",
+            f"cat {other.home}/note.txt",
+            f"ls {other.home}",
+            f"ls {other.home.parent}",
+            f"cat {other.authority}",
+            f"rm -rf {other.home}",
+        ):
+            assert "Permission denied" in await one.shell(f"({command}) 2>&1"), command
+        assert "Can't open display" in await one.shell(f"DISPLAY={other.display} xterm -e true 2>&1")
+        number = other.display.removeprefix(":")
+        assert "Permission denied" in await one.shell(f"perl -e '{CONNECT}' /tmp/.X11-unix/X{number} 2>&1")
+        assert await other.query("file:note.txt") == "mine"
+    finally:
+        await asyncio.gather(one.close(), other.close())
+
+
+CONNECT = "use Socket; socket(S, PF_UNIX, SOCK_STREAM, 0); connect(S, pack_sockaddr_un($ARGV[0])) or die $!"
+
+
+async def test_a_display_needs_its_cookie(backend: LinuxDesktops) -> None:
+    request = DESKTOP_TASKS[0].make_task(0).device_request()
+    one, other = [desktop for _ in range(2) if isinstance(desktop := await backend.make(request), LinuxDesktop)]
+    try:
+        with pytest.raises(DisplayConnectionError, match="Invalid MIT-MAGIC-COOKIE-1 key"):
+            XScreen(other.display, one.authority)
+        XScreen(other.display, other.authority).close()
+    finally:
+        await asyncio.gather(one.close(), other.close())
+
+
+@pytest.mark.skipif(not can_isolate(), reason="not permitted here: networks of their own")
+async def test_a_desktop_has_loopback_and_no_other_network(desktop: LinuxDesktop) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        connect = f"bash -c 'echo > /dev/tcp/127.0.0.1/{port}' 2>&1"
+        assert "Connection refused" in await desktop.shell(connect)
+        listening = await desktop.shell("cat /proc/net/dev")
+    assert [line.split(":")[0].strip() for line in listening.splitlines()[2:]] == ["lo"]
+
+
+async def test_files_that_never_end_delay_nobody_and_take_no_memory(backend: LinuxDesktops) -> None:
+    request = DESKTOP_TASKS[0].make_task(0).device_request()
+    hostile, other = [desktop for _ in range(2) if isinstance(desktop := await backend.make(request), LinuxDesktop)]
+    try:
+        await hostile.shell("mkfifo pipe; ln -s /dev/zero zero; truncate -s 10G sparse; ln -s /etc/passwd link")
+        await other.write_file("note.txt", "mine")
+        before_bytes = resident_bytes()
+
+        names = ["pipe"] * 40 + ["zero", "sparse", "link"]
+        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            reads = [tasks.create_task(hostile.query(f"file:{name}")) for name in names]
+            printed = tasks.create_task(hostile.shell("cat zero"))
+            began = time.monotonic()
+            assert await other.query("file:note.txt") == "mine"
+            assert time.monotonic() - began < 0.5
+
+        assert {read.result() for read in reads} == {""}
+        assert len(printed.result()) == 1 << 20
+        assert resident_bytes() - before_bytes < 150_000_000
+    finally:
+        await asyncio.gather(hostile.close(), other.close())
 
 
 async def test_validators_read_only_the_home_folder(desktop: LinuxDesktop) -> None:
