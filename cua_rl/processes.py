@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from cua_rl import process_guard
+from cua_rl.system_users import SystemUser
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class OwnedProcess:
     children.
 
     Output goes to `log_path` (appended). Ctrl-C in a terminal reaches only the controller, which then stops what it
-    owns in order.
+    owns in order. With `user`, the command runs as that user, who stays claimed until the command has ended.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class OwnedProcess:
         log_path: Path,
         environment: Mapping[str, str] | None = None,
         stop_timeout_s: float = 10.0,
+        user: SystemUser | None = None,
     ) -> None:
         self.name = name
         self.log_path = log_path
-        self._command = list(command)
+        self._command = list(command) if user is None else user.command(command)
+        self._inherited = () if user is None or user.lock is None else (user.lock.fileno(),)
         self._environment = dict(os.environ if environment is None else environment)
         self._stop_timeout_s = stop_timeout_s
         self._guard: asyncio.subprocess.Process | None = None
@@ -68,7 +71,7 @@ class OwnedProcess:
                 stdout=log,
                 stderr=log,
                 env=self._environment,
-                pass_fds=(read_end,),
+                pass_fds=(read_end, *self._inherited),  # the guard's alone: it passes none on
                 start_new_session=True,
             )
         finally:

@@ -1,0 +1,252 @@
+"""Users for the programs beside the controller, so that none of them can touch what belongs to another.
+
+Started by root, every service, desktop, browser and agent gets a numeric user of its own, without an entry in
+`/etc/passwd`, and no capabilities. A claim is a lock on a file named after the number: two runs on one machine never
+share a user, and the kernel frees it once its holders are dead. Started by anyone else, programs keep that user; they
+still cannot gain privileges.
+
+Everything here may block for some milliseconds.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from cua_rl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SERVICE_UIDS = range(60_706, 60_770)
+"""For services, which leave files behind. systemd's table of uids keeps 60706 to 61183 unused, and they fit into 16
+bits, so that containers with a map of their own usually have them."""
+GUEST_UIDS = range(60_770, 61_184)
+"""For what a model or an agent operates. Such a user never owned a file of a service, and its own are removed."""
+
+_SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm")
+_ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
+_END_TIMEOUT_S = 5.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemUser:
+    """A claimed user, a context manager; without `uid`, whoever runs the controller."""
+
+    uid: int | None = None
+    lock: BinaryIO | None = None
+    """Open and locked; a guard that inherits it keeps the claim until the programs that it guards have ended."""
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """The command, run by this user without capabilities and without a way to gain any.
+
+        It ends with the thread that started it: changing the user makes the kernel forget that wish of a guard.
+        """
+        if self.uid is not None:
+            return [
+                "setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--no-new-privs",
+                "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--pdeathsig=KILL", "--", *command,
+            ]  # fmt: skip
+        if can_shed_privileges():
+            return ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--", *command]
+        return list(command)
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder that this user alone can look into, unless it exists."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        self.give(path)
+
+    def give(self, path: Path) -> None:
+        """Let a file or folder belong to this user; a link is not followed."""
+        if self.uid is not None:
+            os.chown(path, self.uid, self.uid, follow_symlinks=False)
+
+    def end_processes(self) -> None:
+        """Kill every process of this user; nothing for the controller's own."""
+        if self.uid is None:
+            return
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while (pids := processes_of(self.uid)) and time.monotonic() < deadline:
+            # by itself, the user reaches all of its processes at once, even those that are just being forked
+            subprocess.run(self.command(["sh", "-c", "kill -KILL -1"]), check=False, stderr=subprocess.DEVNULL, cwd="/")
+            for pid in pids:  # they may have killed that
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            time.sleep(_POLL_S)
+
+    def release(self) -> None:
+        """End what the user still runs, remove what a guest left in shared folders, and give the claim back."""
+        self.end_processes()
+        if self.uid is not None and self.uid in GUEST_UIDS:
+            for path in _left_files(self.uid):
+                remove_tree(path)
+        if self.lock is not None:
+            self.lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
+    """A user that nobody else has, `wanted` if it is free; what a killed run left running as that user is ended.
+
+    Raises `ConfigError` if all are taken.
+    """
+    if not can_change_user():
+        return SystemUser()
+    folder = _lock_folder()
+    for uid in sorted(uids, key=lambda uid: uid != wanted):
+        lock = (folder / str(uid)).open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        if _has_name(uid):  # the administrator gave it to somebody
+            lock.close()
+            continue
+        user = SystemUser(uid=uid, lock=lock)
+        user.end_processes()
+        if uid in GUEST_UIDS:
+            for path in _left_files(uid):
+                remove_tree(path)
+        return user
+    raise ConfigError(
+        f"expected a free user between {uids[0]} and {uids[-1]}, got {len(uids)} that are taken (see {str(folder)!r}); "
+        "lower the number of devices, or stop other runs on this machine"
+    )
+
+
+@cache
+def can_change_user() -> bool:
+    """Whether programs can get users of their own; the log says so once if root cannot give them any."""
+    if os.geteuid() != 0:
+        return False
+    trial = SystemUser(uid=GUEST_UIDS[-1]).command(["true"])
+    try:
+        done = subprocess.run(trial, capture_output=True, text=True, check=False, cwd="/")
+    except FileNotFoundError:
+        problem = "there is no setpriv"
+    else:
+        problem = done.stderr.strip()
+        if done.returncode == 0:
+            return True
+    logger.warning(
+        "programs run as root: it cannot give them users of their own here (%s); install util-linux, and give the "
+        "container the capabilities SETUID, SETGID, SETPCAP, CHOWN and KILL",
+        problem,
+    )
+    return False
+
+
+@cache
+def can_shed_privileges() -> bool:
+    """Whether `setpriv` (util-linux) can keep programs of this user from gaining privileges, as by sudo."""
+    trial = ["setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--", "true"]
+    try:
+        return subprocess.run(trial, capture_output=True, check=False, cwd="/").returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def bare_environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a program that needs no secret: PATH, language and time zone of ours, HOME, and `more`."""
+    kept = {name: text for name, text in os.environ.items() if name in _ALLOWED_VARIABLES or name.startswith("LC_")}
+    return {"PATH": os.defpath, **kept, "HOME": str(home), **(more or {})}
+
+
+def processes_of(uid: int) -> list[int]:
+    """Numbers of the living processes that run as this user."""
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with suppress(OSError, KeyError, ValueError):  # it ends meanwhile
+                # the folder's owner would be root for a process that hides itself by PR_SET_DUMPABLE
+                text = Path(entry.path, "status").read_text(errors="replace")
+                fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+                if str(uid) in fields["Uid"].split() and fields["State"].split()[0] not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def public_copy(folder: Path) -> Path:
+    """The folder of programs, or a copy, which every user can reach: some lie below `/root`, which is root's alone."""
+    if not can_change_user() or all(parent.stat().st_mode & 0o5 == 0o5 for parent in _ancestors(folder)):
+        return folder
+    state = "\n".join(f"{path} {path.lstat().st_size} {path.lstat().st_mtime_ns}" for path in sorted(folder.rglob("*")))
+    name = f"{folder.name}-{hashlib.sha256(state.encode()).hexdigest()[:16]}"
+    shelf = _own_folder((Path("/var/cache/cua_rl"), Path("/tmp/cua_rl-programs")), mode=0o755)
+    if not (shelf / name).exists():
+        with tempfile.TemporaryDirectory(dir=shelf) as aside:
+            copy = Path(shutil.copytree(folder, Path(aside) / name, symlinks=True))
+            for path in (copy, *copy.rglob("*")):
+                if not path.is_symlink():
+                    is_program = path.is_dir() or path.stat().st_mode & 0o100
+                    path.chmod(0o755 if is_program else 0o644)
+            with suppress(FileExistsError, OSError):  # another run was faster
+                copy.rename(shelf / name)
+    return shelf / name
+
+
+def remove_tree(path: Path) -> None:
+    """Remove what a program left, however deep: `shutil.rmtree` recurses and holds a descriptor per level."""
+    subprocess.run(["rm", "-rf", "--", str(path)], check=False, capture_output=True, cwd="/")
+
+
+def _ancestors(folder: Path) -> list[Path]:
+    folder = folder.resolve()
+    return [folder, *folder.parents]
+
+
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _left_files(uid: int) -> list[Path]:
+    """What a user owns directly in folders that all users share, such as X sockets."""
+    found: list[Path] = []
+    for folder in _SHARED_FOLDERS:
+        with suppress(FileNotFoundError):
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    if entry.stat(follow_symlinks=False).st_uid == uid:
+                        found.append(Path(entry.path))
+    return found
+
+
+def _lock_folder() -> Path:
+    return _own_folder((Path("/run/cua_rl/users"), Path("/tmp/cua_rl-users")), mode=0o700)
+
+
+def _own_folder(choices: Sequence[Path], mode: int) -> Path:
+    """The first of the folders that can be made; raises `ConfigError` if none, or if somebody else made it."""
+    for path in choices:
+        with suppress(OSError):
+            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and path.is_dir() and not path.is_symlink():
+                path.chmod(mode)
+                return path
+    names = " or ".join(map(str, choices))
+    raise ConfigError(f"expected to make the folder {names}, got neither; make one that belongs to root, mode {mode:o}")

@@ -1,0 +1,140 @@
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cua_rl.processes import OwnedProcess
+from cua_rl.system_users import (
+    GUEST_UIDS,
+    SERVICE_UIDS,
+    SystemUser,
+    bare_environment,
+    can_change_user,
+    claim_user,
+    processes_of,
+    public_copy,
+)
+
+needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root can give programs other users")
+CLAIMER = """
+import sys, time
+from cua_rl.system_users import GUEST_UIDS, claim_user
+user = claim_user(GUEST_UIDS)
+print(user.uid, flush=True)
+time.sleep(60)
+"""
+
+
+def output_of(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_program_gets_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("LC_TIME", "C")
+
+    environment = bare_environment(tmp_path, {"DISPLAY": ":1"})
+
+    assert "HF_TOKEN" not in environment
+    assert environment["HOME"] == str(tmp_path)
+    assert (environment["LC_TIME"], environment["DISPLAY"], environment["PATH"]) == ("C", ":1", os.environ["PATH"])
+
+
+def test_a_program_of_our_own_user_cannot_gain_privileges() -> None:
+    status = output_of(SystemUser().command(["cat", "/proc/self/status"]))
+
+    assert "NoNewPrivs:\t1" in status
+
+
+@needs_root
+def test_users_differ_and_have_neither_groups_nor_capabilities() -> None:
+    with claim_user(GUEST_UIDS) as one, claim_user(GUEST_UIDS) as other, claim_user(SERVICE_UIDS) as service:
+        assert len({one.uid, other.uid, service.uid, 0}) == 4
+        status = output_of(one.command(["cat", "/proc/self/status"]))
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert fields["Uid"].split() == fields["Gid"].split() == [str(one.uid)] * 4
+        assert fields["Groups"].split() == []
+        assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert fields["NoNewPrivs"] == "1"
+
+
+@needs_root
+def test_a_user_is_free_again_after_its_release_and_not_before() -> None:
+    with claim_user(GUEST_UIDS) as first, claim_user(GUEST_UIDS, wanted=first.uid) as second:
+        assert second.uid != first.uid
+    with claim_user(GUEST_UIDS, wanted=first.uid) as third:
+        assert third.uid == first.uid
+
+
+@needs_root
+def test_a_killed_process_loses_its_claim_to_the_next_which_ends_what_it_left(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", CLAIMER], stdout=subprocess.PIPE, text=True) as claimer:
+        assert claimer.stdout is not None
+        uid = int(claimer.stdout.readline())
+        with claim_user(GUEST_UIDS, wanted=uid) as other:
+            assert other.uid != uid
+        # started by nobody who would end it: it lost its parent
+        left = f"setpriv --reuid={uid} --regid={uid} --clear-groups setsid sh -c 'touch /tmp/left-{uid}; sleep 60' &"
+        subprocess.run(["sh", "-c", left], check=True, cwd="/")
+        deadline = time.monotonic() + 30
+        while not Path(f"/tmp/left-{uid}").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        claimer.kill()
+    assert processes_of(uid)
+
+    with claim_user(GUEST_UIDS, wanted=uid) as user:
+        assert user.uid == uid
+        assert processes_of(uid) == []
+        assert not Path(f"/tmp/left-{uid}").exists()
+
+
+@needs_root
+async def test_a_guard_keeps_the_claim_until_its_command_has_ended(tmp_path: Path) -> None:
+    user = await asyncio.to_thread(claim_user, GUEST_UIDS)
+    assert user.uid is not None
+    assert user.lock is not None
+    script = "id -u; ls -l /proc/self/fd; sleep 60"
+    async with OwnedProcess(["sh", "-c", script], name="guest", log_path=tmp_path / "log", user=user) as process:
+        while "total" not in process.log_tail():
+            await asyncio.sleep(0.02)
+        user.lock.close()  # as if the controller had died
+        with claim_user(GUEST_UIDS, wanted=user.uid) as other:
+            assert other.uid != user.uid
+    assert process.log_tail().startswith(f"{user.uid}\n")
+    assert "cua_rl/users" not in process.log_tail()  # a guest could free it
+    with claim_user(GUEST_UIDS, wanted=user.uid) as other:
+        assert other.uid == user.uid
+
+
+@needs_root
+def test_a_user_reads_its_own_folder_and_no_other(tmp_path: Path) -> None:
+    tmp_path.chmod(0o711)
+    for parent in tmp_path.parents:
+        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
+            parent.chmod(0o711)
+    with claim_user(GUEST_UIDS) as one, claim_user(GUEST_UIDS) as other:
+        one.make_folder(tmp_path / "home")
+        output_of(one.command(["touch", str(tmp_path / "home" / "file")]))
+        listing = subprocess.run(other.command(["ls", str(tmp_path / "home")]), capture_output=True, text=True)
+        assert "Permission denied" in listing.stderr
+
+
+@needs_root
+def test_programs_that_only_root_can_reach_are_copied_for_all(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "package" / "bin").mkdir(parents=True)
+    program = tmp_path / "package" / "bin" / "hello"
+    program.write_text("#!/bin/sh\necho hello\n")
+    program.chmod(0o700)
+
+    copy = public_copy(tmp_path / "package")
+
+    assert public_copy(tmp_path / "package") == copy
+    assert public_copy(copy) == copy
+    with claim_user(GUEST_UIDS) as user:
+        assert output_of(user.command([str(copy / "bin" / "hello")])) == "hello\n"
+    subprocess.run(["rm", "-rf", str(copy)], check=True)
