@@ -26,7 +26,7 @@ def environment_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def secret_names(value: object) -> list[str]:
-    """Names inside nested JSON data that sound as if they held secrets."""
+    """Names in nested JSON data that look like names of secrets."""
     match value:
         case Mapping():
             entries = cast("Mapping[str, object]", value).items()

@@ -183,7 +183,7 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """The mean; 0.0 of nothing, which callers tell apart by `count`."""
+        """The mean; 0.0 without values, which callers recognise by `count`."""
         return self.total / self.count if self.count else 0.0
 
 
@@ -194,7 +194,7 @@ def mean_of(values: Iterable[float]) -> Mean:
 
 
 def meaning(name: str) -> str | None:
-    """What a metric says, or None if there is no such metric."""
+    """A metric's definition; None for an unknown name."""
     if name in METRICS:
         return METRICS[name]
     return next((text for pattern, text in _family_patterns() if pattern.fullmatch(name)), None)

@@ -14,7 +14,7 @@ Config = TypeVar("Config")
 Metadata = dict[str, Any]
 
 Given = Mapping[str, object]
-"""The settings that somebody wrote, by path."""
+"""Explicitly given settings, by path."""
 
 
 def setting(
@@ -29,7 +29,7 @@ def setting(
 ) -> Any:
     """A field of a configuration class, with its default (or the `factory` of one) and its meaning.
 
-    Numbers must be `at_least` this, or above the first and at most the second number of `within`; None is always right.
+    Numbers must be `at_least` this, or above the first and at most the second number of `within`; None is always valid.
     `for_group`: the setting that is meant when its group is given a plain value: `loss=ppo` is `loss.name=ppo`.
     `by_run`: filled in by the run, no setting for people, and never stored.
     """
@@ -65,7 +65,7 @@ def walk_settings(config: object, prefix: str = "") -> Iterator[tuple[str, Any, 
 
 
 def check_numbers(config: object) -> None:
-    """Raise `ValueError` for the first number outside the limits of its field; None is always right."""
+    """Raise `ValueError` for the first number outside the limits of its field; None is always valid."""
     for path, field, value in walk_settings(config):
         limits = metadata_of(field)
         if not isinstance(value, int | float):

@@ -1,7 +1,7 @@
-"""What is asked of the operating system beyond POSIX, in one place: as Linux answers, and as macOS does.
+"""Operating-system queries beyond POSIX, for Linux and macOS.
 
-Each function takes the platform as an argument, so that the other way can be tested here. `process_guard.py` has its
-own part, because it runs alone.
+Each function takes the platform as an argument, so that both variants can be tested on one system. `process_guard.py`
+has its own queries, because it imports nothing of ours.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ def is_running(pid: int) -> bool:
 
 
 def processes_with_argument(argument: str, platform: str = sys.platform) -> list[int]:
-    """Numbers of the processes that were started with `argument`, which must have no blanks in it."""
+    """Ids of the processes that were started with `argument`, which must not contain blanks."""
     if platform != LINUX:
         rows = [line.split() for line in _output_of("ps", "-axww", "-o", "pid=,args=").splitlines()]
         return [int(row[0]) for row in rows if argument in row[1:]]
@@ -64,9 +64,9 @@ def processes_with_argument(argument: str, platform: str = sys.platform) -> list
 
 
 def is_locked(path: Path, platform: str = sys.platform) -> bool:
-    """Whether some process holds flock(2) on a file into which holders write their number; without trying to hold it.
+    """Whether a process holds flock(2) on a file to which holders write their process id; does not try to take it.
 
-    Linux' kernel tells. Elsewhere the number must do: a holder that was killed may be taken for another process.
+    On Linux the kernel lists its locks. Elsewhere the id in the file decides, which another process may have by now.
     """
     try:
         if platform == LINUX:
@@ -79,14 +79,14 @@ def is_locked(path: Path, platform: str = sys.platform) -> bool:
 
 
 def resident_bytes(platform: str = sys.platform) -> int:
-    """Memory that this process holds now."""
+    """Resident memory of this process."""
     if platform != LINUX:
         return 1024 * int(_output_of("ps", "-o", "rss=", "-p", str(os.getpid())))
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_resident_bytes(platform: str = sys.platform) -> int:
-    """The most that this process ever held; Linux updates it now and then."""
+    """Peak resident memory of this process; Linux updates it with a delay."""
     import resource  # Windows has none, and is refused in words
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

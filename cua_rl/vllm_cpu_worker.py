@@ -1,11 +1,11 @@
 """vLLM's CPU worker with LoRA as one matrix product per adapter. Runs inside the model server only (`--worker-cls`).
 
 vLLM's own CPU path copies the adapter's weights once per token, which costs more than the whole model when the model is
-small; and a request without adapter in a batch with adapters gets the last slot's weights instead of none. Both are
-mended here.
+small; and a request without adapter in a batch with adapters gets the last slot's weights instead of none. This module
+fixes both.
 
-So are requests with a seed whose prompt is computed in parts: vLLM sets their random generator back by an offset, which
-generators on CPU do not have, and the engine dies.
+It also fixes requests with a seed whose prompt is computed in chunks: vLLM rewinds their random generator by an offset,
+which generators on CPU do not have, and the engine dies.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -63,8 +63,8 @@ class GroupedLoraCPU(PunicaWrapperCPU):
     ) -> None:
         """Leave the logits as they are: the trainer's adapters have nothing for the language-model head.
 
-        There would be no telling whose adapter a row gets, either: rows are requests while tokens are sampled, but
-        tokens of a single request where the probabilities of a prompt are asked for.
+        Which adapter a row needs would be unknown, too: rows are requests while tokens are sampled, but tokens of a
+        single request where the log-probabilities of a prompt are requested.
         """
 
 

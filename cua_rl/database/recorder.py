@@ -79,18 +79,9 @@ class DatabaseRecorder:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            await self._flush_at_end()
-        finally:
-            if self._writer is not None:
-                self._writer.cancel()
-                await asyncio.wait([self._writer])
-            await asyncio.to_thread(self._engine.dispose)
-
-    async def _flush_at_end(self) -> None:
-        """Drain the queue, however slow the database is, unless it is unreachable for too long."""
         flush = asyncio.create_task(self.flush(), name="last-flush")
         try:
+            # drain the queue, however slow the database is, unless it is unreachable for too long
             while not flush.done():
                 num_written = self._num_written
                 await asyncio.wait([flush], timeout=_CLOSE_TIMEOUT_S)
@@ -104,6 +95,10 @@ class DatabaseRecorder:
             await flush
         finally:
             flush.cancel()
+            if self._writer is not None:
+                self._writer.cancel()
+                await asyncio.wait([self._writer])
+            await asyncio.to_thread(self._engine.dispose)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

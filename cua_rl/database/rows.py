@@ -1,4 +1,4 @@
-"""What all writers share: the run that is written, status changes, steps and evaluations, tasks."""
+"""Shared by all writers: the scope of a run, status changes, steps, evaluations and tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -210,19 +210,16 @@ class Guard:
             await _too_large(limit)(scope, receive, send_guarded)
 
     def _refusal(self, headers: Headers, limit: int) -> PlainTextResponse | None:
-        if self._rules.read_token is None and _host_name(headers.get("host", "")) not in self._rules.hosts:
+        try:
+            host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        except ValueError:
+            host = ""
+        if self._rules.read_token is None and host not in self._rules.hosts:
             return PlainTextResponse("expected one of the monitor's own host names; use the address it printed", 421)
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 15:
             return PlainTextResponse("expected a number in Content-Length", 400)
         return _too_large(limit) if int(length) > limit else None
-
-
-def _host_name(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
 
 
 def _too_large(limit: int) -> PlainTextResponse:

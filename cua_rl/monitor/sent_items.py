@@ -78,11 +78,8 @@ class ItemMaker:
         self._sources: dict[RolloutSource, _SourceState] = {}
         self._sent_images: dict[str, set[str]] = {}
 
-    def make(self, event: Event, at: datetime) -> list[SentItem]:
+    def make(self, event: Event, at: datetime) -> Iterator[SentItem]:
         """The items for an event."""
-        return list(self._items(event, at))
-
-    def _items(self, event: Event, at: datetime) -> Iterator[SentItem]:
         match event:
             case TrainingStarted():
                 yield self._training_started(event, at)

@@ -116,8 +116,9 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
     trained = [point for point in history if point.phase == "step"]
     evaluated = [point for point in history if point.phase == "eval"]
     scope = await _scope(run, task_id, is_trained=bool(trained))
-    # turns whose answer could not be parsed, by kind
-    query = (
+    checks = _failed(run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
+    checks = checks.join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id).limit(_MAX_CHECKS)
+    unparsed = (
         select(TurnRow.failure_kind, func.count())
         .join(RolloutRow, and_(TurnRow.rollout_pk == RolloutRow.id, TurnRow.failure_kind.is_not(None)))
         .join(Group, RolloutRow.group_pk == Group.id)
@@ -142,8 +143,11 @@ async def load_task(run: RunAccess, task_id: str) -> schemas.TaskDetail:
         examined=scope.ref,
         instances=await _instances(run, task_id, scope),
         stop_reasons=await _counts(run, _failed(run, task_id, scope, failure_kind())),
-        failed_checks=await _failed_checks(run, task_id, scope),
-        turn_failures=await _counts(run, query),
+        failed_checks=[
+            schemas.Count(name=f"{row.query}: expected {row.expected!r}, got {row.actual!r}", count=row[-1])
+            for row in await run.session.execute(checks)
+        ],
+        turn_failures=await _counts(run, unparsed),
         failed_rollouts=await failed_rollouts(run, task_id, _MAX_ROLLOUTS),
     )
 
@@ -241,15 +245,3 @@ def _failed(run: RunAccess, task_id: str, scope: _Scope, *names: Any) -> AnySele
 async def _counts(run: RunAccess, query: AnySelect) -> list[schemas.Count]:
     rows: Sequence[Any] = (await run.session.execute(query)).all()
     return [schemas.Count(name=str(row[0]), count=row[-1]) for row in rows]
-
-
-async def _failed_checks(run: RunAccess, task_id: str, scope: _Scope) -> list[schemas.Count]:
-    query = (
-        _failed(run, task_id, scope, ValidationRow.query, ValidationRow.expected, ValidationRow.actual)
-        .join(ValidationRow, ValidationRow.rollout_pk == RolloutRow.id)
-        .limit(_MAX_CHECKS)
-    )
-    return [
-        schemas.Count(name=f"{row.query}: expected {row.expected!r}, got {row.actual!r}", count=row[-1])
-        for row in await run.session.execute(query)
-    ]

@@ -27,7 +27,6 @@ from cua_rl.errors import ConfigError, JudgeError
 from cua_rl.evaluation.judge_calibration import (
     Confusion,
     Judged,
-    Rate,
     calibration_json,
     confusion,
     confusion_by,
@@ -210,14 +209,8 @@ def _add_row(table: Table, name: str, matrix: Confusion) -> None:
     counts = (matrix.true_positives, matrix.false_positives, matrix.false_negatives, matrix.true_negatives)
     rates = (matrix.precision, matrix.recall, matrix.false_positive_rate)
     num_rollouts = matrix.num_verdicts + matrix.num_without_verdict
-    table.add_row(
-        name, *map(str, (num_rollouts, *counts, matrix.num_without_verdict)), *(_shown(rate) for rate in rates)
-    )
-
-
-def _shown(rate: Rate) -> str:
-    value, low, high = rate
-    return "–" if value is None else f"{value:.1%} ({low:.0%} to {high:.0%})"
+    shown = ["–" if value is None else f"{value:.1%} ({low:.0%} to {high:.0%})" for value, low, high in rates]
+    table.add_row(name, *map(str, (num_rollouts, *counts, matrix.num_without_verdict)), *shown)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

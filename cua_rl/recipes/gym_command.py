@@ -72,7 +72,7 @@ def translate(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> l
 
 async def served_model(base_url: str) -> str:
     """Folder or hub id of the model served by a vLLM server; raises `ConfigError`."""
-    from cua_rl.run.preflight import ask_model_server  # only a run on a server that is there asks one
+    from cua_rl.run.preflight import ask_model_server  # slow to import, and needed only without --model-name
 
     async with ask_model_server(base_url) as (_, model):
         if model.root is None:

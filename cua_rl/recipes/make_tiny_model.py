@@ -48,7 +48,7 @@ class TinyModelConfig:
 
 
 async def main(config: TinyModelConfig) -> None:
-    """Make the model, saying how it goes."""
+    """Make the model and print progress."""
     with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_model_") as scratch:
         start = config.model_path
         if start is None:

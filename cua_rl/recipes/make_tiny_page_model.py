@@ -72,7 +72,7 @@ class TinyPageModelConfig:
 
 
 async def main(config: TinyPageModelConfig) -> None:
-    """Make the model, saying how it goes."""
+    """Make the model and print progress."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cua_rl_tiny_page_model_") as folder:
         scratch = Path(folder)

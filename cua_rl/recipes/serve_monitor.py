@@ -98,7 +98,11 @@ async def _find_source(source: str | None, environ: Mapping[str, str]) -> tuple[
 def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:
     """Reading is open on loopback; other addresses need a token, generated if the environment has none."""
     read_token = environ.get("MONITOR_READ_TOKEN") or None
-    if read_token is None and not _is_loopback(host):
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        is_loopback = False
+    if read_token is None and not is_loopback:
         if not sys.stdout.isatty():
             raise ConfigError(
                 f"MONITOR_READ_TOKEN: expected it for a monitor that others can reach, got none for host={host!r}; set "
@@ -110,13 +114,6 @@ def _make_rules(host: str, environ: Mapping[str, str]) -> AccessRules:
         if token is not None and len(token) < 16:
             raise ConfigError(f"{name}: expected at least 16 characters, got {len(token)}; choose a longer one")
     return AccessRules(write_token=write_token, read_token=read_token, hosts=(*LOOPBACK_HOSTS, host))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _print_address(

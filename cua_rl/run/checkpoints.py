@@ -1,4 +1,4 @@
-"""Checkpoints and LoRA adapters on disk, inspected without torch: complete, of the right size, for this model?"""
+"""Checks checkpoints and LoRA adapters on disk, without torch: are they complete, and do they fit the model?"""
 
 import json
 import re

@@ -156,7 +156,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
 
 
 def require_same_evaluation(before: Mapping[str, object], now: Mapping[str, object]) -> None:
-    """Raise `ConfigError` if what is to be resumed measured something else."""
+    """Raise `ConfigError` if the evaluation to be resumed was started with other settings."""
     changed = [name for name in _DEFINING if stored_setting(before, name) != stored_setting(now, name)]
     earlier = {_name(model): model for model in _models(before)}
     changed += [f"models ({_name(model)})" for model in _models(now) if earlier.get(_name(model), model) != model]
@@ -199,7 +199,7 @@ def parse_models(entries: Sequence[Mapping[str, object]], default_model_name: st
     """Resolve the entries of `models`.
 
     Raises:
-        ConfigError: an entry cannot be meant, or names something that is not there.
+        ConfigError: an entry is malformed, or names a model that does not exist.
     """
     if not entries:
         raise ConfigError('models: expected at least one entry, got none; write models=\'[{"name": "base"}]\'')

@@ -31,7 +31,7 @@ class GpuPlan:
         return bool(set(self.server_gpus) & set(self.trainer_gpus))
 
     def effective(self) -> dict[str, object]:
-        """What is used, for people and for the dry run."""
+        """The plan as config.json and the dry run show it."""
         server = {
             "gpus": list(self.server_gpus),
             "tensor_parallel": self.tensor_parallel,
@@ -44,7 +44,7 @@ class GpuPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuWishes:
-    """What the configuration says; GPUs are counted from 0 among those that are visible. None leaves it to us."""
+    """Configured GPUs, counted from 0 among the visible ones; None leaves the choice to `plan_gpus`."""
 
     server_gpus: Sequence[int] | None = None
     server_tensor_parallel: int | None = None
@@ -68,7 +68,7 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
     """Split the GPUs called `names` between server and trainer; raises `ConfigError` for wishes that cannot be met.
 
     One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
-    the trainer gets the others. Who is named GPUs leaves all others to the other side.
+    the trainer gets the others. If only one side is configured, the other side gets the remaining GPUs.
     """
     for key, indices in (("server.gpus", wishes.server_gpus), ("trainer.gpus", wishes.trainer_gpus)):
         if indices is None:

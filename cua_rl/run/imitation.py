@@ -36,7 +36,7 @@ async def imitate(
     evaluate: Callable[[], Coroutine[Any, Any, str]],
     is_evaluated: Callable[[int], bool],
 ) -> None:
-    """Train after an expert, saying how it goes; the next step's lessons are drawn while the trainer works on this one.
+    """Imitate an expert and print progress; the next step's lessons are drawn while the trainer works on this one.
 
     `is_evaluated` gets the number of steps done; the last step is evaluated in any case.
     """

@@ -21,7 +21,7 @@ CALIBRATIONS = "judge_calibrations"
 
 
 def make_judge_config(settings: JudgeSettings) -> JudgeConfig | None:
-    """The judge that was asked for, None if none was; raises `ConfigError` for what can never work."""
+    """The configured judge, None without one; raises `ConfigError` for settings that cannot work."""
     if settings.base_url is None or settings.model is None:
         return None
     if not settings.base_url.startswith(("http://", "https://")):
@@ -53,7 +53,7 @@ def plan_judge(settings: JudgeSettings, reward: str, *task_sets: TaskSet) -> Jud
     """The judge that tasks need, or that the user wants to compare with validators; None if there is none.
 
     Raises:
-        ConfigError: a judge is asked for and missing or idle.
+        ConfigError: a judge is requested but not configured, or configured but never used.
     """
     config, is_needed = make_judge_config(settings), any(tasks.is_judged for tasks in task_sets)
     if reward == "judge" and config is None:
@@ -90,7 +90,7 @@ def require_precision(
     warned of.
 
     Raises:
-        ConfigError: it is not known to be, and nobody forces it.
+        ConfigError: the precision is too low or unknown, and `is_forced` is false.
     """
     path = calibration_path(config, log_dir) if record is None else Path(record).expanduser()
     problem = _problem(config, path, least, is_named=record is not None)
@@ -107,7 +107,7 @@ def require_precision(
 
 
 def calibration_path(config: JudgeConfig, log_dir: str | None) -> Path:
-    """Where the record of a judge's calibration is kept, unless somebody says otherwise."""
+    """Default path of a judge's calibration record."""
     return run_folder(None, log_dir, CALIBRATIONS) / f"{config.fingerprint}.json"
 
 

@@ -127,8 +127,8 @@ class LogDirectory:
     def prune_checkpoints(self, keep_newest: int, keep_every: int = 0) -> list[int]:
         """Keep the newest checkpoints and those whose step is a multiple of `keep_every`; returns the kept steps.
 
-        With `keep_newest` 0 all are kept. Of a pruned checkpoint the training state goes here and now; its adapter
-        stays until the model server can do without it.
+        With `keep_newest` 0 all are kept. The training state of a pruned checkpoint is deleted at once; its adapter
+        stays until the model server has unloaded it.
         """
         checkpoints = self.checkpoints()
         newest = checkpoints[-keep_newest:] if keep_newest else checkpoints
@@ -137,9 +137,8 @@ class LogDirectory:
         pruned = [checkpoint for checkpoint in checkpoints if checkpoint.step not in steps]
         if pruned:
             records = [record for record in read_records(self.checkpoints_path) if _step(record) in steps]
-            write_records(
-                self.checkpoints_path, records
-            )  # first: a crash leaves a stray folder, never a broken promise
+            # first: a crash in between may leave a folder without a record, never a record without its folder
+            write_records(self.checkpoints_path, records)
         for checkpoint in pruned:
             shutil.rmtree(checkpoint.state_path, ignore_errors=True)
         return sorted(steps)
@@ -248,7 +247,7 @@ def _require_makeable(path: Path) -> None:
 
 
 def _has_results(path: Path) -> bool:
-    """Whether something came out of the earlier run: one that failed before its first figure is in nobody's way."""
+    """Whether the earlier run has results; one that failed before its first metric is overwritten without asking."""
     return any(file.is_file() and file.stat().st_size > 0 for file in (path / name for name in _RESULT_FILES))
 
 
@@ -264,7 +263,7 @@ def _step(record: Mapping[str, object]) -> int:
 
 
 def _lock(path: Path) -> int:
-    """Hold the folder for this process; the kernel lets go however it ends, and children do not inherit it."""
+    """Lock the folder for this process; the kernel releases the lock at its end, and children do not inherit it."""
     lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

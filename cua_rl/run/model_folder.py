@@ -88,7 +88,7 @@ def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer
 
 
 def max_positions(model_path: Path) -> int:
-    """The longest sequence that the model can hold, tokens; very large for a model that does not say."""
+    """Maximum sequence length of the model, tokens; very large if its configuration does not state one."""
     return int(_language_settings(model_path).get("max_position_embeddings", 1 << 30))
 
 

@@ -1,6 +1,6 @@
 """Checks before a run starts: packages, programs, servers, and room for all turns in the model's context.
 
-Nothing is loaded and nothing is downloaded; every question to a server has a short time limit.
+Nothing is loaded or downloaded, and every request to a server has a short timeout.
 """
 
 import base64
@@ -129,7 +129,7 @@ async def ask_model_server(
 
 
 async def require_model_server(base_url: str, *, max_model_len: int, num_images: int) -> None:
-    """Raise `ConfigError` unless a vLLM server answers there that holds such prompts and takes so many screenshots."""
+    """Raise `ConfigError` unless the vLLM server there has this context length and accepts this many screenshots."""
     async with ask_model_server(base_url) as (client, model):
         complaint = await _complaint_about(client, model.name, num_images)
     if model.max_model_len < max_model_len:
@@ -205,7 +205,7 @@ def _blank_image(width_px: int, height_px: int) -> bytes:
 
 
 async def _complaint_about(client: httpx.AsyncClient, model: str, num_images: int) -> str | None:
-    """What the server says against so many images in one prompt; None if nothing, or if it is too busy to say."""
+    """The server's objection to this many images in one prompt; None if it has none, or is too busy to answer."""
     try:
         # this request makes the server count images, and compute nothing
         data = base64.b64encode(_blank_image(_PROBE_SIDE_PX, _PROBE_SIDE_PX)).decode()

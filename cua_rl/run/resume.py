@@ -64,7 +64,7 @@ async def follow_move(folder: LogDirectory, run_name: str, url: str) -> None:
 
 
 def plan_start(config: CLIConfig, progress: Progress, num_done: int) -> AsyncStart:
-    """What asynchronous training keeps. Indices that repeat are of synchronous steps, which leave nothing behind."""
+    """The groups that asynchronous training keeps. Repeated indices come from synchronous steps, which leave none."""
     done = frozenset(progress.done_indices)
     if len(done) < len(progress.done_indices) or not config.max_steps_off_policy:
         in_order = frozenset(range(num_done * config.groups_per_batch))

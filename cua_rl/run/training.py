@@ -25,7 +25,7 @@ from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, SuccessRateStream
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
-from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream
+from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
 from cua_rl.run.judge import open_judge
@@ -104,7 +104,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             engine = await _start_engine(stack, plan, folder, checkpoint)
             ready = time.monotonic()
             report.display.begin_steps()
-            settings = replace(_loop_settings(plan, first_step), owed_evaluations=resumed.owed_evaluations)
+            settings = _loop_settings(plan, first_step, resumed.owed_evaluations)
             parts = _parts(plan, folder, engine, devices, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
@@ -204,7 +204,7 @@ async def _load_weights(
         await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
 
 
-def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
+def _loop_settings(plan: RunPlan, first_step: int, owed_evaluations: tuple[WantedEvaluation, ...]) -> LoopSettings:
     config = plan.config
     return LoopSettings(
         first_step=first_step,
@@ -220,6 +220,7 @@ def _loop_settings(plan: RunPlan, first_step: int) -> LoopSettings:
         has_baseline=not config.evaluation.skip_baseline,
         min_group_size=config.sampling.min_group_size,
         max_refill_factor=config.curriculum.max_refill_factor if config.curriculum.refill_groups else 1,
+        owed_evaluations=owed_evaluations,
     )
 
 
@@ -334,7 +335,7 @@ async def run_loop(
 def freeze_loaded_objects() -> None:
     """Exclude all objects loaded so far from garbage collection: they live as long as the process.
 
-    Every full collection walked over it and held the event loop for up to 0.3 s.
+    A full collection that traverses them blocks the event loop for up to 0.3 s.
     """
     gc.collect()
     gc.freeze()

@@ -108,9 +108,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
             log_dir=config.log_dir,
             is_forced=config.judge.force,
         )
-    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
-    for group, port in ports.items():
-        _require_free_port(f"{group}.port", port)
+    _require_free_ports(config)
     num_turns = min(
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
@@ -196,15 +194,18 @@ def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -
     return plan
 
 
-def _require_free_port(name: str, port: int | None) -> None:
-    if port is None:
-        return
-    try:
-        free_port(port)
-    except OSError as error:
-        raise ConfigError(
-            f"{name}: expected a free port, got {port} ({error.strerror}); choose another one, or leave it out"
-        ) from None
+def _require_free_ports(config: CLIConfig) -> None:
+    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
+    for group, port in ports.items():
+        if port is None:
+            continue
+        try:
+            free_port(port)
+        except OSError as error:
+            raise ConfigError(
+                f"{group}.port: expected a free port, got {port} ({error.strerror}); choose another one, or leave it "
+                "out"
+            ) from None
 
 
 async def _reachable_database(environ: Mapping[str, str]) -> str | None:

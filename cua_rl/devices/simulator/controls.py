@@ -16,7 +16,6 @@ from cua_rl.devices.simulator.elements import (
     Push,
     Rect,
     Slide,
-    Switch,
 )
 from cua_rl.devices.simulator.navigation import field_value
 from cua_rl.devices.simulator.state import Field, PhoneState
@@ -216,7 +215,7 @@ def toggle_row(
         text=text,
         glyph=glyph,
         paper=paper,
-        effect=Switch(toggle=toggle),
+        effect=Operate(command="toggle", target=toggle.value),
         kind="switch_row",
         is_on=state.is_on(toggle),
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cua_rl.actions import Button
-from cua_rl.devices.simulator.catalog import Colour, Toggle
+from cua_rl.devices.simulator.catalog import Colour
 from cua_rl.devices.simulator.state import Field, SystemCommand
 
 Command = Literal[
@@ -82,20 +82,6 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """Flip a toggle."""
-
-    toggle: Toggle
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choose:
-    """Pick a screen timeout."""
-
-    screen_timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Slide:
     """Set a level by touching the slider; works for taps and drags."""
 
@@ -131,20 +117,6 @@ class Enter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayTrack:
-    """Play a track, or stop it."""
-
-    track: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchAlarm:
-    """Turn an alarm on or off."""
-
-    alarm: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Do:
     """A command that acts on the current screen."""
 
@@ -152,36 +124,14 @@ class Do:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchTile:
-    """Flip a toggle by its tile in the shade."""
-
-    toggle: Toggle
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Operate:
-    """A command of a system page; `target` is the network, app, language or switch."""
+    """A command with a target: a toggle, switch, network, app, language, track or the like."""
 
     command: SystemCommand
     target: str = ""
 
 
-Effect = (
-    Launch
-    | Push
-    | Switch
-    | Choose
-    | Slide
-    | TypeKey
-    | FocusField
-    | Press
-    | Enter
-    | PlayTrack
-    | SwitchAlarm
-    | Do
-    | SwitchTile
-    | Operate
-)
+Effect = Launch | Push | Slide | TypeKey | FocusField | Press | Enter | Do | Operate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,23 +5,18 @@ from dataclasses import replace
 from cua_rl.actions import Button
 from cua_rl.devices.simulator.apps.calculator import evaluate
 from cua_rl.devices.simulator.apps.commands import do_in_app, submit
-from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS, Toggle
+from cua_rl.devices.simulator.catalog import MAX_BRIGHTNESS, MAX_VOLUME, MIN_BRIGHTNESS
 from cua_rl.devices.simulator.controls import SLIDER_LEFT, SLIDER_RIGHT
 from cua_rl.devices.simulator.elements import (
-    Choose,
     Do,
     Effect,
     Enter,
     FocusField,
     Launch,
     Operate,
-    PlayTrack,
     Press,
     Push,
     Slide,
-    Switch,
-    SwitchAlarm,
-    SwitchTile,
     TypeKey,
 )
 from cua_rl.devices.simulator.launcher.screens import menu_of_held
@@ -30,7 +25,7 @@ from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system.commands import operate
 from cua_rl.devices.simulator.system.networks import join_network
-from cua_rl.devices.simulator.system.shade import drag_shade, record_tile
+from cua_rl.devices.simulator.system.shade import drag_shade
 
 MIN_SWIPE = 24
 """Logical units; a shorter drag is a tap."""
@@ -143,13 +138,8 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
             return launch(state, app)
         case Push(subscreen=subscreen):
             return open_subscreen(state, subscreen)
-        case Switch(toggle=toggle):
-            return _switch(state, toggle)
         case Slide(level=level):
-            share = min(max((x - SLIDER_LEFT) / (SLIDER_RIGHT - SLIDER_LEFT), 0.0), 1.0)
-            if level == "brightness":
-                return replace(state, brightness_level=max(MIN_BRIGHTNESS, round(share * MAX_BRIGHTNESS)))
-            return replace(state, media_volume=round(share * MAX_VOLUME))
+            return _slide(state, level, x)
         case Press(button=button):
             return press(state, button)
         case FocusField(field=field):
@@ -158,34 +148,17 @@ def _apply(state: PhoneState, effect: Effect, x: float) -> PhoneState:
             return _type_key(state, key)
         case Enter(key=key):
             return _enter(state, key)
-        case _:
-            return _apply_in_app(state, effect)
-
-
-def _apply_in_app(
-    state: PhoneState, effect: Choose | PlayTrack | SwitchAlarm | Do | SwitchTile | Operate
-) -> PhoneState:
-    match effect:
-        case Choose(screen_timeout_ms=timeout_ms):
-            return replace(state, screen_timeout_ms=timeout_ms)
-        case PlayTrack(track=track):
-            return replace(state, track=None if state.track == track else track)
-        case SwitchAlarm(alarm=alarm):
-            return replace(state, alarms_on=tuple(sorted({*state.alarms_on} ^ {alarm})))
         case Do(command=command):
             return do_in_app(state, command)
-        case SwitchTile(toggle=toggle):
-            return record_tile(_switch(state, toggle), toggle)
         case Operate():
             return operate(state, effect)
 
 
-def _switch(state: PhoneState, toggle: Toggle) -> PhoneState:
-    is_on = not state.is_on(toggle)
-    state = state.with_toggle(toggle, is_on)
-    if toggle is Toggle.AIRPLANE_MODE and is_on:
-        return state.with_toggle(Toggle.WIFI, False).with_toggle(Toggle.BLUETOOTH, False)
-    return state
+def _slide(state: PhoneState, level: str, x: float) -> PhoneState:
+    share = min(max((x - SLIDER_LEFT) / (SLIDER_RIGHT - SLIDER_LEFT), 0.0), 1.0)
+    if level == "brightness":
+        return replace(state, brightness_level=max(MIN_BRIGHTNESS, round(share * MAX_BRIGHTNESS)))
+    return replace(state, media_volume=round(share * MAX_VOLUME))
 
 
 def _type_key(state: PhoneState, key: str) -> PhoneState:

@@ -8,6 +8,11 @@ from cua_rl.devices.simulator.catalog import HOME_PACKAGE, Toggle, find_app
 
 Shade = Literal["notifications", "quick_settings"]
 SystemCommand = Literal[
+    "toggle",
+    "toggle_tile",
+    "play_track",
+    "switch_alarm",
+    "choose_screen_timeout",
     "switch",
     "allow_usb_debugging",
     "choose_language",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cua_rl.devices.simulator.catalog import WIDTH
 from cua_rl.devices.simulator.controls import Column, place, plus_button, row, text_field, title_button, wide_button
-from cua_rl.devices.simulator.elements import Do, Push, SwitchAlarm
+from cua_rl.devices.simulator.elements import Do, Operate, Push
 from cua_rl.devices.simulator.navigation import field_value, go_up, show
 from cua_rl.devices.simulator.state import PhoneState
 
@@ -18,7 +18,7 @@ def build_clock(state: PhoneState, column: Column) -> None:
             row(
                 f"alarm:{i}",
                 text=time,
-                effect=SwitchAlarm(alarm=i),
+                effect=Operate(command="switch_alarm", target=str(i)),
                 kind="switch_row",
                 is_on=i in state.alarms_on,
             )

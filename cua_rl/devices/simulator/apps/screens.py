@@ -12,7 +12,7 @@ from cua_rl.devices.simulator.apps.messages import build_messages, build_message
 from cua_rl.devices.simulator.apps.notes import build_note, build_notes
 from cua_rl.devices.simulator.catalog import WIDTH, find_app
 from cua_rl.devices.simulator.controls import CONTENT_TOP, Column, person_row, place, row
-from cua_rl.devices.simulator.elements import Do, PlayTrack, Push
+from cua_rl.devices.simulator.elements import Do, Operate, Push
 from cua_rl.devices.simulator.state import PhoneState
 
 
@@ -106,7 +106,7 @@ def build_music(state: PhoneState, column: Column) -> None:
                 detail="Playing" if is_on else artist,
                 glyph="pause" if is_on else "play",
                 paper="#f4721e",
-                effect=PlayTrack(track=i),
+                effect=Operate(command="play_track", target=str(i)),
                 is_on=is_on,
             )
         )

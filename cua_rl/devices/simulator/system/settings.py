@@ -28,7 +28,7 @@ from cua_rl.devices.simulator.controls import (
     switch_row,
     toggle_row,
 )
-from cua_rl.devices.simulator.elements import Choose, Element, Operate, Push, Slide
+from cua_rl.devices.simulator.elements import Element, Operate, Push, Slide
 from cua_rl.devices.simulator.state import PhoneState
 from cua_rl.devices.simulator.system.apps import app_info, app_list, app_storage, storage
 from cua_rl.devices.simulator.system.dialogs import is_dialog
@@ -95,7 +95,7 @@ def build_display(state: PhoneState, column: Column) -> None:
             row(
                 f"timeout:{timeout_ms}",
                 text=text,
-                effect=Choose(screen_timeout_ms=timeout_ms),
+                effect=Operate(command="choose_screen_timeout", target=str(timeout_ms)),
                 kind="choice_row",
                 is_on=timeout_ms == state.screen_timeout_ms,
                 height=26,

@@ -14,7 +14,7 @@ from cua_rl.devices.simulator.controls import (
     slider,
     title,
 )
-from cua_rl.devices.simulator.elements import Element, Launch, Operate, Rect, Screen, Slide, SwitchTile
+from cua_rl.devices.simulator.elements import Element, Launch, Operate, Rect, Screen, Slide
 from cua_rl.devices.simulator.state import PhoneState
 
 _VIEWPORT = Rect(x=0, y=STATUS_HEIGHT, width=WIDTH, height=NAV_TOP - STATUS_HEIGHT)
@@ -73,8 +73,8 @@ def _notifications(state: PhoneState) -> tuple[Element, ...]:
 
 
 def _tile(state: PhoneState, toggle: Toggle, box: Box) -> Element:
-    label, name, effect = QUICK_TILES[toggle], f"tile:{toggle.value}", SwitchTile(toggle=toggle)
-    is_on = state.is_on(toggle)
+    label, name, is_on = QUICK_TILES[toggle], f"tile:{toggle.value}", state.is_on(toggle)
+    effect = Operate(command="toggle_tile", target=toggle.value)
     return place(name, label, "tile", box, effect=effect, text=label, glyph=toggle.value, is_on=is_on)
 
 
@@ -98,9 +98,3 @@ def drag_shade(state: PhoneState, element: Element | None, y: float, dx: float, 
     if is_downwards:
         return replace(state, shade="quick_settings")
     return replace(state, shade=None) if dy <= -_MIN_PULL else state
-
-
-def record_tile(state: PhoneState, toggle: str) -> PhoneState:
-    """Remember that a toggle was flipped in the shade."""
-    used = tuple(sorted({*state.system.tiles_used, toggle}))
-    return replace(state, system=replace(state.system, tiles_used=used))
