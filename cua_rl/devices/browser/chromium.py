@@ -13,18 +13,27 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from cua_rl.errors import ConfigError, DeviceError, boundary
 from cua_rl.processes import GUARD
 from cua_rl.system import is_running, processes_with_argument
-from cua_rl.system_users import GUEST_UIDS, SystemUser, bare_environment, claim_user, public_copy, remove_tree
+from cua_rl.system_users import (
+    GUEST_UIDS,
+    SystemUser,
+    bare_environment,
+    can_change_user,
+    claim_user,
+    public_copy,
+    remove_tree,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +166,19 @@ def _has_owner(profile: Path) -> bool:
         return owner != os.getuid() and not (os.getuid() == 0 and owner in GUEST_UIDS)
     except FileNotFoundError:
         return True
+
+
+def require_readable_pages(allowed_urls: Sequence[str]) -> None:
+    """Raise `ConfigError` for pages on disk that a browser with a user of its own cannot read."""
+    for path in (Path(unquote(urlsplit(url).path)) for url in allowed_urls if url.startswith("file:")):
+        if not can_change_user() or not path.exists():
+            continue
+        ways_in = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+        if not ways_in or not path.stat().st_mode & stat.S_IROTH:
+            raise ConfigError(
+                f"expected pages that every user can read, got {str(path)!r}: root gives browsers a user of their own; "
+                "move the pages out of folders that are closed to others, such as /root, or open them (chmod o+rx)"
+            )
 
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from cua_rl.actions import Click, DoubleClick, Drag, MoveMouse, PressKey, RightClick, Scroll, TypeText
 from cua_rl.devices.browser.backend import BrowserPages
-from cua_rl.devices.browser.chromium import remove_leftovers
+from cua_rl.devices.browser.chromium import find_chromium, remove_leftovers
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.browser.settings import PageSettings
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.errors import ConfigError, DeviceError, TaskError
 from cua_rl.system_users import GUEST_UIDS, can_change_user
 
 PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 2000px; }
@@ -275,3 +275,26 @@ async def test_a_browser_started_by_root_has_a_user_of_its_own_and_no_capabiliti
                 assert one.uids().real in GUEST_UIDS
                 assert fields["Groups"].split() == []
                 assert fields["NoNewPrivs"] == "1"
+
+
+async def test_without_namespaces_a_browser_starts_without_its_sandbox_and_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = folder / "chromium"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *--no-sandbox*) exec "{find_chromium()}" "$@";; esac\n'
+        'echo "FATAL:zygote_host_impl_linux.cc No usable sandbox!" >&2; exit 1\n'
+    )
+    program.chmod(0o755)
+    async with BrowserPages(pages_of(folder).settings, program=program) as pages:
+        page = await pages.lend()
+        await page.open_page((folder / "second.html").as_uri())
+        assert await page.query("title") == "Second"
+    assert "without Chromium's sandbox" in caplog.text
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
+async def test_pages_that_the_browsers_user_cannot_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected pages that every user can read"):
+        async with pages_of(tmp_path):
+            pass
