@@ -249,9 +249,9 @@ def report(
         print(json.dumps(figure | common), flush=True)
 
 
-def serve_command(config: ServerConfig, port: int) -> list[str]:
+def serve_command(config: ServerConfig, address: str) -> list[str]:
     """The model: this module as a process of its own."""
-    return [sys.executable, "-m", "benchmarks.controller_load", "--serve", str(port)]
+    return [sys.executable, "-m", "benchmarks.controller_load", "--serve", address.removeprefix("unix:")]
 
 
 def main() -> None:
@@ -259,12 +259,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         fake = FakeVllm(load_qwen3_vl(TINY_QWEN3_VL), default_answer=CLICK, max_model_len=4096)
-        uvicorn.run(fake.app(), host="127.0.0.1", port=options.serve, log_level="warning")
+        uvicorn.run(fake.app(), uds=options.serve, log_level="warning")
         return
     if options.only_lag is not None:
         print(json.dumps(asyncio.run(only_lag(options.only_lag))))

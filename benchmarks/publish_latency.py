@@ -19,22 +19,21 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import httpx
-
 from cua_rl.config import LoraConfig, ServerConfig, TrainerConfig
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.policy import AdapterRef
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
+from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
 
 
-async def load_bare(base_url: str, path: Path, name: str) -> float:
+async def load_bare(server: VllmServer | ExternalServer, path: Path, name: str) -> float:
     """Seconds that vLLM itself takes to load a folder; unloaded again."""
-    async with httpx.AsyncClient(base_url=base_url, trust_env=False, timeout=60.0) as client:
+    async with server_client(server.base_url, server.api_key, timeout_s=60.0) as client:
         clock = time.perf_counter()
         body = {"lora_name": name, "lora_path": str(path)}
         (await client.post("/v1/load_lora_adapter", json=body)).raise_for_status()
@@ -77,9 +76,7 @@ async def main(options: argparse.Namespace) -> None:
             clock = time.perf_counter()
             saved = await policy.save(step)
             times["save"].append(time.perf_counter() - clock - times["canary"][-1])
-            times["vllm_load"].append(
-                await load_bare(server.base_url, saved.adapter.path, f"bare-{step}-{os.getpid()}")
-            )
+            times["vllm_load"].append(await load_bare(server, saved.adapter.path, f"bare-{step}-{os.getpid()}"))
             clock = time.perf_counter()
             await policy.serve(saved)
             times["serve"].append(time.perf_counter() - clock)

@@ -137,5 +137,5 @@ class ServerConfig:
     gpus: tuple[str, ...] = setting((), "its GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     tensor_parallel: int = setting(1, "GPUs per copy of the model")
     data_parallel: int = setting(1, "copies of the model, each on its own GPUs")
-    port: int | None = setting(None, "port on the loopback address; None uses a free one")
+    port: int | None = setting(None, "port on the loopback address; None listens on a Unix socket")
     start_timeout_s: float = setting(300.0, "limit for the start of the server, seconds")

@@ -1,8 +1,11 @@
-"""A guard between us and a child process: `python process_guard.py FD STOP_TIMEOUT_S COMMAND...`.
+"""A guard between us and a child process: `python process_guard.py LIFELINE STOP_TIMEOUT_S COMMAND...`.
 
-The guard runs COMMAND in a session of its own and ends it, with everything it started, as soon as FD reaches end of
-file. The other end of FD belongs to the controller, so this happens even if the controller is killed with SIGKILL. The
-guard's exit status is the command's. Standard library only: it starts in about 20 ms.
+The guard runs COMMAND in a session of its own and ends it, with everything it started, as soon as LIFELINE reaches end
+of file. The other end of it belongs to the controller, so this happens even if the controller is killed with SIGKILL.
+The guard's exit status is the command's. Standard library only: it starts in about 20 ms.
+
+LIFELINE is the number of an inherited pipe. Where another program starts the guard for us, it is the path of a FIFO,
+and COMMAND gets that program's pipes 3 and 4.
 
 On Linux the kernel helps: orphans become the guard's children, and the command ends even if the guard is killed. macOS
 has neither, so there the guard finds orphans by their session, and must not be killed itself.
@@ -20,11 +23,16 @@ from contextlib import suppress
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+_PIPES = (3, 4)
 
 
 def main(arguments: list[str], platform: str = sys.platform) -> int:
     """Run the guarded command until it ends or the controller's end of the pipe closes."""
-    lifeline, stop_timeout_s, command = int(arguments[0]), float(arguments[1]), arguments[2:]
+    stop_timeout_s, command = float(arguments[1]), arguments[2:]
+    pipes = () if arguments[0].isdecimal() else _PIPES
+    # non-blocking: without a writer, who has died before we came, opening would wait for ever
+    lifeline = os.open(arguments[0], os.O_RDONLY | os.O_NONBLOCK) if pipes else int(arguments[0])
+    os.set_blocking(lifeline, False)
     libc = ctypes.CDLL(None, use_errno=True) if platform == "linux" else None
     if libc is not None:
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -38,7 +46,9 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
         if libc is not None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    child = subprocess.Popen(command, preexec_fn=prepare_child)
+    child = subprocess.Popen(command, preexec_fn=prepare_child, pass_fds=pipes)
+    for pipe in pipes:
+        os.close(pipe)  # so that their other ends see when the command has closed them
     while child.poll() is None and not _closed(lifeline):
         pass
     # numbers of all living processes that the command has started, itself included
@@ -57,8 +67,11 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
 
 
 def _closed(lifeline: int) -> bool:
-    readable, _, _ = select.select([lifeline], [], [], _POLL_S)
-    return bool(readable) and os.read(lifeline, 1) == b""
+    select.select([lifeline], [], [], _POLL_S)
+    try:
+        return os.read(lifeline, 1) == b""
+    except BlockingIOError:
+        return False
 
 
 def _reap(child: subprocess.Popen[bytes]) -> None:

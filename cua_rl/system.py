@@ -4,6 +4,7 @@ Each function takes the platform as an argument, so that both variants can be te
 has its own queries, because it imports nothing of ours.
 """
 
+import ctypes
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 
 LINUX, MACOS = "linux", "darwin"
+_PR_SET_DUMPABLE = 4
 
 
 def refusal(platform: str = sys.platform) -> str | None:
@@ -20,6 +22,15 @@ def refusal(platform: str = sys.platform) -> str | None:
     return (
         f"expected Linux or macOS (on Windows inside WSL2), got {platform!r}; docs/platforms.md says what works where"
     )
+
+
+def refuse_inspection(platform: str = sys.platform) -> None:
+    """Keep programs of our own user from reading our environment and memory; Linux only.
+
+    Without it, an agent that runs as our user would find every key in `/proc`. Debuggers are kept out as well.
+    """
+    if platform == LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def is_running(pid: int) -> bool:

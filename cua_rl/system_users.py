@@ -15,6 +15,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,16 @@ GUEST_UIDS = range(60_770, 61_184)
 _SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm")
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
 _SHED_PRIVILEGES = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig=KILL")
+_COMPUTING_VARIABLES = (
+    *_ALLOWED_VARIABLES, "HOME", "USER", "LOGNAME", "TMPDIR", "VIRTUAL_ENV", "CC", "CXX", "MAX_JOBS", "SSL_CERT_FILE",
+    "HF_HOME", "NO_COLOR", "FORCE_COLOR",
+)  # fmt: skip
+_COMPUTING_FAMILIES = (
+    "LC_", "LD_", "DYLD_", "PYTHON", "CONDA_", "XDG_", "CUA_RL_", "VLLM_", "HF_HUB_", "TRANSFORMERS_", "TOKENIZERS_",
+    "TORCH", "PYTORCH_", "TRITON_", "FLASHINFER_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TP_", "HIP_", "HSA_", "ROC",
+    "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "ATEN_", "DNNL_", "ONEDNN_",
+)  # fmt: skip
+_SECRET_WORDS = {"TOKEN", "SECRET", "PASSWORD", "CREDENTIALS", "KEY"}
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.02
 
@@ -179,6 +190,21 @@ def bare_environment(home: Path, more: Mapping[str, str] | None = None) -> dict[
     """The environment of a program that needs no secret: PATH, language and time zone of ours, HOME, and `more`."""
     kept = {name: text for name, text in os.environ.items() if name in _ALLOWED_VARIABLES or name.startswith("LC_")}
     return {"PATH": os.defpath, **kept, "HOME": str(home), **(more or {})}
+
+
+def computing_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of model server and trainer: what sets up Python, libraries and GPUs, and no secret of ours.
+
+    Their processes talk to each other on the loopback interface, which other machines do not reach.
+    """
+    kept = {
+        name: text
+        for name, text in environ.items()
+        if (name in _COMPUTING_VARIABLES or name.startswith(_COMPUTING_FAMILIES))
+        and not _SECRET_WORDS & set(name.split("_"))
+    }
+    interface = "lo0" if sys.platform == "darwin" else "lo"
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | kept
 
 
 def processes_of(uid: int) -> list[int]:

@@ -43,6 +43,7 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes.rebuild_datums import rebuild_step
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.run.log_directory import prepare_log_directory
+from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
 
 NUM_EVAL_ROLLOUTS = 64
@@ -261,7 +262,9 @@ async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> lis
 
 async def _serve(stack: AsyncExitStack, folder: Path) -> str:
     config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048)
-    return (await stack.enter_async_context(VllmServer(config, folder / "vllm.log"))).base_url
+    server = await stack.enter_async_context(VllmServer(config, folder / "vllm.log"))
+    os.environ[API_KEY_VARIABLE] = server.api_key  # for the runs
+    return server.base_url
 
 
 async def cli_main(config: ChaosConfig) -> None:

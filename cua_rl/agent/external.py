@@ -7,7 +7,10 @@ ExternalAgent ──► agent program ── Responses or Chat ──► gateway
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -19,19 +22,22 @@ from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.errors import AgentError
+from cua_rl.errors import AgentError, ConfigError
 from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
+from cua_rl.system_users import (
+    GUEST_UIDS,
+    SystemUser,
+    bare_environment,
+    can_change_user,
+    claim_user,
+    remove_tree,
+)
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """How long a program may continue after its rollout is over."""
-
-_OUR_SECRETS = (
-    "DATABASE_URL", "POSTGRES_PASSWORD", "GBOX_API_KEY", "JUDGE_API_KEY", "TINKER_API_KEY", "WANDB_API_KEY", "HF_TOKEN",
-    "PROJECT_TOKEN", "MONITOR_PROJECT_TOKEN", "MONITOR_READ_TOKEN", "MONITOR_WRITE_TOKEN",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,28 +70,62 @@ class ProgramEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCommand:
-    """A command that is started once per rollout, without a shell, with its assignment in environment variables."""
+    """A command that is started once per rollout, without a shell, with its assignment in environment variables.
+
+    Root gives it a user of its own, and it gets nothing of our environment but what is named: it works with what a
+    model says, and has no need for our keys.
+    """
 
     argv: tuple[str, ...]
     log_folder: Path
     """Each rollout's output goes to `<rollout_id>.log` in it."""
+    variables: tuple[str, ...] = ()
+    """Names of our environment variables that it gets besides."""
 
     async def work(self, assignment: Assignment) -> ProgramEnd:
         """Run it to its end. If cancelled, it ends the command and everything that the command started."""
-        inherited = {name: value for name, value in os.environ.items() if name not in _OUR_SECRETS}
+        user = await asyncio.to_thread(claim_user, GUEST_UIDS)
+        home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_agent_"))
+        user.give(home)
+        named = {name: os.environ[name] for name in self.variables if name in os.environ}
         process = OwnedProcess(
             self.argv,
             name=f"agent-{assignment.task.rollout_id}",
             log_path=self.log_folder / f"{assignment.task.rollout_id}.log",
-            environment=inherited | assignment.variables(),
+            environment=bare_environment(home, named | assignment.variables()),
             stop_timeout_s=3.0,
+            user=user,
         )
-        async with process:
-            status = await process.wait()
+        try:
+            async with process:
+                status = await process.wait()
+        finally:
+            await asyncio.to_thread(_leave_nothing, user, home)
         if status == 0:
             return ProgramEnd()
         tail = await asyncio.to_thread(process.log_tail, 5)
         return ProgramEnd(error=f"the agent ended with status {status}, see {process.log_path}: {tail.strip()[-500:]}")
+
+
+def _leave_nothing(user: SystemUser, home: Path) -> None:
+    user.release()
+    remove_tree(home)
+
+
+def require_reachable(argv: Sequence[str]) -> None:
+    """Raise `ConfigError` if the agent's own user cannot run the program, or read a file that is named after it."""
+    if not can_change_user():
+        return
+    files = [shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if Path(word).exists())]
+    with claim_user(GUEST_UIDS) as user:
+        command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
+        closed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[:-1]
+    if closed:
+        raise ConfigError(
+            f"agent.command: expected files that every user can read, got {', '.join(map(repr, closed))}: root gives "
+            "agents a user of their own, which does not reach what lies below /root; move program, interpreter and "
+            "packages, open their folders (chmod o+rx), or start the run as another user"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ def training_report(item: sent.SentTraining, payload: Mapping[str, Any], run_nam
     try:
         attempt_id = None if ours.attempt is None else UUID(ours.attempt)
     except ValueError:
-        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {ours.attempt[:100]!r}") from None
+        raise ItemRefused(f"expected a UUID as cua_rl.attempt, got {str(ours.attempt)[:100]!r}") from None
     columns: Columns = {}
     if item.status is not None:
         columns["status"] = _ENDED.get(item.status, "running")

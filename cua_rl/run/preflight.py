@@ -4,8 +4,9 @@ Nothing is loaded or downloaded, and every request to a server has a short timeo
 """
 
 import base64
+import os
 import shutil
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -23,6 +24,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
+from cua_rl.sampling.address import API_KEY_VARIABLE, server_client
 from cua_rl.sampling.server import ServedModel, fetch_model
 
 QUESTION_TIMEOUT_S = 2.0
@@ -112,16 +114,17 @@ async def plan_prompts(
 
 
 @asynccontextmanager
-async def ask_model_server(base_url: str) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
+async def ask_model_server(
+    base_url: str, environ: Mapping[str, str] = os.environ
+) -> AsyncGenerator[tuple[httpx.AsyncClient, ServedModel]]:
     """A client of the vLLM server there, and the model that it serves; raises `ConfigError` if none answers."""
-    root = base_url.rstrip("/").removesuffix("/v1")
-    async with httpx.AsyncClient(base_url=root, trust_env=False, timeout=QUESTION_TIMEOUT_S) as client:
+    async with server_client(base_url, environ.get(API_KEY_VARIABLE) or None, QUESTION_TIMEOUT_S) as client:
         try:
             yield client, await fetch_model(client)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
             raise ConfigError(
-                f"base_url: expected a vLLM server at {root!r}, got {type(error).__name__}: {error}; start one there, "
-                "or leave base_url out"
+                f"base_url: expected a vLLM server at {base_url!r}, got {type(error).__name__}: {error}; start one "
+                f"there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
             ) from None
 
 

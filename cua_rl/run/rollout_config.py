@@ -53,6 +53,9 @@ class AgentSettings:
     command: str | None = setting(
         None, "agent=external: command started for each rollout, with its parameters in environment variables"
     )
+    environment: tuple[str, ...] = setting(
+        (), "agent.command: names of environment variables that it gets besides PATH, language and time zone"
+    )
     url: str | None = setting(
         None, "agent=external: address of a server that receives each rollout and responds when it is done"
     )
@@ -124,7 +127,7 @@ class DeviceSettings:
 class ServerSettings:
     """The vLLM server that a run starts, and the context of the model."""
 
-    port: int | None = setting(None, "port of the server; None uses a free one", within=_PORT)
+    port: int | None = setting(None, "loopback port of the server; None uses a Unix socket", within=_PORT)
     max_model_len: int | None = setting(
         None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
     )

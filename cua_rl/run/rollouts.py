@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cua_rl.agent.agent import Agent, RecordingAccess
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, require_reachable
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import History
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
@@ -27,6 +27,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.system import refuse_inspection
 
 _ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_url": "mini_agent"}
 
@@ -74,8 +75,9 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
         )
         return MiniAgent(mini)
     if agent.command is not None:
+        refuse_inspection()
         argv = tuple(shlex.split(agent.command))
-        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder))
+        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder, variables=agent.environment))
     if agent.url is not None:
         return ExternalAgent(AgentService(url=agent.url))
     return own
@@ -175,6 +177,7 @@ def _check_program(agent: AgentSettings) -> None:
                 f"agent.command: expected a command whose program can be found, got {agent.command!r}; write its whole "
                 "path"
             )
+        require_reachable(words)
 
 
 def _require_address(name: str, value: str | None) -> None:

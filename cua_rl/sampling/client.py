@@ -160,7 +160,7 @@ class _Replica:
 
         self.server = server
         self._namespace = namespace
-        self.http = HttpClient(server.base_url, timeout_s=request_timeout_s)
+        self.http = HttpClient(server.base_url, timeout_s=request_timeout_s, api_key=server.api_key)
         self._max_attempts = max_attempts
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
         server.on_restart(self._restore)

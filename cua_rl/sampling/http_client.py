@@ -7,6 +7,8 @@ from typing import cast
 
 import aiohttp
 
+from cua_rl.sampling.address import bearer, split_address
+
 _CONNECT_TIMEOUT_S, _GET_TIMEOUT_S = 10.0, 10.0
 _KEEPALIVE_S = 4.0  # less than the 5 s after which vLLM's server closes an idle connection
 
@@ -57,9 +59,10 @@ class HttpClient:
     scans all connections for every request.
     """
 
-    def __init__(self, base_url: str, *, timeout_s: float) -> None:
-        self._base_url = base_url.rstrip("/")
+    def __init__(self, base_url: str, *, timeout_s: float, api_key: str | None = None) -> None:
+        self._root, self._socket_path = split_address(base_url)
         self._timeout_s = timeout_s
+        self._headers = bearer(api_key)
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Mapping[str, object]) -> HttpReply:
@@ -77,12 +80,17 @@ class HttpClient:
 
     async def _request(self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None) -> HttpReply:
         if self._session is None:  # belongs to the event loop that runs now
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+            connector = (
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+                if self._socket_path is None
+                else aiohttp.UnixConnector(self._socket_path, limit=0, keepalive_timeout=_KEEPALIVE_S)
+            )
+            jar = aiohttp.DummyCookieJar()
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=jar, headers=self._headers)
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         try:
             async with self._session.request(
-                method, f"{self._base_url}{path}", json=body, timeout=timeout, allow_redirects=False
+                method, f"{self._root}{path}", json=body, timeout=timeout, allow_redirects=False
             ) as response:
                 return HttpReply(response.status, response.content_type, await response.text())
         except aiohttp.ClientError as error:

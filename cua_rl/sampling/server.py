@@ -2,7 +2,11 @@
 
 import asyncio
 import logging
+import os
 import re
+import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +21,7 @@ import httpx
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.processes import OwnedProcess, free_port
+from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 
 logger = logging.getLogger(__name__)
@@ -40,7 +45,8 @@ class ServedModel:
 class VllmServer:
     """A vLLM server process owned by the run; an async context manager, ready when entered.
 
-    A process that dies is restarted on the same port, at most `max_restarts` times in a run.
+    It listens on a Unix socket in a folder that other users cannot enter, or on a loopback port where one is set, and
+    answers nobody without the key. A process that dies is restarted there, at most `max_restarts` times in a run.
     """
 
     def __init__(
@@ -48,7 +54,7 @@ class VllmServer:
         config: ServerConfig,
         log_path: Path,
         *,
-        make_command: Callable[[ServerConfig, int], Sequence[str]] = vllm_command,
+        make_command: Callable[[ServerConfig, str], Sequence[str]] = vllm_command,
         max_restarts: int = 5,
         backoff_s: float = 1.0,
     ) -> None:
@@ -57,7 +63,8 @@ class VllmServer:
         self._make_command = make_command
         self._max_restarts = max_restarts
         self._backoff_s = backoff_s
-        self._port = 0
+        self._folder = Path()
+        self._base_url = ""
         self._process: OwnedProcess | None = None
         self._model: ServedModel | None = None
         self._hooks: list[RestartHook] = []
@@ -65,10 +72,12 @@ class VllmServer:
         self._failure: str | None = None
         self._watch: asyncio.Task[None] | None = None
         self.num_restarts = 0
+        self.api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(32)
+        """The user's, so that other programs of theirs can use the server, or one that nobody else learns."""
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return self._base_url
 
     @property
     def model(self) -> ServedModel:
@@ -87,17 +96,20 @@ class VllmServer:
             raise SamplingError(self._failure)
 
     async def __aenter__(self) -> Self:
-        try:
-            self._port = free_port(self._config.port or 0)
-        except OSError as error:
-            raise ConfigError(
-                f"expected a free port for the model server, got port {self._config.port} ({error.strerror}); "
-                "end what listens there, choose another port, or give none"
-            ) from error
+        if self._config.port is not None:
+            try:
+                self._base_url = f"http://127.0.0.1:{free_port(self._config.port)}"
+            except OSError as error:
+                raise ConfigError(
+                    f"expected a free port for the model server, got port {self._config.port} ({error.strerror}); "
+                    "end what listens there, choose another port, or give none"
+                ) from error
+        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_"))  # other users cannot enter it
+        self._base_url = self._base_url or f"unix:{self._folder / 'vllm.sock'}"
         try:
             await self._start()
         except BaseException:
-            await self._stop()
+            await self._close()
             raise
         self._ready.set()
         self._watch = asyncio.create_task(self._keep_alive(), name="watch-model-server")
@@ -110,14 +122,16 @@ class VllmServer:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        await self._stop()
+        await self._close()
 
     async def _start(self) -> None:
         clock = time.monotonic()
-        command = self._make_command(self._config, self._port)
-        self._process = OwnedProcess(
-            command, name="vllm", log_path=self._log_path, environment=vllm_environment(self._config)
-        )
+        command = self._make_command(self._config, self._base_url)
+        _, socket_path = split_address(self._base_url)
+        if socket_path is not None:
+            await asyncio.to_thread(Path(socket_path).unlink, missing_ok=True)  # of a server that was killed
+        environment = vllm_environment(self._config, self.api_key, self._folder)
+        self._process = OwnedProcess(command, name="vllm", log_path=self._log_path, environment=environment)
         await self._process.start()
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
@@ -130,7 +144,7 @@ class VllmServer:
         logger.info("model server ready url=%s start_s=%.1f", self.base_url, time.monotonic() - clock)
 
     async def _first_answer(self, process: OwnedProcess) -> ServedModel:
-        async with httpx.AsyncClient(base_url=self.base_url, trust_env=False) as client:
+        async with server_client(self.base_url, self.api_key) as client:
             while True:
                 if not process.is_running:
                     status = await process.wait()
@@ -150,6 +164,10 @@ class VllmServer:
     async def _stop(self) -> None:
         if self._process is not None:
             await self._process.stop()
+
+    async def _close(self) -> None:
+        await self._stop()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     async def _keep_alive(self) -> None:
         while self._failure is None:
@@ -187,10 +205,13 @@ class VllmServer:
 
 
 class ExternalServer:
-    """An external server at `base_url` (with or without `/v1`); it is never started or stopped."""
+    """An external server at `base_url` (with or without `/v1`), with the key of the environment; it is never started or
+    stopped.
+    """
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, environ: Mapping[str, str] = os.environ) -> None:
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.api_key = environ.get(API_KEY_VARIABLE) or None
         self._model: ServedModel | None = None
 
     @property
@@ -211,13 +232,13 @@ class ExternalServer:
 
     async def __aenter__(self) -> Self:
         """Raises `ConfigError` if there is no vLLM server at the address."""
-        async with httpx.AsyncClient(base_url=self._base_url, trust_env=False, timeout=10.0) as client:
+        async with server_client(self._base_url, self.api_key) as client:
             try:
                 self._model = await fetch_model(client)
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError) as error:
                 raise ConfigError(
                     f"expected a vLLM server at base_url {self._base_url!r}, got {type(error).__name__}: {error}; "
-                    "start one there or leave base_url out"
+                    f"start one there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
                 ) from error
         return self
 

@@ -1,20 +1,30 @@
-"""Command line and environment of the vLLM server, with and without a GPU."""
+"""Command line and environment of the vLLM server, with and without a GPU.
+
+Nobody but the run reaches it: it listens on a Unix socket in a folder of the run, or on a loopback port where one is
+set, asks for a key at every address (`vllm_access.py`), fetches no image, and knows no other secret.
+"""
 
 import json
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
+from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
+from cua_rl.system_users import computing_environment
+
+_FOR_DOWNLOADS = ("HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
 BASE_MODEL_NAME = "base"
 """The served name of the model without an adapter."""
 
 
-def vllm_command(config: ServerConfig, port: int) -> list[str]:
-    """The command that serves `config.model_path` on a loopback port.
+def vllm_command(config: ServerConfig, address: str) -> list[str]:
+    """The command that serves `config.model_path` at `unix:PATH`, or at a port of `http://127.0.0.1:PORT`.
 
     The server has no tool or reasoning parser: answers are raw text, with a log-probability for each token. These are
     computed after temperature scaling, as in the trainer.
@@ -25,8 +35,6 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
     settings: dict[str, object] = {
         "model": config.model_path,
         "served-model-name": BASE_MODEL_NAME,
-        "host": "127.0.0.1",
-        "port": port,
         "max-lora-rank": config.max_lora_rank,
         "max-loras": config.max_adapters,
         "max-cpu-loras": config.max_adapters,
@@ -36,7 +44,14 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
         "uvicorn-log-level": "warning",
+        "middleware": "cua_rl.sampling.vllm_access.RequireKey",
+        "allowed-media-domains": "images-come-as-data.invalid",  # an empty list would allow every host
     }
+    url, socket_path = split_address(address)
+    if socket_path is None:
+        settings |= {"host": "127.0.0.1", "port": url.rpartition(":")[2]}
+    else:
+        settings["uds"] = socket_path
     flags = ["--enable-lora", "--enable-prefix-caching"]
     server = "vllm.entrypoints.openai.api_server"
     if runs_on_cpu():
@@ -56,12 +71,24 @@ def vllm_command(config: ServerConfig, port: int) -> list[str]:
     return [sys.executable, "-m", server, *options, *flags]
 
 
-def vllm_environment(config: ServerConfig) -> dict[str, str]:
-    """The environment of the server: ours, with adapter updates at run time, and offline for a model on disk."""
-    environment = dict(os.environ)
-    environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
+def vllm_environment(
+    config: ServerConfig, api_key: str, folder: Path, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of the server: with its key, adapter updates at run time, and offline for a model on disk.
+
+    Its processes reach each other through sockets in `folder`, which is the run's alone, and on the loopback interface.
+    """
+    environment = computing_environment(environ) | {
+        API_KEY_VARIABLE: api_key,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_RPC_BASE_PATH": str(folder),
+        "VLLM_HOST_IP": "127.0.0.1",
+    }
     if config.model_path.is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
+    else:
+        environment |= {name: environ[name] for name in _FOR_DOWNLOADS if name in environ}
     if config.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
     if runs_on_cpu():

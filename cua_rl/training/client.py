@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import shutil
 import sys
 import tempfile
@@ -16,10 +15,9 @@ from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.policy import AdapterRef
 from cua_rl.processes import OwnedProcess
+from cua_rl.system_users import computing_environment
 from cua_rl.training import wire
 from cua_rl.types import Datum
-
-_WORKER = "cua_rl.training.worker"
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +37,18 @@ class TrainingClient:
     def __init__(self, config: TrainerConfig, log_path: Path, *, num_threads: int | None = None) -> None:
         self._config = config
         # threads that spin while they wait take the cores from other processes, and from their own
-        environment = {"OMP_WAIT_POLICY": "PASSIVE"} | dict(os.environ)
+        environment = {"OMP_WAIT_POLICY": "PASSIVE"} | computing_environment()
         if num_threads is not None:
             environment["OMP_NUM_THREADS"] = str(num_threads)
+        elif config.num_processes > 1:
+            environment.setdefault("OMP_NUM_THREADS", "1")
         if config.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
         self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: no access for other users
         self._socket_path = self._folder / "trainer.sock"
-        module = [_WORKER]
+        module = ["cua_rl.training.worker"]
         if config.num_processes > 1:
-            module = [
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={config.num_processes}",
-                "-m",
-                _WORKER,
-            ]
+            module = ["cua_rl.training.launch_ranks", str(config.num_processes)]
         self._process = OwnedProcess(
             [sys.executable, "-m", *module, str(self._socket_path)],
             name="trainer",
@@ -210,8 +204,6 @@ class TrainingClient:
         with suppress(TimeoutError):
             async with asyncio.timeout(10.0):
                 status = await self._process.wait()
-                # after the cause, torchrun reports at length that one of its processes has died
-                num_lines = 30 if self._config.num_processes == 1 else 90
-                tail = await asyncio.to_thread(self._process.log_tail, num_lines)
+                tail = await asyncio.to_thread(self._process.log_tail)
                 return TrainingError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
         return TrainingError(f"the trainer closed the connection but is still running; see {self._process.log_path}")

@@ -11,10 +11,13 @@ passes of `empty_micro_batch` and blank images.
 """
 
 import heapq
+import hmac
 import logging
 import os
+import secrets
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -39,15 +42,23 @@ class Ranks:
         self.size = size
 
     @classmethod
-    def from_environment(cls) -> Self:
-        """Join the processes that torchrun started; a single rank if it did not start this one."""
-        size = int(os.environ.get("WORLD_SIZE", "1"))
+    def meet(cls, folder: Path, rank: int, size: int) -> Self:
+        """Join the other processes of this machine through files in a folder that other users cannot enter.
+
+        Raises:
+            TrainingError: somebody else has taken the place of a rank.
+        """
         if size == 1:
             return cls()
         if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        return cls(distributed.get_rank(), size)
+            torch.cuda.set_device(rank)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        store = distributed.FileStore(str(folder / "ranks"), size)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+        if rank == 0:
+            store.set("proof", secrets.token_hex(32))
+        prove_ranks(store.get("proof"), rank, size)
+        return cls(rank, size)
 
     def close(self) -> None:
         """Leave the process group."""
@@ -110,6 +121,30 @@ class Ranks:
         parts: Sequence[Tensor] = together.split([gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def prove_ranks(secret: bytes, rank: int, size: int) -> None:
+    """Show every other rank that this one knows the secret, and see that they do; raises `TrainingError`.
+
+    gloo's connections ask for no password: while the ranks meet, any program of this machine could take a rank's place,
+    and what the ranks send each other afterwards is unpickled. Whoever knows the secret may enter the run's folder.
+    """
+    for one in range(size):
+        for other in range(one + 1, size):
+            if rank in (one, other):
+                peer = one + other - rank
+                ours = torch.frombuffer(bytearray(_proof(secret, rank, peer)), dtype=torch.uint8)
+                theirs = torch.empty_like(ours)
+                sending = distributed.isend(ours, peer)
+                distributed.recv(theirs, peer)
+                if sending is not None:
+                    sending.wait()
+                if not hmac.compare_digest(bytes(theirs.tolist()), _proof(secret, peer, rank)):
+                    raise TrainingError(f"expected trainer process {peer} on its connection, got another program")
+
+
+def _proof(secret: bytes, sender: int, receiver: int) -> bytes:
+    return hmac.digest(secret, f"{sender} to {receiver}".encode(), "sha256")
 
 
 class Agreement:

@@ -1,8 +1,12 @@
-"""The trainer process, `python -m cua_rl.training.worker SOCKET`: serves requests, ends with the connection."""
+"""The trainer process: serves requests, ends with the connection.
+
+`python -m cua_rl.training.worker SOCKET` is the only one; with `RANK SIZE` behind, one of several.
+"""
 
 import logging
 import socket
 import sys
+from pathlib import Path
 from typing import cast
 
 from transformers.utils.logging import disable_progress_bar
@@ -19,10 +23,12 @@ def main(arguments: list[str]) -> int:
     """Serve the controller that listens at the given unix socket until it closes the connection."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
-    ranks = Ranks.from_environment()
+    socket_path = Path(arguments[0])
+    rank, size = map(int, arguments[1:] or (0, 1))
+    ranks = Ranks.meet(socket_path.parent, rank, size)
     if ranks.rank == 0:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(arguments[0])
+            connection.connect(str(socket_path))
             serve(connection, ranks)
     else:
         follow(ranks)

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -15,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+import cua_rl
 from cua_rl.actions import Click, Wait
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, require_reachable
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
@@ -29,12 +33,15 @@ from cua_rl.rollout.time_limits import TimeLimits
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer
+from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user
 from cua_rl.types import Rollout, StopReason
 from tests.fakes import FakeDevice, FakeRecorder, make_task
 from tests.sampling.fake_vllm import FakeVllm
 
 PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
 MESSAGES = [{"role": "user", "content": "go"}]
+PYTHON = shutil.which("python3", path=os.defpath) or sys.executable
+"""For agents: those that root starts reach no interpreter below /root."""
 
 Work = Callable[["Desk"], Awaitable[Any]]
 
@@ -64,6 +71,7 @@ class Bench:
         self.gateway, self.fake, self.folder = gateway, fake, folder
         self.device = FakeDevice()
         self.recorder = FakeRecorder()
+        self.variables: tuple[str, ...] = ()
 
     async def run(self, work: Work, *, max_turns: int = 3, time_limits: TimeLimits | None = None) -> Rollout:
         async def endpoint(request: Request) -> JSONResponse:
@@ -77,7 +85,7 @@ class Bench:
             return await self._run(AgentService(url=url), max_turns, time_limits)
 
     async def run_command(self, *argv: str, max_turns: int = 3) -> Rollout:
-        return await self._run(AgentCommand(argv=argv, log_folder=self.folder), max_turns)
+        return await self._run(AgentCommand(argv=argv, log_folder=self.folder, variables=self.variables), max_turns)
 
     async def _run(
         self, program: AgentService | AgentCommand, max_turns: int, time_limits: TimeLimits | None = None
@@ -227,8 +235,8 @@ async def test_a_command_that_fails_before_it_asks_is_a_fault_and_later_the_end_
         "'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}));"
     )
 
-    broken = await bench.run_command(sys.executable, "-c", "import sys; sys.exit('no such model')")
-    crashed = await bench.run_command(sys.executable, "-c", f"{ask} raise SystemExit(3)")
+    broken = await bench.run_command(PYTHON, "-c", "import sys; sys.exit('no such model')")
+    crashed = await bench.run_command(PYTHON, "-c", f"{ask} raise SystemExit(3)")
 
     assert (broken.stop_reason, broken.reward) == (StopReason.TASK_ERROR, None)
     assert "no such model" in (broken.error or "")
@@ -238,7 +246,7 @@ async def test_a_command_that_fails_before_it_asks_is_a_fault_and_later_the_end_
 
 
 async def test_an_agent_that_never_asks_the_model_is_a_fault(bench: Bench) -> None:
-    rollout = await bench.run_command(sys.executable, "-c", "print('hello')")
+    rollout = await bench.run_command(PYTHON, "-c", "print('hello')")
 
     assert rollout.reward is None
     assert "without asking the model" in (rollout.error or "")
@@ -269,16 +277,74 @@ async def test_faults_of_model_and_device_are_faults_of_the_rollout_whatever_the
     assert (no_device.stop_reason, len(no_device.turns)) == (StopReason.DEVICE_ERROR, 1)
 
 
-async def test_an_agent_gets_no_secret_of_ours(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = ("DATABASE_URL", "JUDGE_API_KEY", "MONITOR_PROJECT_TOKEN", "PROJECT_TOKEN", "MONITOR_WRITE_TOKEN")
-    for name in ours:
-        monkeypatch.setenv(name, "secret")
-    monkeypatch.setenv("MINE", "kept")
+SECRETS = (
+    "DATABASE_URL", "JUDGE_API_KEY", "MONITOR_PROJECT_TOKEN", "MONITOR_READ_TOKEN", "PGPASSWORD", "SSH_AUTH_SOCK",
+    "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY", "GOOGLE_APPLICATION_CREDENTIALS",
+)  # fmt: skip
 
-    await bench.run_command(sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))")
+
+async def test_an_agent_gets_its_assignment_and_what_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SECRETS, "MINE", "OTHER"):
+        monkeypatch.setenv(name, "secret")
+    bench.variables = ("MINE", "UNSET")
+
+    await bench.run_command(PYTHON, "-c", "import os, json; print(json.dumps(dict(os.environ)))")
 
     seen = json.loads((bench.folder / "r1.log").read_text())
-    assert not set(ours) & set(seen)
-    assert (seen["MINE"], seen["CUA_MAX_TURNS"]) == ("kept", "3")
+    assert not {*SECRETS, "OTHER", "UNSET"} & seen.keys()
+    assert (seen["MINE"], seen["CUA_MAX_TURNS"], seen["PATH"]) == ("secret", "3", os.environ["PATH"])
+    assert seen["HOME"] != os.environ["HOME"]
+    assert not Path(seen["HOME"]).exists()
     assert len(seen["OPENAI_API_KEY"]) >= 32
     assert seen["OPENAI_API_KEY"] != seen["CUA_DEVICE_TOKEN"]
+
+
+LOOK_UP = """
+import os, pathlib
+pid, found = os.getpid(), []
+while pid > 1:
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    pid = int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
+    try:
+        found.append("of-the-judge" in pathlib.Path(f"/proc/{pid}/environ").read_text())
+    except PermissionError:
+        found.append("refused")
+print(os.getuid(), found[0], set(found[1:]))
+"""
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give an agent another user")
+async def test_an_agent_of_root_has_a_user_of_its_own_that_reads_no_environment_above_it(bench: Bench) -> None:
+    await bench.run_command(PYTHON, "-c", LOOK_UP)
+
+    uid, guard, above = (bench.folder / "r1.log").read_text().split(maxsplit=2)
+    assert int(uid) in GUEST_UIDS
+    assert (guard, above.strip()) == ("refused", "{'refused'}")
+
+
+CONTROLLER = """
+import os, subprocess, sys
+from cua_rl.system import refuse_inspection
+if sys.argv[1] == "hidden":
+    refuse_inspection()
+print(subprocess.run(["cat", f"/proc/{os.getpid()}/environ"], capture_output=True).returncode)
+"""
+
+
+@pytest.mark.parametrize(("state", "status"), [("open", 0), ("hidden", 1)])
+def test_a_controller_of_an_ordinary_user_can_hide_its_environment_from_an_agent(state: str, status: int) -> None:
+    user = SystemUser(uid=GUEST_UIDS[-2]) if can_change_user() else SystemUser()
+    command = user.command([PYTHON, "-c", CONTROLLER, state])
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(Path(cua_rl.__path__[0]).parent), "KEY": "of-the-judge"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd="/")
+    assert int(done.stdout) == status
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root gives agents users that cannot reach everything")
+def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text("print()")
+    script.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"expected files that every user can read, got '.*agent\.py': root gives"):
+        require_reachable(("/bin/sh", str(script), "--fast"))
+    require_reachable(("/bin/sh", "/etc/hostname", "no-such-file"))

@@ -253,12 +253,13 @@ def _json_of(text: str) -> dict[str, Any]:
 def _check_server(arguments: Sequence[str]) -> None:
     """The flags are those with which a run starts its own server, whatever the device; values may be others."""
     config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=64, max_num_seqs=1)
-    own = {word for word in vllm_command(config, 1) if word.startswith("--")} | {"--gpu-memory-utilization"}
+    command = vllm_command(config, "http://127.0.0.1:8000")
+    own = {word for word in command if word.startswith("--")} | {"--gpu-memory-utilization"}
     given = {word for word in arguments if word.startswith("--")}
-    always = own - {"--uvicorn-log-level", *_DEVICE_FLAGS}
+    always = own - {"--uvicorn-log-level", "--middleware", *_DEVICE_FLAGS}
     if not always <= given <= own:
         raise WrongExample(f"expected the flags of a run's own server, got {sorted(given ^ always)} besides")
-    fixed = {name: vllm_command(config, 1)[vllm_command(config, 1).index(name) + 1] for name in _FIXED_FLAGS}
+    fixed = {name: command[command.index(name) + 1] for name in _FIXED_FLAGS}
     shown = {name: arguments[arguments.index(name) + 1] for name in _FIXED_FLAGS}
     if shown != fixed:
         raise WrongExample(f"expected {fixed}, got {shown}")

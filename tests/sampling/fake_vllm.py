@@ -18,6 +18,7 @@ from starlette.routing import Route
 from cua_rl.config import ServerConfig
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl
+from cua_rl.sampling.vllm_access import RequireKey
 
 LOGPROB = -0.5
 
@@ -149,13 +150,15 @@ async def _not_found(request: Request, error: Exception) -> Response:
 def fake_command(model_folder: Path, dies_once_at: Path | None = None) -> Any:
     """For `VllmServer(make_command=...)`: the fake as a process of its own."""
 
-    def command(config: ServerConfig, port: int) -> list[str]:
-        return [sys.executable, "-m", "tests.sampling.fake_vllm", str(model_folder), str(port), str(dies_once_at or "")]
+    def command(config: ServerConfig, address: str) -> list[str]:
+        place, mark = address.rpartition(":")[2], str(dies_once_at or "")
+        return [sys.executable, "-m", "tests.sampling.fake_vllm", str(model_folder), place, mark]
 
     return command
 
 
 if __name__ == "__main__":
-    folder, port, mark = sys.argv[1:]
+    folder, place, mark = sys.argv[1:]
     fake = FakeVllm(load_qwen3_vl(Path(folder)), dies_once_at=Path(mark) if mark else None)
-    uvicorn.run(fake.app(), port=int(port), log_level="warning")
+    listens = {"uds": place} if "/" in place else {"port": int(place)}
+    uvicorn.run(RequireKey(fake.app()), **listens, log_level="warning")

@@ -93,16 +93,19 @@ async def test_a_port_in_use_is_a_config_error(folder: Path, tmp_path: Path) -> 
 
 def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     config = ServerConfig(model_path=folder, max_lora_rank=64, max_images=7)
-    command = vllm_command(config, 1234)
+    command = vllm_command(config, "unix:/run/cua_rl/vllm.sock")
     options = dict(pairwise(command))
     assert "--enable-lora" in command
     assert options["--max-lora-rank"] == "64"
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--limit-mm-per-prompt"] == '{"image": 7, "video": 0}'
     assert not any("parser" in word for word in command)
-    environment = vllm_environment(config)
+    assert options["--uds"] == "/run/cua_rl/vllm.sock"
+    on_port = dict(pairwise(vllm_command(config, "http://127.0.0.1:1234")))
+    assert (on_port["--host"], on_port["--port"]) == ("127.0.0.1", "1234")
+    environment = vllm_environment(config, "key", folder)
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["TORCH_COMPILE_DISABLE"] == "1"
-    on_gpus = vllm_environment(ServerConfig(model_path=folder, gpus=("2", "3")))
+    on_gpus = vllm_environment(ServerConfig(model_path=folder, gpus=("2", "3")), "key", folder)
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3"

@@ -1,24 +1,41 @@
 """Finding, starting and cleaning up Chromium.
 
+Whoever speaks DevTools to a browser has the rights of its user, so it listens nowhere: Playwright starts it and talks
+to it through pipes. Started by root, a browser runs as a user of its own, in Chromium's sandbox where the kernel lets
+it have namespaces, and it never gets our environment.
+
 The search, first hit wins: the environment variable CUA_RL_CHROMIUM; programs on PATH, the headless shell first (it
 starts faster, takes less memory and draws more screenshots per second); browsers that Playwright downloaded.
 """
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
+import stat
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from cua_rl.errors import ConfigError, DeviceError, boundary
-from cua_rl.processes import OwnedProcess
+from cua_rl.processes import GUARD
 from cua_rl.system import is_running, processes_with_argument
+from cua_rl.system_users import (
+    GUEST_UIDS,
+    SystemUser,
+    bare_environment,
+    can_change_user,
+    claim_user,
+    public_copy,
+    remove_tree,
+)
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "CUA_RL_CHROMIUM"
 PROGRAMS = (
@@ -36,7 +53,7 @@ _DOWNLOADED = (
 )
 _FLAGS = (
     "--headless",
-    "--remote-debugging-port=0",
+    "--remote-debugging-pipe",
     "--disable-background-networking",
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
@@ -70,7 +87,7 @@ _FLAGS = (
 
 _PREFIX = "cua_rl_browser_"
 _START_TIMEOUT_S = 60.0
-_POLL_S = 0.02
+_STOP_TIMEOUT_S = 3.0
 
 
 def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
@@ -97,12 +114,11 @@ def find_chromium(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], scale: float) -> list[str]:
-    """The command that runs a browser without a window, debugged through a port named in the profile's folder.
+    """The command that runs a browser without a window, which reads DevTools requests from pipe 3 and answers in 4.
 
     `scale` is how many pixels of its screen a CSS pixel has: what is drawn once at the size of the screenshot need not
     be drawn again for every screenshot.
     """
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to sandbox for root
     # no other host is resolved, so that prefetches and sockets, which are not page requests, fail too
     hosts = dict.fromkeys(host for url in allowed_urls if (host := urlsplit(url).hostname) is not None)
     excluded = ", ".join(f"EXCLUDE {host}" for host in ("127.0.0.1", *hosts))
@@ -111,7 +127,7 @@ def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], 
         f"--host-resolver-rules=MAP * ~NOTFOUND, {excluded}",
         f"--user-data-dir={profile}",
     )
-    return [str(program), *_FLAGS, *sandbox, *own, "about:blank"]
+    return [str(program), *_FLAGS, *own, "about:blank"]
 
 
 def make_profile(folder: Path | None = None) -> Path:
@@ -123,7 +139,7 @@ def make_profile(folder: Path | None = None) -> Path:
 def remove_profile(profile: Path) -> None:
     """Delete the folder; a browser that is still ending may write into it meanwhile."""
     for _ in range(3):
-        shutil.rmtree(profile, ignore_errors=True)
+        remove_tree(profile)
         if not profile.exists():
             return
 
@@ -146,9 +162,23 @@ def _has_owner(profile: Path) -> bool:
     if not pid.isdigit() or is_running(int(pid)):
         return True
     try:
-        return profile.stat().st_uid != os.getuid()
+        owner = profile.lstat().st_uid
+        return owner != os.getuid() and not (os.getuid() == 0 and owner in GUEST_UIDS)
     except FileNotFoundError:
         return True
+
+
+def require_readable_pages(allowed_urls: Sequence[str]) -> None:
+    """Raise `ConfigError` for pages on disk that a browser with a user of its own cannot read."""
+    for path in (Path(unquote(urlsplit(url).path)) for url in allowed_urls if url.startswith("file:")):
+        if not can_change_user() or not path.exists():
+            continue
+        ways_in = all(folder.stat().st_mode & stat.S_IXOTH for folder in path.parents)
+        if not ways_in or not path.stat().st_mode & stat.S_IROTH:
+            raise ConfigError(
+                f"expected pages that every user can read, got {str(path)!r}: root gives browsers a user of their own; "
+                "move the pages out of folders that are closed to others, such as /root, or open them (chmod o+rx)"
+            )
 
 
 if TYPE_CHECKING:
@@ -163,18 +193,14 @@ class OwnedBrowser:
         self._program = program
         self._allowed_urls = tuple(allowed_urls)
         self._scale = scale
+        self._user = SystemUser()
         self._profile: Path | None = None
-        self._process: OwnedProcess | None = None
+        self._lifeline: int | None = None
         self._browser: Browser | None = None
 
     @property
     def is_running(self) -> bool:
-        return (
-            self._process is not None
-            and self._process.is_running
-            and self._browser is not None
-            and self._browser.is_connected()
-        )
+        return self._browser is not None and self._browser.is_connected()
 
     @property
     def connection(self) -> "Browser":
@@ -184,16 +210,9 @@ class OwnedBrowser:
         return self._browser
 
     async def __aenter__(self) -> Self:
-        self._profile = await asyncio.to_thread(make_profile)
-        command = chromium_command(self._program, self._profile, self._allowed_urls, self._scale)
-        self._process = OwnedProcess(
-            command, name="chromium", log_path=self._profile / "chromium.log", stop_timeout_s=3.0
-        )
+        self._user = await asyncio.to_thread(claim_user, GUEST_UIDS)
         try:
-            await self._process.start()
-            address = await self._wait_for_address(self._process, self._profile / "DevToolsActivePort")
-            with boundary(DeviceError, "connect to the browser"):
-                self._browser = await self._playwright.chromium.connect_over_cdp(address)
+            self._browser = await self._launch_in_sandbox()
         except BaseException:
             await self.close()
             raise
@@ -204,21 +223,66 @@ class OwnedBrowser:
 
     async def close(self) -> None:
         """End the browser, its children and its profile; safe to call twice."""
-        if self._process is not None:
-            await self._process.stop()
+        from playwright.async_api import Error
+
+        if self._lifeline is not None:
+            os.close(self._lifeline)  # its guard ends it, even one that answers no more
+            self._lifeline = None
+        if self._browser is not None:
+            with suppress(Error, TimeoutError):
+                async with asyncio.timeout(2 * _STOP_TIMEOUT_S):
+                    await self._browser.close()  # waits for the guard
+        await asyncio.to_thread(self._user.release)
+        self._user = SystemUser()
         if self._profile is not None:
             await asyncio.to_thread(remove_profile, self._profile)
 
-    async def _wait_for_address(self, process: OwnedProcess, port_file: Path) -> str:
-        """Chromium writes port and path of its debugging socket into its profile once it listens."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline and process.is_running:
-            with suppress(FileNotFoundError):
-                lines = (await asyncio.to_thread(port_file.read_text, encoding="utf-8")).split("\n")
-                if len(lines) == 2:
-                    return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
-            await asyncio.sleep(_POLL_S)
-        raise DeviceError(
-            f"expected {self._program} to start within {_START_TIMEOUT_S:g} s, it did not; the end of its log:\n"
-            f"{process.log_tail(10)}"
-        )
+    async def _launch_in_sandbox(self) -> "Browser":
+        """In Chromium's sandbox, with the namespaces of the kernel or a helper that gains privileges; else without."""
+        ways = [(self._user, ())] if self._user.uid is not None else [(self._user, ()), (None, ())]
+        for user, flags in ways:
+            try:
+                return await self._launch(user, flags)
+            except DeviceError as error:
+                if not any(word in str(error) for word in _NO_SANDBOX):
+                    raise
+        _warn_of_no_sandbox()
+        return await self._launch(self._user, ("--no-sandbox",))
+
+    async def _launch(self, user: SystemUser | None, flags: Sequence[str]) -> "Browser":
+        """Let Playwright start the guard, which starts the browser and hands it Playwright's pipes."""
+        if self._profile is None:
+            self._profile = await asyncio.to_thread(make_profile)
+            await asyncio.to_thread(os.mkfifo, self._profile / "lifeline", 0o600)
+            reader = os.open(self._profile / "lifeline", os.O_RDONLY | os.O_NONBLOCK)  # opening it to write needs one
+            self._lifeline = os.open(self._profile / "lifeline", os.O_WRONLY)
+            os.close(reader)
+            await asyncio.to_thread(self._user.give, self._profile)
+        folder = await asyncio.to_thread(public_copy, self._program.resolve().parent)
+        program = self._program if folder == self._program.resolve().parent else folder / self._program.resolve().name
+        command = [*chromium_command(program, self._profile, self._allowed_urls, self._scale), *flags]
+        guarded = command if user is None else user.command(command)
+        interpreter, *guard = (*GUARD, str(self._profile / "lifeline"), str(_STOP_TIMEOUT_S), *guarded)
+        with boundary(DeviceError, f"start {self._program}"):
+            return await self._playwright.chromium.launch(
+                executable_path=interpreter,
+                args=guard,
+                ignore_default_args=True,
+                env={**bare_environment(self._profile)},
+                handle_sigint=False,  # the controller ends what it owns in order
+                handle_sigterm=False,
+                handle_sighup=False,
+                timeout=_START_TIMEOUT_S * 1000,
+            )
+
+
+_NO_SANDBOX = ("No usable sandbox", "setuid sandbox", "Failed to move to new namespace", "namespace_sandbox")
+
+
+@cache
+def _warn_of_no_sandbox() -> None:
+    logger.warning(
+        "browsers run without Chromium's sandbox, for which the kernel does not give them namespaces here: a page that "
+        "exploits the browser gets the rights of the browser's user; allow unprivileged user namespaces (in a "
+        "container, with a seccomp profile that permits them)"
+    )

@@ -10,6 +10,7 @@ from cua_rl.devices.browser.page import as_page
 from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.devices.device import Device
 from cua_rl.errors import ConfigError
+from cua_rl.system_users import public_copy
 
 WIDTH, HEIGHT = 160, 210
 """The part of a page that belongs to the task, CSS pixels."""
@@ -68,7 +69,7 @@ def html_folder() -> Path:
     spec = find_spec("miniwob")  # importing it would load Selenium
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("expected the package miniwob for MiniWoB++ tasks; pip install 'cua_rl[browser]'")
-    return Path(spec.submodule_search_locations[0]) / "html"
+    return public_copy(Path(spec.submodule_search_locations[0]) / "html")  # browsers may have users of their own
 
 
 def page_url(name: str) -> str:

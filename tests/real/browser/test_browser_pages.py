@@ -2,19 +2,22 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import pytest_asyncio
 
 from cua_rl.actions import Click, DoubleClick, Drag, MoveMouse, PressKey, RightClick, Scroll, TypeText
 from cua_rl.devices.browser.backend import BrowserPages
-from cua_rl.devices.browser.chromium import remove_leftovers
+from cua_rl.devices.browser.chromium import find_chromium, remove_leftovers
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.browser.settings import PageSettings
-from cua_rl.errors import DeviceError, TaskError
+from cua_rl.errors import ConfigError, DeviceError, TaskError
+from cua_rl.system_users import GUEST_UIDS, can_change_user
 
 PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 2000px; }
  #field { position: absolute; left: 20px; top: 20px; width: 200px; height: 30px; }
@@ -34,11 +37,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "first.html").write_text(PAGE)
-    (folder / "second.html").write_text("<title>Second</title><p>arrived</p>")
-    return folder
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users, such as a browser's
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "first.html").write_text(PAGE)
+        (folder / "second.html").write_text("<title>Second</title><p>arrived</p>")
+        yield folder
 
 
 def pages_of(folder: Path) -> BrowserPages:
@@ -231,3 +236,65 @@ def browser_pids(owner: int) -> list[int]:
             except OSError:
                 continue
     return pids
+
+
+SECRETS = ("HF_TOKEN", "GBOX_API_KEY", "DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY")
+
+
+async def test_a_browser_listens_nowhere_and_knows_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SECRETS:
+        monkeypatch.setenv(name, "secret")
+    others = browser_pids(os.getpid())
+    async with pages_of(folder) as pages:
+        page = await pages.lend()
+        await page.open_page((folder / "first.html").as_uri())
+        browsers = [psutil.Process(pid) for pid in set(browser_pids(os.getpid())).difference(others)]
+        programs = [one for one in browsers if "process_guard" not in " ".join(one.cmdline())]
+        assert programs
+        for process in (*browsers, *programs[0].children(recursive=True)):
+            links = process.net_connections("inet")
+            assert [link for link in links if link.status == psutil.CONN_LISTEN] == []
+            assert not any(name in Path(f"/proc/{process.pid}/environ").read_text() for name in SECRETS)
+        assert not any("--remote-debugging-port" in word for one in programs for word in one.cmdline())
+        for profile in Path("/tmp").glob(f"cua_rl_browser_{os.getpid()}_*"):
+            assert profile.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
+async def test_a_browser_started_by_root_has_a_user_of_its_own_and_no_capabilities(folder: Path) -> None:
+    others = browser_pids(os.getpid())
+    async with pages_of(folder) as pages:
+        await pages.lend()
+        for pid in set(browser_pids(os.getpid())).difference(others):
+            process = psutil.Process(pid)
+            if "process_guard" in " ".join(process.cmdline()):
+                continue
+            for one in (process, *process.children(recursive=True)):
+                lines = Path(f"/proc/{one.pid}/status").read_text().splitlines()
+                fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+                assert one.uids().real in GUEST_UIDS
+                assert fields["Groups"].split() == []
+                assert fields["NoNewPrivs"] == "1"
+
+
+async def test_without_namespaces_a_browser_starts_without_its_sandbox_and_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = folder / "chromium"
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *--no-sandbox*) exec "{find_chromium()}" "$@";; esac\n'
+        'echo "FATAL:zygote_host_impl_linux.cc No usable sandbox!" >&2; exit 1\n'
+    )
+    program.chmod(0o755)
+    async with BrowserPages(pages_of(folder).settings, program=program) as pages:
+        page = await pages.lend()
+        await page.open_page((folder / "second.html").as_uri())
+        assert await page.query("title") == "Second"
+    assert "without Chromium's sandbox" in caplog.text
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
+async def test_pages_that_the_browsers_user_cannot_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected pages that every user can read"):
+        async with pages_of(tmp_path):
+            pass

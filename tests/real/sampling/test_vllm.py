@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 import pytest_asyncio
@@ -18,6 +17,7 @@ from cua_rl.errors import AdapterError, ConfigError
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.run.preflight import require_model_server
+from cua_rl.sampling.address import server_client
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -54,7 +54,7 @@ def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 async def client(vllm: VllmServer) -> AsyncGenerator[SamplingClient]:
     async with SamplingClient(vllm, namespace="test") as sampling:
         yield sampling
-        async with httpx.AsyncClient(base_url=vllm.base_url) as plain:  # the server is shared by all tests
+        async with server_client(vllm.base_url, vllm.api_key) as plain:  # the server is shared by all tests
             for adapter in sampling.loaded:
                 await plain.post("/v1/unload_lora_adapter", json={"lora_name": f"{adapter.name}-test"})
 
@@ -267,3 +267,33 @@ async def test_a_server_says_before_training_how_many_screenshots_it_takes(vllm:
         await require_model_server(vllm.base_url, max_model_len=2048, num_images=5)
     with pytest.raises(ConfigError, match="max_model_len: expected at most 2048"):
         await require_model_server(vllm.base_url, max_model_len=4096, num_images=4)
+
+
+async def test_every_address_of_the_server_asks_for_the_key(vllm: VllmServer) -> None:
+    async with server_client(vllm.base_url, vllm.api_key) as ours, server_client(vllm.base_url, "wrong") as stranger:
+        assert (await ours.get("/health")).is_success
+        listed = (await ours.get("/openapi.json")).json()["paths"]
+        assert {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/tokenize", "/v1/responses"} <= listed.keys()
+        unlisted = ("/metrics", "/docs", "/openapi.json", "/no-such-path")  # refused before any route is looked up
+        asked = [(method.upper(), path) for path, methods in listed.items() for method in methods]
+        for method, path in [*asked, *(("GET", path) for path in unlisted)]:
+            for client in (stranger, server_client(vllm.base_url, None)):
+                assert (await client.request(method, path, json={})).status_code == 401, path
+
+
+async def test_the_server_fetches_no_image(vllm: VllmServer) -> None:
+    num_connections = 0
+
+    def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        writer.close()
+
+    listener = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, server_client(vllm.base_url, vllm.api_key, timeout_s=60.0) as client:
+        for url in (f"http://127.0.0.1:{port}/x.png", f"http://localhost:{port}/x.png", "file:///etc/hostname"):
+            part = {"type": "image_url", "image_url": {"url": url}}
+            body = {"model": vllm.model.name, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+            assert (await client.post("/v1/chat/completions", json=body)).is_client_error
+    assert num_connections == 0

@@ -2,10 +2,13 @@
 """Two trainer processes against one."""
 
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import chz
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -139,6 +142,40 @@ async def test_two_processes_that_hold_half_of_the_layers_take_the_step_of_one(
 
     go_on_alone(config, tmp_path / "state-of-two", datums, tmp_path / "one-from-two")
     assert_close(adapter(tmp_path / "one-from-two"), adapter(tmp_path / "two-from-one"))
+
+
+RANK = """
+import sys
+from torch import distributed
+from cua_rl.training.ranks import prove_ranks
+folder, rank, secret = sys.argv[1:]
+store = distributed.FileStore(f"{folder}/ranks", 2)
+distributed.init_process_group("gloo", store=store, rank=int(rank), world_size=2)
+prove_ranks(secret.encode(), int(rank), 2)
+print("proved")
+"""
+
+
+def test_a_rank_that_does_not_know_the_secret_is_refused_before_anything_is_unpickled(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    with (
+        subprocess.Popen([*command, "0", "right"], stderr=subprocess.PIPE, text=True) as honest,
+        subprocess.Popen([*command, "1", "guessed"], stderr=subprocess.DEVNULL),
+    ):
+        _, complaint = honest.communicate(timeout=120)
+    assert "expected trainer process 1 on its connection, got another program" in complaint
+
+
+async def test_trainer_processes_listen_on_the_loopback_interface_only(config: TrainerConfig, tmp_path: Path) -> None:
+    async with TrainingClient(chz.replace(config, num_processes=2), tmp_path / "trainer.log"):
+        workers = [
+            one for one in psutil.Process().children(recursive=True) if "cua_rl.training.worker" in one.cmdline()
+        ]
+        listening = {link.laddr.ip for worker in workers for link in worker.net_connections("inet") if not link.raddr}
+        assert len(workers) == 2
+        for worker in workers:  # nothing of ours but what they need
+            assert not {"HF_TOKEN", "DATABASE_URL", "MASTER_ADDR"} & worker.environ().keys()
+    assert listening == {"127.0.0.1"}
 
 
 def test_datums_are_shared_out_by_length() -> None:

@@ -1,0 +1,26 @@
+"""Where a model server is reached: `http://HOST:PORT`, or `unix:PATH` for a Unix socket, and with which key."""
+
+import httpx
+
+API_KEY_VARIABLE = "VLLM_API_KEY"
+"""vLLM reads its own key from it; a run, that of its server."""
+
+
+def split_address(base_url: str) -> tuple[str, str | None]:
+    """The beginning of a server's URLs, without `/v1`, and the path of its Unix socket if it has one."""
+    root = base_url.rstrip("/").removesuffix("/v1")
+    return ("http://localhost", root.removeprefix("unix:")) if root.startswith("unix:") else (root, None)
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key."""
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
+def server_client(base_url: str, api_key: str | None, timeout_s: float = 10.0) -> httpx.AsyncClient:
+    """A client for a few questions; rollouts use `HttpClient`."""
+    root, socket_path = split_address(base_url)
+    transport = None if socket_path is None else httpx.AsyncHTTPTransport(uds=socket_path)
+    return httpx.AsyncClient(
+        base_url=root, headers=bearer(api_key), transport=transport, trust_env=False, timeout=timeout_s
+    )

@@ -1,0 +1,176 @@
+"""Every address that the processes of a run listen on, what locks it, and what another local user gets there.
+
+    python -m scripts.listeners PID        # of the run; as root, another user really tries
+
+Ends with status 1 if one listens beyond this machine, or answers a stranger. The monitor may: it shows, and changes
+nothing, on the loopback address.
+"""
+
+import argparse
+import json
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+
+STRANGER_UID = 61_184
+"""Belongs to nobody: the number after those that programs of a run get."""
+_LISTENS = 0x10000  # the flag __SO_ACCEPTCON in /proc/net/unix
+_TIMEOUT_S = 1.0
+_QUESTION = b"GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """A socket that waits for connections, or, for UDP, for datagrams."""
+
+    pid: int
+    program: str
+    kind: str
+    """tcp, udp or unix."""
+    address: str
+    """HOST:PORT, a path, or a name in the abstract namespace, which begins with @."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether other machines cannot reach it."""
+        return self.kind == "unix" or ip_address(self.address.rpartition(":")[0]).is_loopback
+
+    @property
+    def is_monitor(self) -> bool:
+        """Whether it is the page that anybody on this machine may read."""
+        return "serve_monitor" in self.program and self.kind == "tcp"
+
+    @property
+    def lock(self) -> str:
+        """What keeps other users out before a byte is exchanged."""
+        if self.kind != "unix":
+            return "none: it has to ask for a secret"
+        if self.address.startswith("@"):
+            return "none: names of the abstract namespace have no owner"
+        for path in (Path(self.address), *Path(self.address).parents):
+            found = path.stat()
+            needed = stat.S_IWOTH if stat.S_ISSOCK(found.st_mode) else stat.S_IXOTH
+            if not found.st_mode & needed:
+                return f"mode {found.st_mode & 0o777:o} of {path}, which belongs to user {found.st_uid}"
+        return "none"
+
+
+def list_listeners(pid: int) -> list[Listener]:
+    """What a process and its descendants listen on, each address once."""
+    waiting = _listening_paths()
+    found: dict[tuple[str, str], Listener] = {}
+    root = psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            program = " ".join(process.cmdline())
+            for link in process.net_connections("all"):
+                kind, address = _address(link)
+                is_waiting = kind == "udp" or link.status == psutil.CONN_LISTEN or address in waiting
+                if address and is_waiting:
+                    one = Listener(pid=process.pid, program=program, kind=kind, address=address)
+                    found.setdefault((kind, address), one)
+    return list(found.values())
+
+
+def answer_to_stranger(listener: Listener, uid: int = STRANGER_UID) -> str:
+    """What somebody without a secret gets: the error, or the beginning of the answer ("" for none).
+
+    By root it is asked as another user; by anyone else, as that user.
+    """
+
+    def ask() -> str:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        return _ask(listener)
+
+    return _in_child(ask)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print one JSON object per listener."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pid", type=int)
+    rows = [
+        {
+            "program": listener.program[:60],
+            "kind": listener.kind,
+            "address": listener.address,
+            "lock": listener.lock,
+            "stranger": answer,
+            "is_open": not listener.is_local or (gave_something(answer) and not listener.is_monitor),
+        }
+        for listener in list_listeners(parser.parse_args(arguments).pid)
+        for answer in [answer_to_stranger(listener)]
+    ]
+    for row in rows:
+        sys.stdout.write(json.dumps(row) + "\n")
+    return int(any(row["is_open"] for row in rows))
+
+
+def gave_something(answer: str) -> bool:
+    """Whether it is more than a refusal."""
+    words = answer.split()
+    is_refusal = len(words) > 1 and words[0].startswith("HTTP/") and words[1] >= "400"
+    return bool(words) and not is_refusal and words[0] not in ("PermissionError", "ConnectionRefusedError")
+
+
+def _listening_paths() -> set[str]:
+    rows = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS}
+
+
+def _address(link: psutil._common.pconn) -> tuple[str, str]:  # pyright: ignore[reportPrivateUsage]
+    if link.family == socket.AF_UNIX:
+        return "unix", str(link.laddr).replace("\0", "@")
+    kind = "udp" if link.type == socket.SOCK_DGRAM else "tcp"
+    return kind, f"{link.laddr.ip}:{link.laddr.port}" if link.laddr else ""
+
+
+def _ask(listener: Listener) -> str:
+    try:
+        if listener.kind == "unix":
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_TIMEOUT_S)
+                connection.connect(listener.address.replace("@", "\0", 1))
+                return _converse(connection)
+        host, _, port = listener.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=_TIMEOUT_S) as connection:
+            return _converse(connection)
+    except OSError as error:
+        return f"{type(error).__name__} {error}"
+
+
+def _converse(connection: socket.socket) -> str:
+    connection.sendall(_QUESTION)
+    with suppress(TimeoutError, ConnectionResetError):
+        return connection.recv(100).decode(errors="replace")
+    return ""
+
+
+def _in_child(ask: Callable[[], str]) -> str:
+    """The result of a function in a child, which may give its privileges away."""
+    read_end, write_end = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.write(write_end, ask().encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, encoding="utf-8", errors="replace") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())
