@@ -1,4 +1,4 @@
-"""The temporary folder of this process, for sockets and the like. It is removed when the process ends, or by a later one.
+"""The temporary folder of a process, for sockets and the like: removed when the process ends, or by the next one.
 
 The owner holds a lock on a file in the folder. Whoever starts later and gets the lock knows that the owner is dead: it
 ends what the owner's guards could not end, because they were killed too, and removes the folder.
