@@ -383,7 +383,7 @@ def attack_secrets(targets: Targets) -> Findings:
         found = [canary for canary in ALL_CANARIES if any(canary in text for text in said)]
         yield check(13, f"canaries in {place}", "none", found or "none", not found)
     paths = [run.run_folder, *written]
-    loose = [path.name for path in paths if path.stat().st_mode & 0o077]
+    loose = [path.name for path in paths if path.stat().st_mode & 0o066]
     yield check(13, "what others may read of the run folder", "nothing", loose or "nothing", not loose)
 
 

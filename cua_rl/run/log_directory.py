@@ -203,7 +203,7 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
         if path.stat().st_uid == os.geteuid():
             path.chmod(0o700)  # screenshots, prompts and weights are nobody else's
         lock = _lock(path)
-    umask = os.umask(0o077)
+    umask = os.umask(0o066)  # not 077: users of services pass through folders of ours to what is theirs
     try:
         decision = _decide(path, behavior, ask) if is_used else Decision.FRESH
         if decision is Decision.FRESH:

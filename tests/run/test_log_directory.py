@@ -281,7 +281,8 @@ def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
 
     paths = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
     assert len(paths) == 6
-    assert [path for path in paths if path.stat().st_mode & 0o077] == []
+    assert [path for path in paths if path.stat().st_mode & 0o066] == []
+    assert paths[0].stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "after").stat().st_mode & 0o777 == 0o644
 
 

@@ -81,5 +81,5 @@ async def test_no_secret_is_in_folder_database_api_or_export(tmp_path: Path, mon
     assert export.stat().st_mode & 0o777 == 0o600
     assert found_in(export.read_text()) == []
     services = run.folder / "postgres"
-    loose = [path for path in (run.folder, *written) if services not in path.parents and path.stat().st_mode & 0o077]
+    loose = [path for path in (run.folder, *written) if services not in path.parents and path.stat().st_mode & 0o066]
     assert loose == []
