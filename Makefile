@@ -4,13 +4,13 @@
 PYTHON := .venv/bin/python
 
 # checks and tests use only what is installed
-check test fast: export HF_HUB_OFFLINE := 1
+check check-security test fast: export HF_HUB_OFFLINE := 1
 
 # bytecode of what is imported is kept wherever this runs: without it, every start of vLLM or torch compiles them anew
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check types strict-types fast format lint imports size pythons test-android monitor migration bench
+.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -49,6 +49,9 @@ size:
 # tests of one file share a browser or a database, some of all files a model server: groups of tests/conftest.py
 test: setup ## all tests, with the real model server, trainer and database: before every push
 	$(PYTHON) -m pytest -q --numprocesses=4 --dist=loadgroup --no-loadscope-reorder
+
+check-security: setup ## attack a small run in the ways of docs/security.md, and print what held; as root, also as other users
+	@$(PYTHON) -m scripts.red_team $(ARGS)
 
 pythons: setup ## resolve what is installed for every Python that is supported; needs a package index
 	@scripts/check_pythons.sh

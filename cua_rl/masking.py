@@ -1,28 +1,119 @@
-"""Configurations that may be stored and shown: secrets are masked."""
+"""What may be stored and shown: secrets in names, texts, addresses, headers, flags and nested data become stars.
 
+A secret is known by the name beside it (`api_key`, `--token`, `Authorization`), by its place (the user and password of
+a URL), by its form (`hf_...`, a JSON Web Token), or because the environment or the configuration of this process holds
+it. Where prose and secrets look alike, the text is kept only if what follows a name is clearly prose or a number.
+"""
+
+import json
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
+from urllib.parse import quote, unquote
 
 MASK = "***"
-_SECRET_NAME = re.compile(
-    r"(^|[_.-])(api_?key|access_?key|private_?key|(?<!image_)token|secret|password|passwd|pwd|credentials?|authorization)$",
+
+_KEYS = (
+    "access account admin api auth client deploy encryption functions license master private project secret service "
+    "session shared_access signing ssh subscription write"
+)
+_KEY = rf"(?:{'|'.join(_KEYS.replace('_', '[_-]?').split())})[_ -]?key(?:[_-]?id)?s?"
+# tokens of a text or vocabulary; names such as max_tokens and tokenizer do not end with "token"
+_TEXT_TOKENS = (
+    "bos cls each end eos first image last mask max min next num pad per rare sep special start stop thinking unk "
+    "video vision"
+)
+_TOKEN = "token" + "".join(rf"(?<!{word}[_ -]token)" for word in _TEXT_TOKENS.split())
+_TOKENS = r"(?:access|api|auth|bearer|id|refresh|secret|session)[_ -]?tokens"
+_HEADER = r"(?:authorization|cookies?|x[_-]amz[_-](?:security[_-]token|signature|credential)|x[_-]auth(?:[_-]\w+)?)"
+_PASSWORD = r"(?:pass(?:word|wd|phrase|code)s?|(?<![a-z])pwd|secrets?(?:[_-](?:value|text|string))?|credentials?|dsn)"
+_NAME = rf"(?:{_KEY}|{_TOKENS}|{_TOKEN}|{_HEADER}|{_PASSWORD})(?:[_-]?\d{{1,2}})?"  # OPENAI_API_KEY_2
+
+_SECRET_NAME = re.compile(rf"(?:{_NAME}|(?:^|[_.-])(?:auth|jwt|sig|signature|userinfo))$", re.IGNORECASE)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SHORTEST_SECRET = 8  # shorter values of secret variables ("1", "none") would mask innocent text
+
+_PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
+_WEB_USER = re.compile(
+    r"((?:https?|wss?|ftp)://)(?!user:password@)[^\s/?#\"'<>@\\]{1,512}@(?=[^\s@\"'<>/]|\Z)", re.IGNORECASE
+)
+# a password in a database's URL may hold a slash or another @; the @ of a path ends no password
+_URL_PASSWORD = re.compile(
+    r"(://(?!user:password@)[^\s/:@\"'<>\\]{0,256}:)(?!\d{1,5}[/?])[^\s\"'<>\\]{1,512}(@)(?=[^\s@\"'<>]*(?:[\s\"'<>\\]|\Z))"
+)
+_QUERY = re.compile(
+    rf"([?&;](?:[\w.-]{{0,64}}?{_NAME}|key|auth|jwt|code|sig|signature)=)[^&\s\"'<>#\\;]+", re.IGNORECASE
+)
+_BEARER = re.compile(r"\b((?:bearer|basic|negotiate)\s+)(?![a-z]+\b(?![\w+/=.-]))[\w+/=.~-]{4,}", re.IGNORECASE)
+_CURL_USER = re.compile(r"((?<![\w-])(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"]+:)[^\s'\"]+")
+_FLAG = re.compile(
+    rf"((?<![\w-])--?[\w.-]{{0,64}}?{_NAME}[\"']?(?:=|,?\s+))(\"[^\"]*\"|'[^']*'|[^\s\"',\]]+)",
     re.IGNORECASE,
 )
-_URL_PASSWORD = re.compile(r"(://[^/\s:@]*:)[^/\s@]+(@)")
-_BEARER = re.compile(r"(bearer\s+)\S+", re.IGNORECASE)
-_SHORTEST_SECRET = 8  # shorter values of secret variables ("1", "none") would mask innocent text
+# name, then a separator; quotes may be escaped any number of times: JSON inside a string inside JSON
+_ASSIGNED = re.compile(
+    rf"""({_NAME}\\*["']?\]?(?:\s{{0,3}}(?:=>|:=|[:=])|(?<=["']),)\s{{0,3}})"""
+    r"""(?:(b?(\\*["']))(?:(?!\3).)*?(?:\3|(?=\n)|\Z)|((?:(?:bearer|basic|token|negotiate|apikey)\s+)?[^\s,;&"'<>(){}\[\]\\]+))""",
+    re.IGNORECASE,
+)
+# headers of many parts fill their line, or the string that they begin
+_LINE = re.compile(
+    r"""(cookie\s{0,2}:\s{0,3}|authorization\s{0,2}:\s{0,3}(?=(?:digest|aws4-hmac-sha256)\s))(?!["'\\])([^\r\n\\]+)""",
+    re.IGNORECASE,
+)
+_FORMS = re.compile(
+    r"\b(?:sk-[\w-]{16,}|(?:gh[opsur]|github_pat)_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|xox[abeprs]-[\w-]{10,}"
+    r"|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{30,})"
+)
+_NO_SECRET = re.compile(
+    r"none|null|true|false|required|\.{3},?|…,?|\*+|<\|.*\|>|\d{1,7}(?:\.\d*)?|not-needed", re.IGNORECASE
+)
+_PROSE = re.compile(r"[A-Za-z]?[a-z]+,?")
+_WORD_FOLLOWS = re.compile(r"[ ,]+[A-Za-z(]")
+
+_given: set[str] = set()  # secrets of this process's configuration, which may turn up in texts of others
 
 
 def mask_secrets(config: Mapping[str, object], secrets: Sequence[str] = ()) -> dict[str, object]:
-    """The configuration with stars for values of settings named like `api_key`, passwords in URLs, and `secrets`."""
-    return {name: _masked(name, value, secrets) for name, value in config.items()}
+    """The configuration with stars for every secret, wherever it stands; also for each of `secrets`."""
+    return _Masker(secrets).mapping(config)
+
+
+def mask_text(text: str, secrets: Sequence[str] = ()) -> str:
+    """The text with stars for every secret in it, and for each of `secrets`."""
+    return _Masker(secrets).text(text)
+
+
+def mask_known(text: str) -> str:
+    """The text without secrets, among them all that this process knows: those of its environment and configuration."""
+    return mask_text(text, known_secrets())
+
+
+def remember_secrets(config: Mapping[str, object]) -> None:
+    """Let `known_secrets` include what is secret in the configuration of this process."""
+    masker = _Masker()
+    masker.mapping(config)
+    _given.update(found for found in masker.found if len(found) >= _SHORTEST_SECRET)
+
+
+def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Secrets of the environment and of the configuration."""
+    return sorted({*environment_secrets(environ), *_given})
 
 
 def environment_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The values of environment variables with names such as OPENAI_API_KEY, wherever they may turn up."""
-    return [value for name, value in environ.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET]
+    """The values of environment variables with names such as OPENAI_API_KEY, and passwords in URLs of others."""
+    masker = _Masker()
+    masker.mapping({name: value for name, value in environ.items() if "://" in value or is_secret_name(name)})
+    return [value for value in masker.found if len(value) >= _SHORTEST_SECRET]
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting, variable, header or flag of this name holds a secret."""
+    return _SECRET_NAME.search(_CAMEL.sub("_", name)) is not None
 
 
 def secret_names(value: object) -> list[str]:
@@ -31,9 +122,7 @@ def secret_names(value: object) -> list[str]:
         case Mapping():
             entries = cast("Mapping[str, object]", value).items()
             return [
-                found
-                for name, entry in entries
-                for found in ([name] if _SECRET_NAME.search(name) else secret_names(entry))
+                found for name, entry in entries for found in ([name] if is_secret_name(name) else secret_names(entry))
             ]
         case list():
             return [name for entry in cast("list[object]", value) for name in secret_names(entry)]
@@ -41,20 +130,157 @@ def secret_names(value: object) -> list[str]:
             return []
 
 
-def _masked(name: str, value: object, secrets: Sequence[str]) -> object:
-    match value:
-        case str():
-            if value and _SECRET_NAME.search(name):
-                return MASK
-            for secret in secrets:
-                value = value.replace(secret, MASK)
-            return _BEARER.sub(rf"\g<1>{MASK}", _URL_PASSWORD.sub(rf"\g<1>{MASK}\g<2>", value))
-        case Mapping():
-            nested = {str(key): item for key, item in cast("Mapping[object, object]", value).items()}
-            return mask_secrets(nested, secrets)
-        case Sequence():
-            return [_masked(name, item, secrets) for item in cast("Sequence[object]", value)]
-        case None | bool():
+def secrets_in(arguments: Sequence[str]) -> list[str]:
+    """The secrets among the arguments of a command line."""
+    masker = _Masker()
+    masker.sequence("", list(arguments))
+    return masker.found
+
+
+class MaskingFormatter(logging.Formatter):
+    """Formats records of a log without secrets, those in tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, masked as a whole."""
+        return mask_known(super().format(record))
+
+
+@dataclass
+class _Masker:
+    """Masks texts and nested data, and collects what it masked."""
+
+    secrets: Sequence[str] = ()
+    found: list[str] = field(default_factory=list[str])
+
+    def mapping(self, entries: Mapping[str, object]) -> dict[str, object]:
+        names = {name.lower(): entry for name, entry in entries.items()}
+        # headers as objects: {"name": "X-Api-Key", "value": "..."}
+        called = str(names.get("name") or names.get("key") or names.get("header") or "")
+        masked: dict[str, object] = {}
+        for name, entry in entries.items():
+            is_value = name.lower() in ("value", "val") and is_secret_name(called)
+            masked[self.text(name)] = self.value(called if is_value else name, entry)
+        return masked
+
+    def value(self, name: str, value: object) -> object:
+        match value:
+            case str():
+                return self.named(value) if is_secret_name(name) else self.text(value)
+            case Mapping():
+                entries = {str(key): entry for key, entry in cast("Mapping[object, object]", value).items()}
+                return self.under(name, entries) if is_secret_name(name) else self.mapping(entries)
+            case Sequence():
+                return self.sequence(name, list(cast("Sequence[object]", value)))
+            case None | bool():
+                return value
+            case _:  # the id of a token is no secret
+                is_id = name.lower().endswith("token") and isinstance(value, int) and value < 10**7
+                return self.named(str(value)) if is_secret_name(name) and not is_id else value
+
+    def sequence(self, name: str, items: list[object]) -> list[object]:
+        """A list; in command lines and pairs of name and value, the item after a secret name is a secret."""
+        masked: list[object] = []
+        is_secret = False
+        for item in items:
+            masked.append(self.named(item) if is_secret and isinstance(item, str) else self.value(name, item))
+            is_name = isinstance(item, str) and not is_secret and is_secret_name(item)
+            is_secret = is_name and (len(items) == 2 or cast("str", item).startswith("-"))
+        return masked
+
+    def under(self, name: str, entries: Mapping[str, object]) -> dict[str, object]:
+        """A mapping whose own name is secret, such as `cookies`: so is everything in it."""
+        return {key: self.value(key if is_secret_name(key) else name, entry) for key, entry in entries.items()}
+
+    def named(self, value: str) -> str:
+        """The value of a secret name."""
+        if not value or value == MASK:
             return value
-        case _:
-            return MASK if _SECRET_NAME.search(name) else value
+        self.found.append(value)
+        scheme, _, rest = value.partition(" ")
+        if rest and scheme.lower() in ("bearer", "basic", "token"):
+            self.found.append(rest)
+        return MASK
+
+    def text(self, text: str) -> str:
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            for form in {secret, quote(secret, safe=""), json.dumps(secret)[1:-1]}:
+                text = text.replace(form, MASK)
+        if len(text) < 4:  # the shortest is "pwd="
+            return text
+        for pattern, replace in _RULES:
+            text = pattern.sub(lambda match, replace=replace: self.replaced(match, *replace(match)), text)
+        return text
+
+    def replaced(self, match: re.Match[str], before: str, secret: str, after: str) -> str:
+        whole = match.group()
+        if not secret or secret == MASK:
+            return whole
+        self.found += {secret, unquote(secret)}
+        return f"{before}{MASK}{after}"
+
+
+def _simple(match: re.Match[str]) -> tuple[str, str, str]:
+    """Everything between the groups is the secret."""
+    groups = match.groups()
+    before = groups[0] if groups else ""
+    after = groups[1] if len(groups) > 1 else ""
+    return before, match.group()[len(before) : len(match.group()) - len(after)], after
+
+
+def _web_user(match: re.Match[str]) -> tuple[str, str, str]:
+    """Both parts of `user:password`: services take a token as either."""
+    user, colon, password = match.group()[len(match.group(1)) : -1].partition(":")
+    if set(user + password) <= {"*"}:
+        return "", "", ""
+    return f"{match.group(1)}{MASK}:" if colon else match.group(1), password or user, "@"
+
+
+def _whole(match: re.Match[str]) -> tuple[str, str, str]:
+    return "", match.group(), ""
+
+
+def _line(match: re.Match[str]) -> tuple[str, str, str]:
+    """A header in quotes ends with them; `cookies: none` is prose."""
+    before = match.string[match.start() - 12 : match.start()] if match.start() > 12 else match.string[: match.start()]
+    opening = re.search(r"[\"'](?=[\w-]*$)", before)
+    value = match.group(2)
+    end = value.find(opening.group()) if opening is not None and opening.group() in value else len(value)
+    is_prose = _NO_SECRET.fullmatch(value) or (_PROSE.match(value) and "=" not in value)
+    return ("", "", "") if is_prose else (match.group(1), value[:end], value[end:])
+
+
+def _flag(match: re.Match[str]) -> tuple[str, str, str]:
+    value = match.group(2)
+    if _NO_SECRET.fullmatch(value) or value.startswith("-"):
+        return "", "", ""
+    quotes = value[0] if value[0] in "\"'" else ""
+    return match.group(1) + quotes, value.strip("\"'"), quotes
+
+
+def _assigned(match: re.Match[str]) -> tuple[str, str, str]:
+    name, opening, closing, bare = match.groups()
+    if (bare or "").startswith(MASK):
+        return "", "", ""
+    if bare is None:
+        ends = match.group().endswith(closing) and len(match.group()) >= len(name) + len(opening) + len(closing)
+        after = closing if ends else ""
+        value = match.group()[len(name) + len(opening) : len(match.group()) - len(after)]
+        return ("", "", "") if _NO_SECRET.fullmatch(value) else (name + opening, value, after)
+    rest = match.string[match.end() : match.end() + 3]
+    says = bool(_PROSE.fullmatch(bare) and name.endswith(" ") and _WORD_FOLLOWS.match(rest))
+    return ("", "", "") if says or _NO_SECRET.fullmatch(bare) else (name, bare, "")
+
+
+_RULES = (
+    (_PEM, _whole),
+    (_WEB_USER, _web_user),
+    (_URL_PASSWORD, _simple),
+    (_QUERY, _simple),
+    (_LINE, _line),
+    (_CURL_USER, _simple),
+    (_FLAG, _flag),
+    (_ASSIGNED, _assigned),
+    (_BEARER, _simple),
+    (_FORMS, _whole),
+)
+"""Patterns, and how to split what each finds into what stays, the secret, and what stays."""

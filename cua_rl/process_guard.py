@@ -24,6 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 _PIPES = (3, 4)
+_PATIENCE_S = 5.0  # of killing without a pause: a process that keeps forking is caught between two forks
 
 
 def main(arguments: list[str], platform: str = sys.platform) -> int:
@@ -51,6 +52,12 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
         os.close(pipe)  # so that their other ends see when the command has closed them
     while child.poll() is None and not _closed(lifeline):
         pass
+    _end_all(child, stop_timeout_s, platform)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _end_all(child: subprocess.Popen[bytes], stop_timeout_s: float, platform: str) -> None:
+    """End the command and everything that it started: SIGTERM, then SIGKILL after `stop_timeout_s`."""
     # numbers of all living processes that the command has started, itself included
     descendants = _descendants if platform == "linux" else lambda: _session_members(child.pid)
     _signal_all(signal.SIGTERM, descendants())
@@ -58,12 +65,24 @@ def main(arguments: list[str], platform: str = sys.platform) -> int:
     while descendants() and time.monotonic() < deadline:
         _reap(child)
         time.sleep(_POLL_S)
-    while left := descendants():
+    while (left := descendants()) or _has_children(platform):
         _signal_all(signal.SIGKILL, left)
         _reap(child)
-        time.sleep(_POLL_S)
+        if not left or time.monotonic() > deadline + _PATIENCE_S:
+            time.sleep(_POLL_S)
     child.wait()
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def _has_children(platform: str) -> bool:
+    """Whether the kernel knows a child of ours, living or dead: without one, a subreaper has no descendants.
+
+    A walk through /proc misses a process whose parent ends meanwhile.
+    """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return platform == "linux"
 
 
 def _closed(lifeline: int) -> bool:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from cua_rl import process_guard
+from cua_rl.scratch import MARK, scratch_folder
 from cua_rl.system_users import SystemUser
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class OwnedProcess:
     async def start(self) -> None:
         """Start the command; raises `FileNotFoundError` through the log if it does not exist."""
         await asyncio.to_thread(self.log_path.parent.mkdir, parents=True, exist_ok=True)
+        mark = {MARK: str(await asyncio.to_thread(scratch_folder))}  # found by it if even its guard is killed
         read_end, self._lifeline = os.pipe()
         log = await asyncio.to_thread(self.log_path.open, "ab")
         try:
@@ -72,7 +74,7 @@ class OwnedProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=self._environment | mark,
                 pass_fds=(read_end, *self._locks),  # the guard's alone: it passes none on
                 start_new_session=True,
             )

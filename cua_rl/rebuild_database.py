@@ -12,11 +12,11 @@ from cua_rl.database.migrations import migrate_blocking
 from cua_rl.database.monitor_models import Base
 from cua_rl.database.session import (
     check_connection,
-    command_line_environ,
     database_url,
     make_writer_engine,
     shown_url,
 )
+from cua_rl.environment_file import with_environment_file
 from cua_rl.errors import ConfigError, CuaError, DatabaseError, boundary
 
 _SHOWN_TABLES = ("trainings", "steps", "rollouts", "turns", "screenshots")
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     options = parser.parse_args(arguments)
     try:
-        url = database_url(command_line_environ(os.environ))
+        url = database_url(with_environment_file(os.environ))
         if url is None:
             raise ConfigError(
                 "expected a database in DATABASE_URL (or POSTGRES_HOST, POSTGRES_DB, POSTGRES_USER, "

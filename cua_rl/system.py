@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 LINUX, MACOS = "linux", "darwin"
@@ -76,6 +77,31 @@ def is_locked(path: Path, platform: str = sys.platform) -> bool:
         return is_running(int(path.read_text().split()[0]))
     except (OSError, ValueError, IndexError):
         return False
+
+
+def hide_arguments(secrets: Sequence[str], platform: str = sys.platform) -> bool:
+    """Overwrite secrets in what other users see of this process's command line; False where that is not possible.
+
+    They were visible from the start of the process until now, and stay so in the shell that started it.
+    """
+    wanted = [secret.encode(errors="surrogateescape") for secret in secrets]
+    for arguments in (sys.argv, sys.orig_argv):  # programs that record how they were started read these
+        for place, argument in enumerate(arguments):
+            for secret in secrets:
+                argument = argument.replace(secret, "***")
+            arguments[place] = argument
+    if platform != LINUX:
+        return False
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])  # arg_start, arg_end of proc(5); 0 where the kernel does not tell
+    if not begin < end:
+        return False
+    text = ctypes.string_at(begin, end - begin)
+    hidden = text
+    for secret in sorted(wanted, key=len, reverse=True):
+        hidden = hidden.replace(secret, b"*" * len(secret))
+    ctypes.memmove(begin, hidden, len(hidden))
+    return True
 
 
 def resident_bytes(platform: str = sys.platform) -> int:

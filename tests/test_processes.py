@@ -6,7 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+import pytest
+
 from cua_rl.processes import GUARD, OwnedProcess
+from cua_rl.scratch import make_scratch_folder, remove_abandoned, scratch_folder
+from cua_rl.system import processes_with_argument
 
 SPAWNER = (
     "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
@@ -73,6 +78,76 @@ asyncio.run(main())
     process.wait()
 
     assert wait_until_dead(grandchild)
+
+
+HOPPERS = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        while True:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            time.sleep(0.002)
+print(os.getsid(0), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: no kernel that gives orphans to the guard")
+async def test_processes_that_change_their_session_and_fork_all_the_time_are_ended_too(tmp_path: Path) -> None:
+    mark = f"hoppers-{os.getpid()}-{tmp_path.name}"
+    async with OwnedProcess(
+        [sys.executable, "-c", HOPPERS, mark], name="hoppers", log_path=tmp_path / "log", stop_timeout_s=0.3
+    ):
+        await read_pid(tmp_path / "log")
+
+    assert processes_with_argument(mark) == []
+
+
+def test_what_outlives_controller_and_guard_is_ended_by_the_next_start(tmp_path: Path) -> None:
+    log_path, environ = tmp_path / "log", {**os.environ, "TMPDIR": str(tmp_path)}
+    spawner = SPAWNER.replace("['sleep', '60']", "['setsid', 'sleep', '60']")
+    controller = f"""
+import asyncio, pathlib
+from cua_rl.processes import OwnedProcess
+from cua_rl.scratch import make_scratch_folder
+async def main():
+    make_scratch_folder("pg")
+    async with OwnedProcess(["{sys.executable}", "-c", {spawner!r}], name="x", log_path=pathlib.Path("{log_path}")):
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = subprocess.Popen([sys.executable, "-c", controller], env=environ)
+    while not log_path.exists() or not log_path.read_text().endswith("\n"):
+        time.sleep(0.05)
+    grandchild = int(log_path.read_text())
+    (guard,) = (child.pid for child in psutil.Process(process.pid).children())
+    folders = list(tmp_path.glob("cua_rl-*"))
+    assert len(folders) == 1
+    for pid in (process.pid, guard):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    assert is_alive(grandchild)
+
+    later = "from cua_rl.scratch import scratch_folder; print(scratch_folder())"
+    subprocess.run([sys.executable, "-c", later], env=environ, check=True, capture_output=True)
+
+    assert wait_until_dead(grandchild)
+    assert list(tmp_path.glob("cua_rl-*")) == []
+
+
+def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
+    folder = scratch_folder()
+
+    removed = remove_abandoned(folder.parent)
+
+    assert folder not in removed
+    assert folder.is_dir()
+    assert folder.stat().st_mode & 0o066 == 0
+    inner = make_scratch_folder("x")
+    assert inner.stat().st_mode & 0o777 == 0o700
+    inner.rmdir()
 
 
 def test_the_guard_starts_where_python_has_imported_nothing_yet() -> None:

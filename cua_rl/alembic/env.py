@@ -11,7 +11,8 @@ from sqlalchemy import text
 import cua_rl.database.judge_models  # pyright: ignore[reportUnusedImport] # noqa: F401 - for its tables
 from cua_rl.database.columns import AnyJson, AnyText, NumberArray
 from cua_rl.database.monitor_models import Base  # with its tables and those of models
-from cua_rl.database.session import command_line_environ, database_url, make_writer_engine
+from cua_rl.database.session import database_url, make_writer_engine
+from cua_rl.environment_file import with_environment_file
 from cua_rl.errors import ConfigError
 
 _MIGRATION_LOCK = 0x637561_726C  # "cua" "rl"; any number that others are unlikely to use
@@ -22,13 +23,13 @@ def _url() -> str:
     if passed is not None:
         return str(passed)
     try:
-        url = database_url(command_line_environ(os.environ))
+        url = database_url(with_environment_file(os.environ))
     except ConfigError as error:
         raise CommandError(str(error)) from None
     if url is None:
         raise CommandError(
             "expected a database in DATABASE_URL (or POSTGRES_HOST, POSTGRES_DB, POSTGRES_USER, POSTGRES_PASSWORD), "
-            "got none; set it in the environment or in .env. Runs with the embedded database migrate it themselves."
+            "got none; set it in the environment or ./.env. Runs with the embedded database migrate it themselves."
         )
     return url
 

@@ -1,5 +1,5 @@
 """From a command line or a YAML file to a chz configuration: `key=value`, `--key value`, `--key=value`, `--flag`,
-`--config FILE` and `--help`.
+`--config FILE` and `--help`. `gbox_api_key_file=PATH` reads a secret from a file.
 
 Settings in groups have dots (`loss.clip_low=0.3`); underscores do too (`judge_model=...`), and so does the last part
 alone where it is unique (`clip_low=0.3`). Lists and dictionaries are JSON (`tasks='{"source_type": "ids"}'`); a list of
@@ -151,6 +151,10 @@ class GivenSettings:
                 value = text
             self.values[owner.name] = {**cast("dict[str, object]", current), key: value}
             return
+        secret = self.names.find_file(name)
+        if secret is not None:
+            self.values[secret.name] = _read_secret(name, Path(text).expanduser())
+            return
         setting = self.names.find(name)
         try:
             self.values[setting.name] = parse_value(text, setting.kind)
@@ -159,6 +163,16 @@ class GivenSettings:
             example = as_argument(setting.default)
             advice = "see --help" if setting.default is REQUIRED else f"for example {name}={example}"
             raise ConfigError(f"expected {name} to be {error}{meaning}, got {text!r}; {advice}") from None
+
+
+def _read_secret(name: str, path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: expected a file, got {str(path)!r} ({error}); check the path") from None
+    if not text or "\n" in text:
+        raise ConfigError(f"{name}: expected one line in {str(path)!r}, got another number; write the secret alone")
+    return text
 
 
 def _read_yaml(path: Path) -> dict[str, object]:
@@ -190,7 +204,7 @@ def _split_arguments(argv: Sequence[str], names: SettingNames) -> Iterator[tuple
         name = argument.removeprefix("--").split("=", 1)[0].replace("-", "_")
         if not argument.startswith("--") and "=" not in argument:
             raise ConfigError(f"expected key=value or --key value, got {argument!r}; --help lists the settings")
-        is_setting = name != CONFIG_FILE and names.find_entry(name) is None
+        is_setting = name != CONFIG_FILE and names.find_entry(name) is None and names.find_file(name) is None
         kind = names.find(name).kind if is_setting else str  # the name is looked up before a value is missed
         if "=" in argument:
             yield name, argument.split("=", 1)[1]

@@ -5,20 +5,22 @@ from typing import Any, cast
 
 import chz
 
-from cua_rl.masking import environment_secrets, mask_secrets
+from cua_rl.masking import known_secrets, mask_secrets, remember_secrets
 from cua_rl.settings import setting_fields
 
 
 def plain_config(config: object) -> dict[str, object]:
     """A chz configuration or a mapping as JSON data, groups nested, without what only the run fills in.
 
-    Masked are values of settings named like `gbox_api_key`, passwords in URLs, and every value that an environment
-    variable with such a name holds.
+    Masked are values of settings named like `gbox_api_key`, users and passwords in URLs, and every secret of the
+    environment. What is masked here is masked in logs and errors too from now on.
     """
     plain = _plain(config)
     if not isinstance(plain, dict):
         raise TypeError(f"expected a chz configuration or a mapping, got {config!r}")
-    return mask_secrets(cast("dict[str, object]", plain), environment_secrets())
+    settings = cast("dict[str, object]", plain)
+    remember_secrets(settings)
+    return mask_secrets(settings, known_secrets())
 
 
 def stored_setting(config: Mapping[str, Any], path: str) -> Any:

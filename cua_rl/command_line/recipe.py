@@ -5,16 +5,23 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, TypeVar, cast
 
 from cua_rl.command_line.parsing import parse_command_line
+from cua_rl.command_line.plain_config import plain_config
 from cua_rl.command_line.settings import NO_PRESETS, NO_SECTIONS, Sections, ShownPresets
+from cua_rl.environment_file import load_environment_file
 from cua_rl.errors import ConfigError, CuaError
+from cua_rl.masking import MASK, mask_known, mask_secrets, secrets_in
+from cua_rl.system import hide_arguments
 
 Config = TypeVar("Config")
 logger = logging.getLogger(__name__)
+
+_SHORTEST_HIDDEN = 4  # shorter ones would hide parts of innocent words
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
@@ -35,9 +42,13 @@ def run_recipe(
     0 done; 1 a `CuaError`; 2 a `ConfigError`; 130 and 143 after SIGINT and SIGTERM, which cancel `main` so that every
     context it is in unwinds. A second signal ends the process at once. Any other exception is a bug, with traceback.
     """
-    load_environment_file(Path(".env"))
+    sys.excepthook = report_bug
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    hide_secrets(arguments)
     try:
-        config = parse_command_line(config_class, sys.argv[1:] if argv is None else argv, shown_presets, sections)
+        load_environment_file()
+        config = parse_command_line(config_class, arguments, shown_presets, sections)
+        plain_config(config)  # from here on, logs and errors know its secrets
         return asyncio.run(_run_until_signal(main(config)))
     except CuaError as error:
         return report_error(error)
@@ -48,11 +59,25 @@ def run_recipe(
         return report_error(error)
 
 
-def load_environment_file(path: Path) -> None:
-    """Load variables from a .env file; variables that are already set keep their values."""
-    from dotenv import load_dotenv
+def hide_secrets(argv: Sequence[str]) -> None:
+    """Warn of secrets on a command line, which every user of the machine can read, and hide them from now on."""
+    secrets = [secret for secret in secrets_in(argv) if len(secret) >= _SHORTEST_HIDDEN]
+    if not secrets:
+        return
+    hide_arguments(secrets)
+    masked = cast("list[str]", mask_secrets({"argv": list(argv)})["argv"])
+    shown = " ".join(argument for argument in masked if MASK in argument)
+    print(
+        f"warning: every user of this machine could read a secret on this command line ({shown}), and the shell may "
+        "keep it; put it into the environment or .env (env.example), or into a private file: gbox_api_key_file=PATH",
+        file=sys.stderr,
+        flush=True,
+    )
 
-    load_dotenv(path, override=False)
+
+def report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of an exception that nothing has caught, without secrets."""
+    print(mask_known("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr, flush=True)
 
 
 async def _run_until_signal(main: Coroutine[Any, Any, object]) -> int:
@@ -90,7 +115,7 @@ def report_error(error: CuaError) -> int:
     """Print the error for a person: expected, got, what to do; returns the exit status."""
     logger.debug("the recipe failed", exc_info=error)
     what = "configuration error" if isinstance(error, ConfigError) else type(error).__name__
-    expected, separator, rest = str(error).partition(", got ")
+    expected, separator, rest = mask_known(str(error)).partition(", got ")
     came, _, advice = rest.partition("; ")
     parts = [expected, f"got {came}", advice] if separator else [str(error)]
     print(f"{what}: " + "\n    ".join(part for part in parts if part), file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ import chz
 
 from cua_rl.command_line.values import as_argument, holds, is_mapping, type_name
 from cua_rl.errors import ConfigError
+from cua_rl.masking import is_secret_name
 from cua_rl.settings import metadata_of, setting_fields
 
 Sections = Mapping[str, Sequence[str]]
@@ -98,6 +99,16 @@ class SettingNames:
             raise ConfigError(f"expected the name of a setting, got {name!r}; {advice} (--help all lists all of them)")
         return found[0]
 
+    def find_file(self, name: str) -> Setting | None:
+        """The secret that `gbox_api_key_file` names a file for; None for other names."""
+        base = name.removesuffix("_file")
+        if base == name or not is_secret_name(base) or name in self.all:
+            return None
+        try:
+            return self.find(base)
+        except ConfigError:
+            return None
+
     def find_entry(self, name: str) -> tuple[Setting, str] | None:
         """The dictionary that `tasks.source_type` names an entry of, and the entry's key; None for other names."""
         parts = name.split(".")
@@ -141,6 +152,7 @@ def format_help(
     lines = [
         "Settings, as key=value, --key value or --key=value; later ones win.",
         "--config FILE.yaml reads settings from a file; the command line wins over it.",
+        "A secret is better in the environment, in .env, or in a private file: gbox_api_key_file=PATH.",
         "The name of a setting in a group is enough where only one group has it: clip_low=0.3 is loss.clip_low=0.3.",
     ]
     settings = [setting for setting in names.all.values() if setting.group is None]

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ import psycopg
 from cua_rl.database import postgres_launcher
 from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.processes import OwnedProcess
+from cua_rl.scratch import make_scratch_folder
 from cua_rl.system import is_running
 from cua_rl.system_users import SERVICE_UIDS, SystemUser, can_change_user, claim_user, public_copy
 
@@ -72,7 +72,7 @@ class EmbeddedPostgres:
     async def __aenter__(self) -> Self:
         bin_dir = await asyncio.to_thread(_find_bin_dir, self._data_dir)
         try:
-            self._socket_dir = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_pg_"))
+            self._socket_dir = await asyncio.to_thread(make_scratch_folder, "pg")
             self._user = await asyncio.to_thread(_claim_owner, self._data_dir)
             launch = await asyncio.to_thread(_plan_launch, bin_dir, self._data_dir, self._socket_dir, self._user)
             self._process = OwnedProcess(

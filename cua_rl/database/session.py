@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
-from dotenv import dotenv_values, find_dotenv
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -52,12 +51,6 @@ def database_url(environ: Mapping[str, str]) -> str | None:
         port=int(given["PORT"] or 5432),
         database=given["DB"],
     ).render_as_string(hide_password=False)
-
-
-def command_line_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with what a `.env` file in this folder or above adds to it, for command-line tools."""
-    found = dotenv_values(find_dotenv(usecwd=True))
-    return {name: value for name, value in found.items() if value is not None} | dict(environ)
 
 
 def shown_url(url: str) -> str:

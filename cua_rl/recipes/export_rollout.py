@@ -57,8 +57,16 @@ async def cli_main(config: ExportConfig, environ: Mapping[str, str] = os.environ
             images = {row.sha256: (row.data, row.format) for row in await run.session.execute(query)}
     page = render_rollouts(rollouts, tokens, images)
     out = Path(config.out)
-    await asyncio.to_thread(out.write_text, page, encoding="utf-8")
+    await asyncio.to_thread(_write, out, page)
     print(f"{len(rollouts)} rollouts, {len(images)} screenshots, {len(page) / 1e6:.1f} MB in {out}")
+
+
+def _write(path: Path, page: str) -> None:
+    """Write the file for its owner alone: prompts and screenshots may be nobody else's."""
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        if path.is_file():  # not /dev/stdout; an earlier export may be open to all
+            os.fchmod(file.fileno(), 0o600)
+        file.write(page)
 
 
 async def _find_rollouts(run: RunAccess, config: ExportConfig) -> list[str]:

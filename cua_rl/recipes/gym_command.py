@@ -9,10 +9,10 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from cua_rl.command_line.parsing import CONFIG_FILE, HELP_WORDS
-from cua_rl.command_line.recipe import load_environment_file, report_error
+from cua_rl.command_line.recipe import report_error
+from cua_rl.environment_file import load_environment_file
 from cua_rl.errors import ConfigError
 from cua_rl.recipes import train
 
@@ -85,12 +85,12 @@ async def served_model(base_url: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line; without --model-name, the model server is asked which model it serves."""
-    load_environment_file(Path(".env"))
     given = sys.argv[1:] if argv is None else argv
     if any(argument in HELP_WORDS for argument in given):
         print(format_flags())
         return train.main(["--help"])
     try:
+        load_environment_file()
         arguments = translate(given)
         named = {name: value for name, _, value in map(_split, arguments)}
         if "base_url" in named and not {"model_name", CONFIG_FILE} & set(named):

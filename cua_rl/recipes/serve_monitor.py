@@ -1,7 +1,8 @@
 """Show training runs in the browser: `python -m cua_rl.recipes.serve_monitor [SOURCE] key=value ...`.
 
 SOURCE is a database URL, the folder of a run, or a folder of runs. Without it, the database of the environment, else
-the runs in ./runs. `create_project=NAME` prints a token with which other machines send their runs, and exits.
+the runs in ./runs. A URL with a password belongs into DATABASE_URL: all users of the machine can read arguments.
+`create_project=NAME` prints a token with which other machines send their runs, and exits.
 """
 
 import asyncio
@@ -35,7 +36,9 @@ class MonitorConfig:
     """Show training runs in the browser."""
 
     source: str | None = setting(
-        None, "database URL, folder of a run, or folder of runs; None is the database of the environment, else ./runs"
+        None,
+        "database URL (one with a password belongs into DATABASE_URL), folder of a run, or folder of runs; None is the "
+        "database of the environment, else ./runs",
     )
     host: str = setting("127.0.0.1", "address to listen on; on other addresses than loopback, reading needs a token")
     port: int = setting(DEFAULT_PORT, "port to listen on, 0 for a free one")

@@ -7,6 +7,7 @@ from typing import Protocol
 from cua_rl.errors import CuaError, DeviceError, JudgeError, SamplingError, TaskError
 from cua_rl.judge.request import Case
 from cua_rl.judgement import Judgement, Validation
+from cua_rl.masking import mask_known
 from cua_rl.rewards.evidence import Evidence, build_evidence
 from cua_rl.tasks.task import Task
 from cua_rl.types import StopReason, Turn
@@ -31,7 +32,7 @@ class Outcome:
         """The outcome of a rollout that an infrastructure fault ended; raises `error` if it is no such fault."""
         match error:
             case TimeoutError():
-                return cls(stop_reason=StopReason.TIME_LIMIT, error=str(error) or "a stage ran out of time")
+                return cls(stop_reason=StopReason.TIME_LIMIT, error=mask_known(str(error)) or "a stage ran out of time")
             case DeviceError():
                 stop_reason = StopReason.DEVICE_ERROR
             case SamplingError():
@@ -40,7 +41,7 @@ class Outcome:
                 stop_reason = StopReason.TASK_ERROR
             case _:
                 raise error
-        return cls(stop_reason=stop_reason, error=str(error))
+        return cls(stop_reason=stop_reason, error=mask_known(str(error)))
 
     def evidence(self, turns: Sequence[Turn]) -> Evidence | None:
         """The input of the reward function; None if a fault ended the rollout."""

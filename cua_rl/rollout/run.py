@@ -16,6 +16,7 @@ from cua_rl.devices.device import AgentReport, ReportedDevice
 from cua_rl.devices.pool import DeviceSource
 from cua_rl.errors import CuaError, SamplingError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
+from cua_rl.masking import mask_known
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.outcome import Judge, Outcome, ask_judge
@@ -159,7 +160,7 @@ class RolloutRunner:
                 validation=validation,
                 max_turns=max_turns,
                 first_success_turn=first_success_turn,
-                error=done.error,
+                error=None if done.error is None else mask_known(done.error),  # it may quote a program's log
             )
 
 

@@ -67,6 +67,8 @@ class LogDirectory:
     decision: Decision
     _lock: int = field(repr=False)
     """Descriptor of the lock file; the lock goes with it."""
+    _umask: int = field(repr=False)
+    """That of the process before; while the folder is in use, new files are for their owner alone."""
 
     @property
     def metrics_path(self) -> Path:
@@ -164,6 +166,7 @@ class LogDirectory:
     def close(self) -> None:
         """Release the folder."""
         fcntl.flock(self._lock, fcntl.LOCK_UN)
+        os.umask(self._umask)
 
     def __enter__(self) -> Self:
         return self
@@ -182,6 +185,8 @@ class LogDirectory:
 def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str], str] | None = None) -> LogDirectory:
     """Lock the run's folder and decide what to do with what is in it; a context manager that releases it.
 
+    Only the owner may look into the folder, and into the files that this process and its children make meanwhile.
+
     `ask` puts a question to a person and returns the answer; by default the terminal, if there is one. A run that
     failed before it had any result is not asked about. "overwrite" deletes only folders that hold a run of ours.
 
@@ -193,8 +198,11 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
     if not is_used:
         _require_makeable(path)
     with boundary(ConfigError, f"log_path {str(path)!r} cannot be used"):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(0o700)  # screenshots, prompts and weights are nobody else's
         lock = _lock(path)
+    umask = os.umask(0o066)  # not 077: users of services pass through folders of ours to what is theirs
     try:
         decision = _decide(path, behavior, ask) if is_used else Decision.FRESH
         if decision is Decision.FRESH:
@@ -207,9 +215,10 @@ def prepare_log_directory(path: Path, behavior: Behavior, *, ask: Callable[[str]
                     entry.unlink()
             write_text(path / "metrics.jsonl", "")
     except BaseException:
+        os.umask(umask)
         os.close(lock)
         raise
-    return LogDirectory(path=path, decision=decision, _lock=lock)
+    return LogDirectory(path=path, decision=decision, _lock=lock, _umask=umask)
 
 
 def check_log_directory(path: Path, behavior: Behavior) -> None:
@@ -263,8 +272,8 @@ def _step(record: Mapping[str, object]) -> int:
 
 
 def _lock(path: Path) -> int:
-    """Lock the folder for this process; the kernel releases the lock at its end, and children do not inherit it."""
-    lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+    """Hold the folder for this process; the kernel lets go however it ends, and children do not inherit it."""
+    lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

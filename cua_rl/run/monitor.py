@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError
 from cua_rl.events import Recorder
+from cua_rl.masking import is_secret_name
 from cua_rl.monitor.sender import MonitorAddress, SendingRecorder
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.run.training_config import MonitorSettings
@@ -73,11 +74,17 @@ async def show_run(stack: AsyncExitStack, settings: MonitorSettings, database_ur
     command = [sys.executable, "-m", "cua_rl.recipes.serve_monitor", f"port={port}"]
     if shutil.which("nice"):
         command = ["nice", "-n", "10", *command]  # training comes first
-    environment = {**os.environ, "DATABASE_URL": database_url}
+    # it needs its own tokens, and no key of a judge, a device or a hub
+    needed = {name: value for name, value in os.environ.items() if not is_secret_name(name) or _is_for_monitor(name)}
+    environment = {**needed, "DATABASE_URL": database_url}
     log_path = folder / "logs" / "monitor.log"
     process = OwnedProcess(command, name="monitor", log_path=log_path, environment=environment, stop_timeout_s=3.0)
     await stack.enter_async_context(process)
     return f"http://127.0.0.1:{port}"
+
+
+def _is_for_monitor(name: str) -> bool:
+    return name.startswith(("MONITOR_READ_", "MONITOR_WRITE_", "PG"))
 
 
 def _default_port() -> int:

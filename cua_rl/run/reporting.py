@@ -5,6 +5,7 @@ import logging
 from contextlib import AsyncExitStack
 
 from cua_rl.command_line.plain_config import plain_config
+from cua_rl.masking import MaskingFormatter
 from cua_rl.reporting.metric_log import MetricLog
 from cua_rl.reporting.plots import write_reward_plot
 from cua_rl.reporting.progress import ProgressDisplay
@@ -20,8 +21,9 @@ def open_run_log(stack: AsyncExitStack, folder: LogDirectory) -> None:
     """Log to logs/run.log, and warnings also to stderr."""
     (folder.path / "logs").mkdir(exist_ok=True)
     story = logging.FileHandler(folder.path / "logs" / "run.log")
-    story.setFormatter(logging.Formatter(LOG_FORMAT))
+    story.setFormatter(MaskingFormatter(LOG_FORMAT))
     alarm = logging.StreamHandler()
+    alarm.setFormatter(MaskingFormatter())
     alarm.setLevel(logging.WARNING)
     ours = logging.getLogger("cua_rl")
     ours.setLevel(logging.INFO)

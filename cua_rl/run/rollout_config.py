@@ -251,7 +251,7 @@ class RolloutConfig:
     )
     box_type: Literal["android", "linux"] = setting("android", "gbox: kind of box; linux implies device=gbox")
     gbox_api_key: str | None = setting(
-        None, "API key of a GBox account, never stored; preferably set as GBOX_API_KEY in the environment"
+        None, "API key of a GBox account, never stored; set GBOX_API_KEY in the environment, or gbox_api_key_file=PATH"
     )
     max_turns: int = setting(20, "maximum turns of a rollout; a task may allow fewer", at_least=1)
     max_tokens: int = setting(2048, "maximum tokens of one model response", at_least=1)

@@ -18,6 +18,7 @@ from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.judge.judge import Judge
+from cua_rl.masking import mask_known
 from cua_rl.policy import SamplingParams
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
@@ -110,7 +111,7 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
         except BaseException as error:
             is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
             status = "cancelled" if is_cancelled else "failed"
-            ended = TrainingEnded(status=status, error=f"{type(error).__name__}: {error}")
+            ended = TrainingEnded(status=status, error=mask_known(f"{type(error).__name__}: {error}"))
             await asyncio.shield(recorder.record(ended))
             raise
         await recorder.record(TrainingEnded(status="completed"))

@@ -160,7 +160,8 @@ class MonitorSettings:
     base_url: str | None = setting(None, "address of a remote monitor to which the run is sent; also MONITOR_BASE_URL")
     project_id: str | None = setting(None, "project on the remote monitor, for links; also PROJECT_ID")
     project_token: str | None = setting(
-        None, "token of that project, never stored; preferably set as MONITOR_PROJECT_TOKEN"
+        None,
+        "token of that project, never stored; set MONITOR_PROJECT_TOKEN in the environment, or project_token_file=PATH",
     )
 
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.policy import AdapterRef
 from cua_rl.processes import OwnedProcess
+from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import computing_environment
 from cua_rl.training import wire
 from cua_rl.types import Datum
@@ -44,7 +44,7 @@ class TrainingClient:
             environment.setdefault("OMP_NUM_THREADS", "1")
         if config.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
-        self._folder = Path(tempfile.mkdtemp(prefix="cua_rl_"))  # mkdtemp: no access for other users
+        self._folder = make_scratch_folder("trainer")  # no access for other users
         self._socket_path = self._folder / "trainer.sock"
         module = ["cua_rl.training.worker"]
         if config.num_processes > 1:

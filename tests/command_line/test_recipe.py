@@ -1,5 +1,6 @@
 """Exit status, messages and signals of recipes, each in a process of its own."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -116,3 +117,133 @@ def test_a_signal_unwinds_the_recipe(tmp_path: Path, number: signal.Signals, sta
     assert process.returncode == status
     assert output.splitlines() == ["unwound"]
     assert "Traceback" not in errors
+
+
+SECRET_RECIPE = """
+import asyncio, os, sys
+import chz
+from cua_rl.command_line.recipe import run_recipe
+
+@chz.chz
+class Config:
+    gbox_api_key: str | None = chz.field(default=None, doc="a key")
+    base_url: str | None = chz.field(default=None, doc="an address")
+    mode: str = chz.field(default="wait", doc="what to do")
+
+async def main(config):
+    print("running", os.environ.get("CUA_B"), config.gbox_api_key == "key-of-a-test", sys.argv[1:], flush=True)
+    if config.mode == "bug":
+        raise RuntimeError(f"refused {config.gbox_api_key}")
+    if config.mode == "wait":
+        await asyncio.Event().wait()
+
+sys.exit(run_recipe(Config, main))
+"""
+
+
+def start_with_secret(folder: Path, *argv: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SECRET_RECIPE, *argv],
+        cwd=folder,
+        env={"PATH": "", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: its command lines cannot be changed")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gbox_api_key=key-of-a-test",),
+        ("--gbox-api-key", "key-of-a-test"),
+        ("gbox_api_key=key-of-a-test", "base_url=http://bob:word-of-a-test@host/v1?token=third-of-a-test"),
+    ],
+)
+def test_a_secret_among_the_arguments_is_hidden_with_a_warning(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    process = start_with_secret(tmp_path, *arguments)
+    assert process.stdout is not None
+    assert "of-a-test" not in process.stdout.readline()
+
+    shown = Path(f"/proc/{process.pid}/cmdline").read_text()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+
+    assert "of-a-test" not in shown
+    assert "key=****" in shown.replace("\0", "=").replace("-", "_")
+    assert errors.startswith("warning: every user of this machine could read a secret on this command line (")
+    assert "of-a-test" not in errors
+
+
+def test_a_secret_can_be_read_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("key-of-a-test\n")
+
+    process = start_with_secret(tmp_path, "gbox_api_key_file=key", "mode=done")
+    output, errors = process.communicate(timeout=120)
+
+    assert (process.returncode, errors) == (0, "")
+    assert output.startswith("running None True")
+
+
+def test_a_secret_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    process = start_with_secret(tmp_path, "--gbox-api-key-file", "nowhere")
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 2
+    assert errors.startswith("configuration error: gbox_api_key_file: expected a file\n    got 'nowhere'")
+
+
+def test_the_traceback_of_a_bug_shows_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("key-of-a-test")
+
+    process = start_with_secret(tmp_path, "gbox_api_key_file=key", "mode=bug")
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert errors.endswith("RuntimeError: refused ***\n")
+
+
+def test_the_environment_file_of_a_parent_folder_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CUA_B=parent\n")
+    (tmp_path / "inner").mkdir()
+
+    output, _ = start_with_secret(tmp_path / "inner", "mode=done").communicate(timeout=120)
+
+    assert output.startswith("running None ")
+
+
+def test_a_variable_names_another_environment_file(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CUA_B=here\n")
+    (tmp_path / "named").write_text("CUA_B=named\n")
+
+    output, _ = start_with_secret(tmp_path, "mode=done", CUA_RL_ENV_FILE="named").communicate(timeout=120)
+    wrong = start_with_secret(tmp_path, CUA_RL_ENV_FILE="nowhere")
+    _, errors = wrong.communicate(timeout=120)
+
+    assert output.startswith("running named ")
+    assert wrong.returncode == 2
+    assert errors.startswith("configuration error: CUA_RL_ENV_FILE: expected a file of variables\n    got 'nowhere'")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root: only root can give files away")
+def test_an_environment_file_that_another_user_put_into_the_folder_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("CUA_B=theirs\n")
+    os.chown(tmp_path / ".env", 60_000, 60_000)
+
+    output, errors = start_with_secret(tmp_path, "mode=done").communicate(timeout=120)
+
+    assert output.startswith("running None ")
+    assert ".env is ignored" in errors
+
+
+def test_an_environment_file_with_secrets_that_all_may_read_causes_a_warning(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("OPENAI_API_KEY=key-of-a-test\n")
+    (tmp_path / ".env").chmod(0o644)
+
+    _, loud = start_with_secret(tmp_path, "mode=done").communicate(timeout=120)
+    (tmp_path / ".env").chmod(0o600)
+    _, quiet = start_with_secret(tmp_path, "mode=done").communicate(timeout=120)
+
+    assert "chmod 600 .env" in loud
+    assert quiet == ""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import struct
 from hashlib import sha256
 from pathlib import Path
@@ -265,3 +266,28 @@ def test_what_a_killed_attempt_left_beside_its_checkpoints_goes(tmp_path: Path) 
             "000002",
         ]
         assert sorted(path.name for path in (directory.path / "weights").iterdir()) == ["000001", "000002"]
+
+
+def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        with prepare_log_directory(tmp_path / "run", "ask") as directory:
+            (directory.path / "logs").mkdir()
+            (directory.path / "logs" / "run.log").write_text("text")
+            directory.write_config({})
+        (tmp_path / "after").write_text("text")
+    finally:
+        os.umask(umask)
+
+    paths = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    assert len(paths) == 6
+    assert [path for path in paths if path.stat().st_mode & 0o066] == []
+    assert paths[0].stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "after").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_that_was_open_to_all_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+
+    with prepare_log_directory(tmp_path / "run", "ask") as directory:
+        assert directory.path.stat().st_mode & 0o777 == 0o700

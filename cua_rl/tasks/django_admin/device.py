@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
@@ -12,6 +11,7 @@ from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import ConfigError
+from cua_rl.scratch import make_scratch_folder
 from cua_rl.tasks.django_admin.server import AdminSite, make_empty_database, start_site
 from cua_rl.tasks.django_admin.templates import ADMIN_BROWSER
 
@@ -46,7 +46,7 @@ class AdminPages(BrowserPages):
             raise
 
     async def __aenter__(self) -> Self:
-        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_admin_site_"))
+        self._folder = await asyncio.to_thread(make_scratch_folder, "admin")
         return await super().__aenter__()
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,0 +1,56 @@
+"""The file of variables that recipes read: `.env` of the working folder, or the one that `CUA_RL_ENV_FILE` names.
+
+Parent folders are not searched: a file in `/tmp` or `/home` that somebody else wrote would decide where runs and keys
+are sent.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cua_rl.errors import ConfigError
+from cua_rl.masking import is_secret_name
+
+logger = logging.getLogger(__name__)
+
+FILE_VARIABLE = "CUA_RL_ENV_FILE"
+
+
+def with_environment_file(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment with what the file adds to it; variables that are already set keep their values.
+
+    Raises:
+        ConfigError: `CUA_RL_ENV_FILE` names a file that does not exist.
+    """
+    from dotenv import dotenv_values
+
+    path = Path(environ.get(FILE_VARIABLE) or ".env").expanduser()
+    if not path.is_file():
+        if environ.get(FILE_VARIABLE):
+            raise ConfigError(f"{FILE_VARIABLE}: expected a file of variables, got {str(path)!r}; correct or unset it")
+        return dict(environ)
+    if not _is_trusted(path):
+        return dict(environ)
+    values = {name: value for name, value in dotenv_values(path).items() if value is not None}
+    if path.stat().st_mode & 0o004 and any(value and is_secret_name(name) for name, value in values.items()):
+        logger.warning("%s holds secrets and every user of this machine may read it; run: chmod 600 %s", path, path)
+    return values | dict(environ)
+
+
+def load_environment_file() -> None:
+    """Add the variables of the file to this process's environment."""
+    os.environ.update(with_environment_file(os.environ))
+
+
+def _is_trusted(path: Path) -> bool:
+    """Whether the file belongs to us, to root, or to the owner of its folder, and nobody else may change it."""
+    found, folder = path.stat(), path.absolute().parent.stat()
+    if found.st_uid in (os.geteuid(), 0, folder.st_uid) and not found.st_mode & 0o002:
+        return True
+    logger.warning(
+        "%s is ignored: user %s, who owns it, or everybody could have written it; own it, or make it private",
+        path,
+        found.st_uid,
+    )
+    return False

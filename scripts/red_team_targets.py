@@ -1,0 +1,324 @@
+"""What `red_team.py` attacks: a small training run with an agent that spies, two desktops and a browser."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+
+from cua_rl.database.postgres import running_postgres_url
+from cua_rl.errors import CuaError, boundary
+
+STRANGER_UID = 60_001
+"""A user who has nothing to do with the run."""
+START_TIMEOUT_S = 400.0
+WRITE_TOKEN = "canary-write-token-of-the-monitor"
+CANARIES = {
+    "OPENAI_API_KEY": "canary-01-openai",
+    "HF_TOKEN": "canary-02-hugging-face",
+    "WANDB_API_KEY": "canary-03-wandb",
+    "AWS_SECRET_ACCESS_KEY": "canary-04-aws",
+    "PGPASSWORD": "canary-05-postgres",
+    "GITHUB_TOKEN": "canary-06-github",
+    "JUDGE_API_KEY": "canary-07-judge",
+    "HTTP_PROXY_AUTH": "Bearer canary-08-header",
+    "SENTRY_DSN": "https://canary-09-user@127.0.0.1/1",
+    "SOME_URL": "http://127.0.0.1/?token=canary-10-query",
+    "MONITOR_WRITE_TOKEN": WRITE_TOKEN,
+}
+IN_CONFIGURATION = ("canary-11-argument", "canary-12-user", "canary-13-query", "canary-14-flag", "canary-15-header")
+ALL_CANARIES = (
+    *(value.rpartition("canary-")[2] for name, value in CANARIES.items() if name != "MONITOR_WRITE_TOKEN"),
+    *(value.removeprefix("canary-") for value in IN_CONFIGURATION),
+)
+
+# what a hostile agent does first: write down its environment, and that of whoever started it
+SPY = r"""
+import json, os, sys, time, urllib.request
+told, pid = {}, os.getpid()
+while pid > 1:
+    try:
+        text = open(f"/proc/{pid}/environ", "rb").read().decode(errors="replace")
+    except OSError as error:
+        text = type(error).__name__
+    told[str(pid)] = text
+    try:
+        pid = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+    except OSError:
+        break
+variables = dict(os.environ)
+name = os.path.join(sys.argv[1], f"{os.getpid()}.json")
+with open(name + ".new", "w") as file:
+    json.dump({"uid": os.getuid(), "environment": variables, "seen": told, "pid": str(os.getpid())}, file)
+os.rename(name + ".new", name)
+time.sleep(900)
+"""
+
+
+@dataclass
+class LiveRun:
+    """A training run in `folder / "run"` whose agents wait for ever."""
+
+    folder: Path
+    process: subprocess.Popen[bytes] = field(init=False)
+    spied: dict[str, Any] = field(init=False)
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def temporary(self) -> Path:
+        """TMPDIR of the run."""
+        return self.folder / "tmp"
+
+    def environment(self) -> dict[str, str]:
+        """Ours without a database, with canaries."""
+        ours = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "TMPDIR")}
+        return ours | CANARIES | {"TMPDIR": str(self.temporary), "HF_HUB_OFFLINE": "1"}
+
+    def start(self) -> None:
+        """Start it, and wait for its first agent."""
+        notes = self.folder / "notes"
+        for path in (notes, self.temporary):
+            path.mkdir()
+            path.chmod(0o1777)
+        self.folder.chmod(0o755)
+        spy = self.folder / "spy.py"
+        spy.write_text(SPY)
+        python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable  # one that every user can run
+        (self.folder / "run.yaml").write_text(
+            json.dumps(
+                {
+                    "agent.name": "external",
+                    "agent.command": f"{python} {spy} {notes} --token canary-14-flag "
+                    "--header 'Authorization: Bearer canary-15-header'",
+                    "judge.base_url": "http://canary-12-user:x@127.0.0.1:9/v1?api_key=canary-13-query",
+                }
+            )
+        )
+        options = (
+            *("group_size=2", "groups_per_batch=1", "max_steps=1", "skip_baseline=true", "eval_tasks=none"),
+            *("trainer.num_processes=2", "gateway.allowed_media_domains=127.0.0.1", "gbox_api_key=canary-11-argument"),
+        )
+        with (self.folder / "run.out").open("wb") as output:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "cua_rl.recipes.train", f"log_path={self.run_folder}"),
+                    *("--config", str(self.folder / "run.yaml"), *options),
+                ],
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not (found := list(notes.glob("*.json"))):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"expected the run to start an agent, got:\n{self.output()}")
+            time.sleep(0.3)
+        self.spied = json.loads(found[0].read_text())
+
+    def output(self) -> str:
+        return (self.folder / "run.out").read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """All that the run owns, the controller first."""
+        controller = psutil.Process(self.process.pid)
+        return [controller, *controller.children(recursive=True)]
+
+    def find(self, *words: str) -> list[psutil.Process]:
+        """Processes of the run with one of the words in their command line, guards excepted."""
+        found: list[psutil.Process] = []
+        for process in self.processes():
+            line = command_line(process)
+            if any(word in line for word in words) and "process_guard" not in line:
+                found.append(process)
+        return found
+
+    @property
+    def database_url(self) -> str:
+        url = running_postgres_url(self.run_folder / "postgres")
+        assert url is not None, "the run has a database of its own"
+        return url
+
+    @property
+    def gateway(self) -> tuple[str, str, str]:
+        """Address of the gateway, id of a rollout, and its key."""
+        variables = self.spied["environment"]
+        parts = urlsplit(variables["OPENAI_BASE_URL"])
+        return f"http://{parts.netloc}", parts.path.split("/")[2], variables.get("OPENAI_API_KEY", "")
+
+    @property
+    def monitor(self) -> str:
+        """Address of the run's monitor."""
+        (line,) = [line for line in self.output().splitlines() if line.startswith("monitor at ")]
+        return line.removeprefix("monitor at ").strip()
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(timeout=120)
+
+
+def command_line(process: psutil.Process) -> str:
+    """Its arguments, "" if it is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def listeners(processes: list[psutil.Process]) -> list[tuple[str, int, psutil.Process]]:
+    """TCP addresses on which processes listen."""
+    found: list[tuple[str, int, psutil.Process]] = []
+    for process in processes:
+        try:
+            open_ones = [each for each in process.net_connections(kind="tcp") if each.status == psutil.CONN_LISTEN]
+            found += [(each.laddr.ip, each.laddr.port, process) for each in open_ones if each.laddr]
+        except psutil.Error:
+            continue
+    return found
+
+
+def as_user(uid: int, attack: Callable[[], str]) -> str:
+    """What the attack says in a process of this user, without any privilege; "refused: ..." if it raises."""
+    read_end, write_end = os.pipe()
+    child = os.fork()  # no exec: this Python may lie where the user cannot read
+    if child == 0:
+        os.close(read_end)
+        try:
+            with boundary(CuaError, "refused"):
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
+                os.chdir("/")
+                said = attack()
+        except CuaError as error:
+            said = str(error)
+        os.write(write_end, said.encode(errors="replace")[:4000])
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as answer:
+        said = answer.read().decode()
+    os.waitpid(child, 0)
+    return said
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process ever held."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return 1024 * int(line.split()[1])
+
+
+@contextmanager
+def asked_meanwhile(url: str, headers: dict[str, str]) -> Iterator[list[float]]:
+    """Ask for a page all the time, from a process of its own; afterwards, the list has how long that took at most."""
+    program = (
+        "import httpx,sys,time\nworst=0.0\nprint(flush=True)\n"
+        "import select\n"
+        "while not select.select([sys.stdin],[],[],0.05)[0]:\n"
+        "    began=time.monotonic()\n"
+        f"    httpx.get({url!r},headers={headers!r},trust_env=False,timeout=60)\n"
+        "    worst=max(worst,time.monotonic()-began)\n"
+        "print(worst)\n"
+    )
+    asking = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert asking.stdout is not None
+    asking.stdout.readline()
+    worst: list[float] = []
+    try:
+        yield worst
+    finally:
+        said, _ = asking.communicate("stop\n", timeout=120)
+        worst.append(float(said or "inf"))
+
+
+def status_of(method: str, url: str, **given: Any) -> int:
+    """The status of an answer."""
+    return httpx.request(method, url, trust_env=False, timeout=60, **given).status_code
+
+
+class Devices:
+    """Two desktops and a browser in a process of their own, which does what it is told line by line."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "scripts.red_team_targets"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "devices.out").open("wb"),
+            text=True,
+        )
+        self.log = folder / "devices.out"
+        self.facts = self._answer()
+
+    def tell(self, **order: Any) -> dict[str, Any]:
+        """`shell` or `query` on desktop `number`; the answer has `text`, `seconds` and `peak_bytes`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise CuaError(f"expected desktops and a browser, got:\n{self.log.read_text()[-800:]}")
+        return json.loads(line)
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+async def _serve_devices() -> None:
+    """Open the devices and obey, until standard input ends."""
+    from cua_rl.devices.browser.backend import BrowserPages
+    from cua_rl.devices.browser.settings import PageSettings
+    from cua_rl.tasks.desktop.desktops import LinuxDesktops
+    from cua_rl.tasks.desktop.templates import DESKTOP_TASKS
+
+    request = DESKTOP_TASKS[0].make_task(0).device_request()
+    async with LinuxDesktops() as backend, BrowserPages(PageSettings(allowed_urls=("http://127.0.0.1:0/",))) as pages:
+        desktops: list[Any] = [await backend.make(request) for _ in range(2)]
+        page = await pages.lend("red-team")
+        facts = [{"home": str(each.home), "display": each.display} for each in desktops]
+        print(json.dumps({"desktops": facts}), flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            order, began = json.loads(line), time.monotonic()
+            try:
+                async with asyncio.timeout(20):
+                    text = await _obey(desktops[order["number"]], order)
+            except (CuaError, TimeoutError) as error:
+                text = f"{type(error).__name__}: {error}"
+            peak = peak_bytes(os.getpid())
+            print(json.dumps({"text": text[:500], "seconds": time.monotonic() - began, "peak_bytes": peak}), flush=True)
+        for device in (page, *desktops):
+            await device.close()
+
+
+async def _obey(desktop: Any, order: dict[str, Any]) -> str:
+    if "shell" in order:
+        return await desktop.shell(order["shell"])
+    texts = await asyncio.gather(*(desktop.query(order["query"]) for _ in range(order.get("times", 1))))
+    return str(max(texts, key=len))
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve_devices())

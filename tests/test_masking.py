@@ -1,0 +1,182 @@
+"""No secret passes the masker, wherever it stands; ordinary text does."""
+
+import json
+import logging
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cua_rl.masking import (
+    MASK,
+    MaskingFormatter,
+    environment_secrets,
+    is_secret_name,
+    known_secrets,
+    mask_secrets,
+    mask_text,
+    remember_secrets,
+)
+
+# as services make them: letters, digits and a few signs, never a word of prose
+SECRETS = st.text(string.ascii_letters + string.digits + "-_", min_size=12, max_size=48).filter(
+    lambda text: (
+        any(map(str.isdigit, text)) and any(map(str.isalpha, text)) and text[0].isalnum() and text[-1].isalnum()
+    )
+)
+NAMES = st.sampled_from(
+    [
+        *("api_key", "API-Key", "apiKey", "GBOX_API_KEY", "OPENAI_API_KEY_2", "access_key", "AccountKey", "secret_key"),
+        *("token", "access_token", "accessToken", "project_token", "HF_TOKEN", "MONITOR_READ_TOKEN", "refresh_token"),
+        *("password", "PGPASSWORD", "db_passwd", "passphrase", "pwd", "clientSecret", "secret", "credentials"),
+        *("Authorization", "Proxy-Authorization", "X-Api-Key", "X-Auth-Token", "Cookie", "Set-Cookie"),
+        *("private_key", "X-Amz-Security-Token", "signing_key", "session_token"),
+    ]
+)
+PLACES = st.sampled_from(
+    [
+        *("{name}={secret}", "{name}: {secret}", "{name} = {secret}", "--{name} {secret}", "--{name}={secret}"),
+        *("'{name}': '{secret}'", '{{"{name}": "{secret}"}}', "(b'{name}', b'{secret}')", '{name}: "{secret}"'),
+        *("http://host/path?{name}={secret}", "http://host/?a=1&{name}={secret}&b=2", "['--{name}', '{secret}']"),
+        *("{name}: Bearer {secret}", "{name}: Basic {secret}", "curl -H '{name}: {secret}' http://host"),
+    ]
+)
+CREDENTIALS = st.sampled_from(
+    [
+        *(
+            "https://{secret}@host/x.git",
+            "https://user:{secret}@host:80/x",
+            "http://{secret}:x@host",
+            "ws://a:{secret}@h",
+        ),
+        *("postgresql://user:{secret}@host:5432/runs", "redis://:{secret}@host/0", "postgresql://u:a/{secret}@h/d"),
+        *("http://h/?token={secret}", "https://h/?key={secret}#x", "https://h/x?a=b&sig={secret}", "Bearer {secret}"),
+        *("curl -u bob:{secret} http://host", "--user 'bob:{secret}'", "Cookie: a=b; sid={secret}; c=d"),
+        *("Authorization: Digest username=a, response={secret}", "-H 'Cookie: sid={secret}' -v"),
+    ]
+)
+SURROUNDINGS = st.sampled_from(
+    ["{}", "expected an answer, got 401 ({}); check it", "a\n{}\nb", '"{}"', "x {} y", "[{}]"]
+)
+
+
+@given(secret=SECRETS, name=NAMES, place=PLACES, around=SURROUNDINGS)
+def test_no_secret_beside_its_name_is_left(secret: str, name: str, place: str, around: str) -> None:
+    assert secret not in mask_text(around.format(place.format(name=name, secret=secret)))
+
+
+@given(secret=SECRETS, credential=CREDENTIALS, around=SURROUNDINGS)
+def test_no_secret_of_an_address_or_header_is_left(secret: str, credential: str, around: str) -> None:
+    assert secret not in mask_text(around.format(credential.format(secret=secret)))
+
+
+@given(secret=SECRETS, name=NAMES, depth=st.integers(0, 4))
+def test_no_secret_in_json_inside_strings_is_left(secret: str, name: str, depth: int) -> None:
+    text = json.dumps({name: secret, "other": 1})
+    for _ in range(depth):
+        text = json.dumps({"body": text})
+
+    assert secret not in mask_text(text)
+    assert json.loads(mask_text(text))
+
+
+@given(secret=SECRETS, name=NAMES)
+def test_no_secret_in_nested_data_is_left_and_the_rest_stays(secret: str, name: str) -> None:
+    data = {
+        "plain": {"max_tokens": 48, "tokenizer": "qwen", "image_token": "<|image_pad|>", "token": 151655},
+        name: secret,
+        "inner": [{name: secret}, {"a": {name: [secret]}}, [name, secret], {"name": name, "value": secret}],
+        "command": ["agent", f"--{name}", secret, "--steps", "3"],
+        "cookies": {"session": secret},
+        "body": json.dumps({"header": {name: secret}}),
+    }
+
+    masked = mask_secrets(data)
+
+    assert secret not in json.dumps(masked)
+    assert masked["plain"] == data["plain"]
+    assert masked["command"] == ["agent", f"--{name}", MASK, "--steps", "3"]
+
+
+@given(secret=st.text(min_size=8, max_size=40).filter(lambda text: text.strip("* \\\"'") == text), around=SURROUNDINGS)
+def test_a_known_secret_is_masked_without_any_name(secret: str, around: str) -> None:
+    assert secret not in mask_text(around.format(secret), [secret])
+
+
+WORDS = ["a", "step", "of", "the", "policy", "has", "tokens", "and", "keys", "in", "words", "that", "people", "write"]
+ORDINARY = [
+    "max_tokens=48 num_tokens: 5, normalisation_tokens=1000 tokens/s: 31.5",
+    "tokenizer=qwen --tokenizer /models/qwen tokenizer_path: /models",
+    "image_token=<|image_pad|> eos_token: </s> pad_token_id=151643 image_token_id=151655",
+    "token 5 of 7; first token: hello; the token: 151655",
+    "project_token: expected the token of a project beside monitor.base_url, got none; make one there",
+    "gbox_api_key: expected the key of a GBox account, got none; set GBOX_API_KEY in the environment or in .env",
+    "MONITOR_READ_TOKEN: expected at least 16 characters, got 4; choose a longer one",
+    "expected DATABASE_URL to read postgresql://user:password@host:port/database, got something that is no URL",
+    "the bearer token is checked; a basic test; api_key_env=OPENAI_API_KEY; gbox_api_key=None",
+    "http://127.0.0.1:8000/v1/chat?model=x&n=2 postgresql://postgres@/postgres?host=/tmp/x ssh://git@host/x",
+    "step=3 rollout_id=r-17 task=settings stop=device_error expected a box, got status 404: no such box",
+    'key=Enter keys=["ctrl", "a"] {"key": "ctrl"} a@b.org secretary passing tokenised',
+    "set MONITOR_PROJECT_TOKEN=... or monitor.project_token=...",
+    "password: none, Authorization: required, cookies: 0",
+]
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_ordinary_text_stays(text: str) -> None:
+    assert mask_text(text) == text
+
+
+@given(st.lists(st.sampled_from(WORDS)))
+def test_prose_stays(words: list[str]) -> None:
+    assert mask_text(" ".join(words)) == " ".join(words)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["max_tokens", "tokenizer", "image_token", "eos_token", "token_ids", "api_key_env", "key", "keep_every", "author"],
+)
+def test_names_that_only_resemble_secrets_are_none(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_masking_twice_changes_nothing() -> None:
+    once = mask_text("https://bob:abcd1234@h/?token=abcd1234#top --token x1y2 password='a b'")
+    assert once == "https://***:***@h/?token=***#top --token *** password='***'"
+    assert mask_text(once) == once
+
+
+def test_a_private_key_is_masked_whole() -> None:
+    text = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabc\n-----END RSA PRIVATE KEY-----\nafter"
+
+    assert mask_text(text) == "***\nafter"
+
+
+def test_secrets_of_the_environment_are_values_of_secret_names_and_passwords_of_addresses() -> None:
+    environ = {
+        "PGPASSWORD": "password-1",
+        "OPENAI_API_KEY": "sk-value-2",
+        "DATABASE_URL": "postgresql://user:password-3@db/runs",
+        "HTTPS_PROXY": "http://bob:password-4@proxy:3128",
+        "SHORT_TOKEN": "none",
+        "HOME": "/home/somebody",
+    }
+
+    assert sorted(environment_secrets(environ)) == ["password-1", "password-3", "password-4", "sk-value-2"]
+
+
+def test_a_log_shows_no_secret_of_the_configuration_even_in_a_traceback() -> None:
+    remember_secrets({"gbox_api_key": "gbox-key-of-a-test", "judge": {"base_url": "http://u:pass-of-a-test@h/v1"}})
+    formatter = MaskingFormatter("%(message)s")
+    try:
+        raise ValueError("401 for gbox-key-of-a-test")
+    except ValueError as error:
+        info = (type(error), error, error.__traceback__)
+    record = logging.LogRecord("n", logging.INFO, __file__, 1, "asked with %s", ("pass-of-a-test",), info)
+
+    text = formatter.format(record)
+
+    assert "asked with ***" in text
+    assert "of-a-test" not in text
+    assert "gbox-key-of-a-test" in known_secrets({})
