@@ -10,8 +10,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,7 @@ from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.errors import AgentError, ConfigError
+from cua_rl.errors import AgentError
 from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
 from cua_rl.system_users import (
@@ -84,7 +85,7 @@ class AgentCommand:
 
     async def work(self, assignment: Assignment) -> ProgramEnd:
         """Run it to its end. If cancelled, it ends the command and everything that the command started."""
-        user = await asyncio.to_thread(claim_user, GUEST_UIDS)
+        user = await asyncio.to_thread(claim_agent_user, self.argv)
         home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_agent_"))
         user.give(home)
         named = {name: os.environ[name] for name in self.variables if name in os.environ}
@@ -112,20 +113,29 @@ def _leave_nothing(user: SystemUser, home: Path) -> None:
     remove_tree(home)
 
 
-def require_reachable(argv: Sequence[str]) -> None:
-    """Raise `ConfigError` if the agent's own user cannot run the program, or read a file that is named after it."""
+def claim_agent_user(argv: tuple[str, ...]) -> SystemUser:
+    """A user of its own for the program, or ours without capabilities if its own could not read the program."""
+    if unreadable_files(argv):
+        return SystemUser(uid=os.geteuid())
+    return claim_user(GUEST_UIDS)
+
+
+@cache
+def unreadable_files(argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The program and files named after it that a user of its own cannot read; the log says so once."""
     if not can_change_user():
-        return
+        return ()
     files = [shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if Path(word).exists())]
     with claim_user(GUEST_UIDS) as user:
         command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
         closed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[:-1]
     if closed:
-        raise ConfigError(
-            f"agent.command: expected files that every user can read, got {', '.join(map(repr, closed))}: root gives "
-            "agents a user of their own, which does not reach what lies below /root; move program, interpreter and "
-            "packages, open their folders (chmod o+rx), or start the run as another user"
+        logger.warning(
+            "agents run as root, without capabilities: a user of their own cannot read %s; move program, interpreter "
+            "and packages to a folder that every user can read, or start the run as another user",
+            ", ".join(closed),
         )
+    return tuple(closed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cua_rl.agent.agent import Agent, RecordingAccess
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, require_reachable
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, unreadable_files
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.history import History
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
@@ -177,7 +177,7 @@ def _check_program(agent: AgentSettings) -> None:
                 f"agent.command: expected a command whose program can be found, got {agent.command!r}; write its whole "
                 "path"
             )
-        require_reachable(words)
+        unreadable_files(tuple(words))
 
 
 def _require_address(name: str, value: str | None) -> None:

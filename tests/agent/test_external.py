@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 import cua_rl
 from cua_rl.actions import Click, Wait
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, require_reachable
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, unreadable_files
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
@@ -341,10 +341,16 @@ def test_a_controller_of_an_ordinary_user_can_hide_its_environment_from_an_agent
 
 
 @pytest.mark.skipif(not can_change_user(), reason="not root: only root gives agents users that cannot reach everything")
-def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -> None:
+async def test_a_program_that_the_agents_user_cannot_read_runs_as_ours_without_capabilities(
+    bench: Bench, tmp_path: Path
+) -> None:
     script = tmp_path / "agent.py"
-    script.write_text("print()")
+    script.write_text("import pathlib; print(pathlib.Path('/proc/self/status').read_text())")
     script.chmod(0o600)
-    with pytest.raises(ConfigError, match=r"expected files that every user can read, got '.*agent\.py': root gives"):
-        require_reachable(("/bin/sh", str(script), "--fast"))
-    require_reachable(("/bin/sh", "/etc/hostname", "no-such-file"))
+
+    await bench.run_command(PYTHON, str(script))
+
+    status = dict(line.split(":\t", 1) for line in (bench.folder / "r1.log").read_text().splitlines() if ":\t" in line)
+    assert unreadable_files((PYTHON, str(script))) == (str(script),)
+    assert status["Uid"].split()[0] == str(os.geteuid())
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapInh")} == {0}
