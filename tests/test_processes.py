@@ -172,6 +172,38 @@ async def test_a_command_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert not process.is_running
 
 
+async def test_a_guard_started_by_another_program_hands_its_pipes_on_and_ends_with_the_controllers_fifo(
+    tmp_path: Path,
+) -> None:
+    """As Playwright starts it: pipe 3 to read, pipe 4 to write."""
+    lifeline = tmp_path / "lifeline"
+    os.mkfifo(lifeline)
+    reader = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(lifeline, os.O_WRONLY)
+    os.close(reader)
+    command = " ".join([*GUARD, str(lifeline), "1", "sh", "-c", "'cat <&3 >&4; sleep 60'"])
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", f"exec {command} 3<&0 4>&1", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"question\n")
+    assert await process.stdout.readline() == b"question\n"
+
+    os.close(writer)
+
+    assert await process.wait() == 128 + signal.SIGTERM
+
+
+async def test_a_guard_whose_controller_has_died_before_it_came_ends(tmp_path: Path) -> None:
+    lifeline = tmp_path / "lifeline"
+    os.mkfifo(lifeline)
+    command = [*GUARD, str(lifeline), "1", "sleep", "60"]
+    process = await asyncio.create_subprocess_exec("sh", "-c", 'exec "$@" 3<&0 4>&1', "sh", *command)
+
+    assert await process.wait() == 128 + signal.SIGTERM
+
+
 GUARD_ON_MACOS = "import sys; from cua_rl.process_guard import main; sys.exit(main(sys.argv[1:], platform='darwin'))"
 ORPHANING = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
 

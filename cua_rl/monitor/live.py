@@ -188,7 +188,7 @@ async def follow_events(
     peer = request.client.host if request.client else ""
     if not feed.has_room(peer):
         raise HTTPException(
-            503, f"expected at most {_MAX_FOLLOWERS} open event streams of one address, got more; close some pages"
+            429, f"expected at most {_MAX_FOLLOWERS} open event streams of one address, got more; close some pages"
         )
 
     async def lines() -> AsyncGenerator[str]:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from cua_rl.monitor.app import guard, make_app
 from cua_rl.monitor.databases import Databases
+from cua_rl.monitor.live import LiveFeed
 from cua_rl.monitor.security import LOOPBACK_HOSTS, AccessRules, Sessions
 
 READ, WRITE = "a-read-token-for-tests", "a-write-token-for-tests"
@@ -230,3 +231,15 @@ async def test_pages_forbid_scripts_and_frames_of_others() -> None:
     assert page.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["cache-control"] == "no-store"
     assert WRITE not in page.text + answer.text
+
+
+async def test_an_address_follows_only_so_many_event_streams() -> None:
+    feed = LiveFeed()
+    streams = [feed.follow(None, None, "10.0.0.1") for _ in range(128)]
+    for stream in streams:
+        await anext(stream)
+    assert (feed.has_room("10.0.0.1"), feed.has_room("10.0.0.2")) == (False, True)
+    await streams[0].aclose()
+    assert feed.has_room("10.0.0.1")
+    for stream in streams:
+        await stream.aclose()

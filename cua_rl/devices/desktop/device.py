@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, ParamSpec, TypeVar
 
@@ -140,12 +141,13 @@ class LinuxDesktop:
 
     async def close(self) -> None:
         """End everything; safe to call twice."""
-        if self._screen is not None:
-            screen, self._screen = self._screen, None
-            await asyncio.get_running_loop().run_in_executor(self._thread, screen.close)
+        screen, self._screen = self._screen, None
+        await self._session.stop()  # first: if a program has halted the X server, only its end frees our thread
+        if screen is not None:
+            with suppress(DeviceError):  # the server is gone, as it should be
+                await self._in_thread(screen.close)
         self._thread.shutdown(wait=False)
         self._file_thread.shutdown(wait=False)
-        await self._session.stop()
 
     async def _wait_for_windows(self, is_right: Callable[[list[str]], bool], expected: str) -> None:
         deadline = time.monotonic() + _WINDOW_TIMEOUT_S

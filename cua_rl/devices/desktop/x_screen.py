@@ -28,6 +28,7 @@ PX_PER_NOTCH = 50
 """How far one notch of the wheel is taken to scroll; programs differ."""
 _DOUBLE_CLICK_GAP_S = 0.05
 _DRAG_STEPS = 12
+_MAX_TITLE_LENGTH = 1000
 _REMAP_S = 0.03
 """How long programs get to learn that a key has a new meaning."""
 
@@ -176,7 +177,8 @@ class XScreen:
             window = self._display.create_resource_object("window", window_id)
             with suppress(BadWindow):  # it closed in between
                 title = window.get_full_property(utf8_name, X.AnyPropertyType)
-                titles.append(title.value.decode(errors="replace") if title is not None else window.get_wm_name() or "")
+                text = title.value.decode(errors="replace") if title is not None else window.get_wm_name() or ""
+                titles.append(text[:_MAX_TITLE_LENGTH].replace("\0", "\ufffd"))  # the database stores no NUL
         return titles
 
     def has_window_manager(self) -> bool:

@@ -21,7 +21,7 @@ from cua_rl.devices.desktop.network import can_isolate
 from cua_rl.devices.desktop.session import PROGRAMS
 from cua_rl.devices.desktop.x_screen import XScreen
 from cua_rl.devices.device import ActionRejected
-from cua_rl.errors import TaskError
+from cua_rl.errors import DeviceError, TaskError
 from cua_rl.system import resident_bytes
 from cua_rl.system_users import can_change_user
 from cua_rl.tasks.desktop.desktops import LinuxDesktops
@@ -214,6 +214,20 @@ async def test_files_that_never_end_delay_nobody_and_take_no_memory(backend: Lin
         assert resident_bytes() - before_bytes < 150_000_000
     finally:
         await asyncio.gather(hostile.close(), other.close())
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: it would halt the X servers of others")
+async def test_a_desktop_whose_x_server_was_halted_can_be_closed(desktop: LinuxDesktop) -> None:
+    await desktop.shell("pkill -STOP -x -u $(id -u) Xvfb")
+
+    waiting = asyncio.create_task(desktop.query("window_titles"))
+
+    async with asyncio.timeout(60):
+        await asyncio.wait([waiting], timeout=0.1)
+        assert not waiting.done()
+        await desktop.close()
+        with pytest.raises(DeviceError):
+            await waiting
 
 
 async def test_validators_read_only_the_home_folder(desktop: LinuxDesktop) -> None:
