@@ -61,7 +61,7 @@ _ASSIGNED = re.compile(
 )
 # headers of many parts fill their line, or the string that they begin
 _LINE = re.compile(
-    r"""(cookie\s{0,2}:\s{0,3}|authorization\s{0,2}:\s{0,3}(?=(?:digest|aws4-hmac-sha256)\s))(?!["'\\])([^\r\n\\]+)""",
+    r"""(cookie\s{0,2}:[ \t]*+|authorization\s{0,2}:[ \t]*+(?=(?:digest|aws4-hmac-sha256)\s))(?!["'\\])([^\r\n\\]+)""",
     re.IGNORECASE,
 )
 _FORMS = re.compile(

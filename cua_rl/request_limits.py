@@ -153,12 +153,10 @@ def check_depth(value: object) -> None:
         if depth > MAX_DEPTH:
             raise _too_deep()
         depth += 1
-        containers = [item for item in front if isinstance(item, dict | list)]
-        front = [
-            inner
-            for item in cast("list[dict[str, object] | list[object]]", containers)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
+        containers = cast(
+            "list[dict[str, object] | list[object]]", [item for item in front if isinstance(item, dict | list)]
+        )
+        front = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
 
 
 def _too_deep() -> RequestRefused:

@@ -7,7 +7,6 @@ ends what the owner's guards could not end, because they were killed too, and re
 import atexit
 import fcntl
 import os
-import shutil
 import signal
 import tempfile
 from contextlib import suppress
@@ -15,6 +14,8 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
+
+from cua_rl.system_users import remove_tree
 
 MARK = "CUA_RL_SCRATCH"
 """The variable that names the folder in the environment of every program that its owner starts."""
@@ -46,7 +47,7 @@ def remove_abandoned(parent: Path) -> list[Path]:
             with (folder / _LOCK).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _end_orphans(folder):
-                    shutil.rmtree(folder)
+                    remove_tree(folder)
                     removed.append(folder)
     return removed
 
@@ -69,7 +70,7 @@ def _make(pid: int) -> tuple[Path, BinaryIO]:
 
 def _remove_own(folder: Path, pid: int) -> None:
     if os.getpid() == pid:  # not in a child that was forked
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def _end_orphans(folder: Path) -> bool:

@@ -47,23 +47,6 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def processes_with_argument(argument: str, platform: str = sys.platform) -> list[int]:
-    """Ids of the processes that were started with `argument`, which must not contain blanks."""
-    if platform != LINUX:
-        rows = [line.split() for line in _output_of("ps", "-axww", "-o", "pid=,args=").splitlines()]
-        return [int(row[0]) for row in rows if argument in row[1:]]
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:  # it has ended meanwhile
-                continue
-            if argument.encode() in arguments:
-                found.append(int(entry.name))
-    return found
-
-
 def is_locked(path: Path, platform: str = sys.platform) -> bool:
     """Whether a process holds flock(2) on a file to which holders write their process id; does not try to take it.
 

@@ -204,7 +204,10 @@ def computing_environment(environ: Mapping[str, str] = os.environ) -> dict[str, 
         and not _SECRET_WORDS & set(name.split("_"))
     }
     interface = "lo0" if sys.platform == "darwin" else "lo"
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | kept
+    # by default below /tmp, where another user may make the folder first, and with it the code that is loaded from it
+    compiled = Path.home() / ".cache/torchinductor"
+    ours = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
+    return ours | kept
 
 
 def processes_of(uid: int) -> list[int]:

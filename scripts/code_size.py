@@ -26,8 +26,8 @@ CORE = (
 SMALL_MODULE_LINES = 60
 
 LIMITS: Mapping[str, float] = {
-    "core code lines": 10_250,
-    "all code lines": 40_400,
+    "core code lines": 10_560,
+    "all code lines": 42_300,
     "single-use helpers %": 15,
     "small modules with one importer": 15,
     "settings in train --help": 35,

@@ -1,6 +1,6 @@
 """Every address that the processes of a run listen on, what locks it, and what another local user gets there.
 
-    python -m scripts.listeners PID        # of the run; as root, another user really tries
+    python -m scripts.listeners 4711    # the process of a run; as root, another user really tries
 
 Ends with status 1 if one listens beyond this machine, or answers a stranger. The monitor may: it shows, and changes
 nothing, on the loopback address.
@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -72,7 +73,7 @@ def list_listeners(pid: int) -> list[Listener]:
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             program = " ".join(process.cmdline())
             for link in process.net_connections("all"):
-                kind, address = _address(link)
+                kind, address = _address(link.type, link.laddr)
                 is_waiting = kind == "udp" or link.status == psutil.CONN_LISTEN or address in waiting
                 if address and is_waiting:
                     one = Listener(pid=process.pid, program=program, kind=kind, address=address)
@@ -129,11 +130,11 @@ def _listening_paths() -> set[str]:
     return {row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS}
 
 
-def _address(link: psutil._common.pconn) -> tuple[str, str]:  # pyright: ignore[reportPrivateUsage]
-    if link.family == socket.AF_UNIX:
-        return "unix", str(link.laddr).replace("\0", "@")
-    kind = "udp" if link.type == socket.SOCK_DGRAM else "tcp"
-    return kind, f"{link.laddr.ip}:{link.laddr.port}" if link.laddr else ""
+def _address(kind: int, local: Any) -> tuple[str, str]:
+    """Kind and address as a listener has them; `local` is a path, a pair of host and port, or empty."""
+    if isinstance(local, str):
+        return "unix", local.replace("\0", "@")
+    return "udp" if kind == socket.SOCK_DGRAM else "tcp", f"{local[0]}:{local[1]}" if local else ""
 
 
 def _ask(listener: Listener) -> str:

@@ -11,7 +11,6 @@ import pytest
 
 from cua_rl.processes import GUARD, OwnedProcess
 from cua_rl.scratch import make_scratch_folder, remove_abandoned, scratch_folder
-from cua_rl.system import processes_with_argument
 
 SPAWNER = (
     "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
@@ -102,7 +101,7 @@ async def test_processes_that_change_their_session_and_fork_all_the_time_are_end
     ):
         await read_pid(tmp_path / "log")
 
-    assert processes_with_argument(mark) == []
+    assert [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])] == []
 
 
 def test_what_outlives_controller_and_guard_is_ended_by_the_next_start(tmp_path: Path) -> None:

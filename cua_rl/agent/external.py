@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +25,7 @@ from cua_rl.devices.device import Device
 from cua_rl.errors import AgentError
 from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
+from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import (
     GUEST_UIDS,
     SystemUser,
@@ -86,7 +86,7 @@ class AgentCommand:
     async def work(self, assignment: Assignment) -> ProgramEnd:
         """Run it to its end. If cancelled, it ends the command and everything that the command started."""
         user = await asyncio.to_thread(claim_agent_user, self.argv)
-        home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_agent_"))
+        home = await asyncio.to_thread(make_scratch_folder, "agent")
         user.give(home)
         named = {name: os.environ[name] for name in self.variables if name in os.environ}
         process = OwnedProcess(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import select
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -98,7 +98,9 @@ def _turn_tokens(row: TurnRow, advantage: float | None, texts: TokenTexts | None
     training = row.training_logprobs
     parts: list[schemas.PromptPart] = []
     position = 0
-    for chunk in row.prompt_chunks if isinstance(row.prompt_chunks, list) else []:
+    # rows of senders that were not checked may hold anything
+    chunks = cast("object", row.prompt_chunks)
+    for chunk in cast("list[object]", chunks) if isinstance(chunks, list) else []:
         fields = as_object(chunk)
         is_image = isinstance(fields.get("image"), str)
         length = int(finite(fields.get("tokens" if is_image else "text")) or 0)

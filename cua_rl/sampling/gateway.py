@@ -109,7 +109,7 @@ class Gateway:
         self._images = images or ImageFetcher()
         self._url: str | None = None
         self._rollouts: dict[str, _OpenRollout] = {}
-        self._hosts = {IN_PROCESS_HOST} | ({host_name(public_url)} if public_url else set())
+        self._hosts = {IN_PROCESS_HOST, *([host_name(public_url)] if public_url else [])}
         devices = device_routes(self.find_device, self.image_urls, self._hosts)
         self.app = make_gateway_app(self, MODEL_NAME, devices, hosts=self._hosts)
         self.num_requests = 0

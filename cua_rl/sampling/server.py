@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
+from cua_rl.scratch import make_scratch_folder
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class VllmServer:
                     f"expected a free port for the model server, got port {self._config.port} ({error.strerror}); "
                     "end what listens there, choose another port, or give none"
                 ) from error
-        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="cua_rl_"))  # other users cannot enter it
+        self._folder = await asyncio.to_thread(make_scratch_folder, "vllm")  # other users cannot enter it
         self._base_url = self._base_url or f"unix:{self._folder / 'vllm.sock'}"
         try:
             await self._start()

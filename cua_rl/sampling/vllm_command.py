@@ -83,6 +83,7 @@ def vllm_environment(
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_RPC_BASE_PATH": str(folder),
+        "TMPDIR": str(folder),  # every start leaves a file in it
         "VLLM_HOST_IP": "127.0.0.1",
     }
     if config.model_path.is_dir():

@@ -53,7 +53,7 @@ class Ranks:
         if torch.cuda.is_available():
             torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        store = distributed.FileStore(str(folder / "ranks"), size)
+        store = distributed.FileStore(str(folder / "ranks"), size)  # pyright: ignore[reportPrivateImportUsage]
         distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
         if rank == 0:
             store.set("proof", secrets.token_hex(32))

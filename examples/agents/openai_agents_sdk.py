@@ -12,7 +12,7 @@ from agents.agent import ToolsToFinalOutputResult
 from agents.exceptions import MaxTurnsExceeded
 
 DEVICE = os.environ["CUA_DEVICE_URL"]
-HEADERS = {"Authorization": f"Bearer {os.environ['CUA_DEVICE_TOKEN']}"}
+HEADERS = {"Authorization": f"Bearer {os.environ['CUA_DEVICE_TOKEN']}", "Content-Type": "application/json"}
 about = httpx.get(DEVICE, headers=HEADERS).raise_for_status().json()
 is_finished = False
 

@@ -6,7 +6,8 @@ import httpx
 from openai import OpenAI
 
 DEVICE = os.environ["CUA_DEVICE_URL"]
-device = httpx.Client(headers={"Authorization": f"Bearer {os.environ['CUA_DEVICE_TOKEN']}"}, timeout=300)
+HEADERS = {"Authorization": f"Bearer {os.environ['CUA_DEVICE_TOKEN']}", "Content-Type": "application/json"}
+device = httpx.Client(headers=HEADERS, timeout=300)
 model = OpenAI(max_retries=0, timeout=None)  # reads OPENAI_BASE_URL and OPENAI_API_KEY
 
 

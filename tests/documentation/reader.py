@@ -41,6 +41,7 @@ from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.sampling.vllm_command import vllm_command
 from scripts.chaos_kill import ChaosConfig
+from scripts.red_team.__main__ import RedTeamConfig
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
 
 Recipe = Callable[[Sequence[str]], int]
@@ -58,6 +59,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,
     "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
     "scripts.chaos_kill": ChaosConfig,
+    "scripts.red_team": RedTeamConfig,
 }
 CONFIGS = {name: config for name, (config, _) in RECIPES.items()} | dict(OTHER_CONFIGS)
 WITHOUT_OPTIONS = {

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, remove_leftovers, require_readable_pages
+from cua_rl.devices.browser.chromium import OwnedBrowser, find_chromium, require_readable_pages
 from cua_rl.devices.browser.page import BrowserPage, PageSite, Send
 from cua_rl.devices.browser.page_scripts import init_script
 from cua_rl.devices.browser.settings import Clip, PageSettings
@@ -60,9 +60,6 @@ class BrowserPages:
         from playwright.async_api import async_playwright
 
         await asyncio.to_thread(require_readable_pages, self.settings.allowed_urls)
-        num_leftovers = await asyncio.to_thread(remove_leftovers)
-        if num_leftovers:
-            logger.warning("removed %d browser profiles that earlier runs left behind", num_leftovers)
         self._playwright = await self._stack.enter_async_context(async_playwright())
         return self
 

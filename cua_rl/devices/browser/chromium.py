@@ -12,9 +12,7 @@ import asyncio
 import logging
 import os
 import shutil
-import signal
 import stat
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -24,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 from cua_rl.errors import ConfigError, DeviceError, boundary
 from cua_rl.processes import GUARD
-from cua_rl.system import is_running, processes_with_argument
+from cua_rl.scratch import MARK, make_scratch_folder, scratch_folder
 from cua_rl.system_users import (
     GUEST_UIDS,
     SystemUser,
@@ -85,7 +83,6 @@ _FLAGS = (
 )
 
 
-_PREFIX = "cua_rl_browser_"
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 3.0
 
@@ -130,42 +127,12 @@ def chromium_command(program: Path, profile: Path, allowed_urls: Sequence[str], 
     return [str(program), *_FLAGS, *own, "about:blank"]
 
 
-def make_profile(folder: Path | None = None) -> Path:
-    """A new folder for a browser of this process."""
-    parent = folder or Path(tempfile.gettempdir())
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}_", dir=parent))
-
-
 def remove_profile(profile: Path) -> None:
     """Delete the folder; a browser that is still ending may write into it meanwhile."""
     for _ in range(3):
         remove_tree(profile)
         if not profile.exists():
             return
-
-
-def remove_leftovers(folder: Path | None = None) -> int:
-    """Kill browsers whose owner is gone and delete their profiles; returns the number of profiles."""
-    parent = folder or Path(tempfile.gettempdir())
-    abandoned = [profile for profile in parent.glob(f"{_PREFIX}*") if not _has_owner(profile)]
-    for profile in abandoned:
-        # by their argument: the pid in a file could long be someone else's
-        for pid in processes_with_argument(f"--user-data-dir={profile}"):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        remove_profile(profile)
-    return len(abandoned)
-
-
-def _has_owner(profile: Path) -> bool:
-    pid = profile.name.removeprefix(_PREFIX).partition("_")[0]
-    if not pid.isdigit() or is_running(int(pid)):
-        return True
-    try:
-        owner = profile.lstat().st_uid
-        return owner != os.getuid() and not (os.getuid() == 0 and owner in GUEST_UIDS)
-    except FileNotFoundError:
-        return True
 
 
 def require_readable_pages(allowed_urls: Sequence[str]) -> None:
@@ -252,7 +219,7 @@ class OwnedBrowser:
     async def _launch(self, user: SystemUser | None, flags: Sequence[str]) -> "Browser":
         """Let Playwright start the guard, which starts the browser and hands it Playwright's pipes."""
         if self._profile is None:
-            self._profile = await asyncio.to_thread(make_profile)
+            self._profile = await asyncio.to_thread(make_scratch_folder, "browser")
             await asyncio.to_thread(os.mkfifo, self._profile / "lifeline", 0o600)
             reader = os.open(self._profile / "lifeline", os.O_RDONLY | os.O_NONBLOCK)  # opening it to write needs one
             self._lifeline = os.open(self._profile / "lifeline", os.O_WRONLY)
@@ -268,7 +235,7 @@ class OwnedBrowser:
                 executable_path=interpreter,
                 args=guard,
                 ignore_default_args=True,
-                env={**bare_environment(self._profile)},
+                env={**bare_environment(self._profile, {MARK: str(scratch_folder())})},
                 handle_sigint=False,  # the controller ends what it owns in order
                 handle_sigterm=False,
                 handle_sighup=False,

@@ -1,9 +1,6 @@
 """Where Linux desktops come from: the `DeviceBackend` of desktop tasks."""
 
 import asyncio
-import os
-import tempfile
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Self
@@ -13,17 +10,14 @@ from cua_rl.devices.desktop.session import DesktopSession, require_programs
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.pool import DeviceRequest
 from cua_rl.errors import DeviceError
-from cua_rl.system import is_running
+from cua_rl.scratch import make_scratch_folder
 from cua_rl.system_users import remove_tree
-
-_PREFIX = "cua_rl-desktops-"
 
 
 class LinuxDesktops:
-    """Makes desktops of one size, each with a home of its own below a folder that is named after this process.
+    """Makes desktops of one size, each with a home of its own.
 
-    Processes of a crashed run have ended with it; entering removes the folders that it left. Raises `ConfigError` if a
-    program that desktops need is missing.
+    Raises `ConfigError` if a program that desktops need is missing.
     """
 
     abilities: DeviceAbilities = DESKTOP_ABILITIES
@@ -58,20 +52,10 @@ class LinuxDesktops:
         return device
 
     async def __aenter__(self) -> Self:
-        self._folder = await asyncio.to_thread(_make_folder)
+        self._folder = await asyncio.to_thread(make_scratch_folder, "desktops")
+        self._folder.chmod(0o711)  # the users of desktops pass through it, and cannot list it
         return self
 
     async def __aexit__(self, *error: object) -> None:
         if self._folder is not None:
             await asyncio.to_thread(remove_tree, self._folder)
-
-
-def _make_folder() -> Path:
-    """A folder that others can pass through but not list; what processes that live no more left is removed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        with suppress(ValueError):
-            if not is_running(int(left.name.removeprefix(_PREFIX).partition("-")[0])):
-                remove_tree(left)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
-    folder.chmod(0o711)
-    return folder

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cua_rl.actions import Button, Click, OpenApp, PressButton, PressKey
-from cua_rl.devices.browser.chromium import chromium_command, find_chromium, make_profile, remove_leftovers
+from cua_rl.devices.browser.chromium import chromium_command, find_chromium
 from cua_rl.devices.browser.hands import key_chord, require_possible
 from cua_rl.devices.browser.settings import Clip, PageSettings
 from cua_rl.devices.device import ActionRejected
@@ -84,12 +84,3 @@ def test_what_no_browser_can_do_is_told_to_the_model(action: OpenApp | PressButt
     with pytest.raises(ActionRejected):
         require_possible(action)
     require_possible(Click(x=0, y=0))
-
-
-def test_profiles_of_processes_that_are_gone_are_removed_and_others_kept(tmp_path: Path) -> None:
-    mine = make_profile(tmp_path)
-    gone = tmp_path / "cua_rl_browser_4194999_x"  # above the largest process id
-    gone.mkdir()
-    assert remove_leftovers(tmp_path) == 1
-    assert mine.exists()
-    assert not gone.exists()

@@ -13,10 +13,11 @@ import pytest_asyncio
 
 from cua_rl.actions import Click, DoubleClick, Drag, MoveMouse, PressKey, RightClick, Scroll, TypeText
 from cua_rl.devices.browser.backend import BrowserPages
-from cua_rl.devices.browser.chromium import find_chromium, remove_leftovers
+from cua_rl.devices.browser.chromium import find_chromium
 from cua_rl.devices.browser.page import BrowserPage
 from cua_rl.devices.browser.settings import PageSettings
 from cua_rl.errors import ConfigError, DeviceError, TaskError
+from cua_rl.scratch import remove_abandoned, scratch_folder
 from cua_rl.system_users import GUEST_UIDS, can_change_user
 
 PAGE = """<!doctype html><title>Test</title><style>body { margin: 0; height: 2000px; }
@@ -180,10 +181,10 @@ async def test_a_page_that_was_given_back_does_nothing_more(page: BrowserPage) -
 
 
 async def test_a_browser_that_dies_is_a_device_error_and_the_next_page_has_a_new_one(folder: Path) -> None:
-    others = browser_pids(os.getpid())
+    others = browser_pids(scratch_folder())
     async with pages_of(folder) as pages:
         page = await pages.lend()
-        for pid in set(browser_pids(os.getpid())).difference(others):
+        for pid in set(browser_pids(scratch_folder())).difference(others):
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(DeviceError):
             await page.observe()
@@ -198,10 +199,11 @@ CHILD = """
 import asyncio, sys
 from cua_rl.devices.browser.backend import BrowserPages
 from cua_rl.devices.browser.settings import PageSettings
+from cua_rl.scratch import scratch_folder
 async def main():
     async with BrowserPages(PageSettings(allowed_urls=("file:///nowhere/",))) as pages:
         await pages.lend()
-        print("ready", flush=True)
+        print(scratch_folder(), flush=True)
         await asyncio.sleep(600)
 asyncio.run(main())
 """
@@ -213,25 +215,25 @@ async def test_no_browser_outlives_the_process_that_owned_it(number: signal.Sign
         sys.executable, "-c", CHILD, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert child.stdout is not None
-    assert await child.stdout.readline() == b"ready\n"
-    assert browser_pids(child.pid)
+    folder = Path((await child.stdout.readline()).decode().strip())
+    assert browser_pids(folder)
     child.send_signal(number)
     await child.wait()
     deadline = time.monotonic() + 60
-    while browser_pids(child.pid) and time.monotonic() < deadline:
+    while browser_pids(folder) and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
-    assert browser_pids(child.pid) == []
-    remove_leftovers()
-    assert not list(Path("/tmp").glob(f"cua_rl_browser_{child.pid}_*"))
+    assert browser_pids(folder) == []
+    remove_abandoned(folder.parent)
+    assert not await asyncio.to_thread(folder.exists)
 
 
-def browser_pids(owner: int) -> list[int]:
-    """Browsers of that process: their profile names it."""
+def browser_pids(folder: Path) -> list[int]:
+    """Browsers whose profiles lie in a process's temporary folder."""
     pids: list[int] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if f"--user-data-dir=/tmp/cua_rl_browser_{owner}_".encode() in (entry / "cmdline").read_bytes():
+                if f"--user-data-dir={folder}/browser".encode() in (entry / "cmdline").read_bytes():
                     pids.append(int(entry.name))
             except OSError:
                 continue
@@ -244,11 +246,11 @@ SECRETS = ("HF_TOKEN", "GBOX_API_KEY", "DATABASE_URL", "PGPASSWORD", "AWS_SECRET
 async def test_a_browser_listens_nowhere_and_knows_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in SECRETS:
         monkeypatch.setenv(name, "secret")
-    others = browser_pids(os.getpid())
+    others = browser_pids(scratch_folder())
     async with pages_of(folder) as pages:
         page = await pages.lend()
         await page.open_page((folder / "first.html").as_uri())
-        browsers = [psutil.Process(pid) for pid in set(browser_pids(os.getpid())).difference(others)]
+        browsers = [psutil.Process(pid) for pid in set(browser_pids(scratch_folder())).difference(others)]
         programs = [one for one in browsers if "process_guard" not in " ".join(one.cmdline())]
         assert programs
         for process in (*browsers, *programs[0].children(recursive=True)):
@@ -256,16 +258,16 @@ async def test_a_browser_listens_nowhere_and_knows_no_secret(folder: Path, monke
             assert [link for link in links if link.status == psutil.CONN_LISTEN] == []
             assert not any(name in Path(f"/proc/{process.pid}/environ").read_text() for name in SECRETS)
         assert not any("--remote-debugging-port" in word for one in programs for word in one.cmdline())
-        for profile in Path("/tmp").glob(f"cua_rl_browser_{os.getpid()}_*"):
+        for profile in scratch_folder().glob("browser*"):
             assert profile.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.skipif(not can_change_user(), reason="not root: only root can give a browser another user")
 async def test_a_browser_started_by_root_has_a_user_of_its_own_and_no_capabilities(folder: Path) -> None:
-    others = browser_pids(os.getpid())
+    others = browser_pids(scratch_folder())
     async with pages_of(folder) as pages:
         await pages.lend()
-        for pid in set(browser_pids(os.getpid())).difference(others):
+        for pid in set(browser_pids(scratch_folder())).difference(others):
             process = psutil.Process(pid)
             if "process_guard" in " ".join(process.cmdline()):
                 continue

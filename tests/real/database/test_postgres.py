@@ -210,8 +210,9 @@ async def test_a_folder_that_an_earlier_version_wrote_as_nobody_opens(tmp_path: 
 def write_old_folder(folder: Path, bin_dir: Path) -> None:
     """A database as it was once: one superuser, to whom all tables belong, and every connection trusted."""
     old = SystemUser(uid=65534) if can_change_user() else SystemUser()
-    for parent in (folder, *folder.parents[:2]):  # the way to it
-        parent.chmod(0o711)
+    for parent in (folder, *folder.parents):  # the way to it
+        if not parent.stat().st_mode & 0o001:
+            parent.chmod(0o711)
     for name in ("data", "sockets"):
         old.make_folder(folder / name)
     data, sockets = str(folder / "data"), str(folder / "sockets")

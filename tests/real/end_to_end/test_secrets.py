@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.real.end_to_end.runs import Run, survivors
 
 pytestmark = pytest.mark.timeout(900)
 
+ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
     "OPENAI_API_KEY": "canary-01",
     "HF_TOKEN": "canary-02",
@@ -30,8 +32,9 @@ ENVIRONMENT = {
 }
 SETTINGS = {
     "tinker_api_key": "canary-11",
-    "judge.base_url": "http://canary-12:x@127.0.0.1:9/v1?api_key=canary-13",
-    "agent.command": "agent --token canary-14 --header 'Authorization: Bearer canary-15'",
+    "agent.name": "external",
+    "agent.command": f"node {ROOT}/examples/agents/agent.mjs --token canary-14 "
+    "--header 'Authorization: Bearer canary-15' http://canary-12:x@127.0.0.1:9/v1?api_key=canary-13",
     "wandb_project": "test",
 }
 CANARIES = [f"canary-{number:02}" for number in range(1, 16)]
@@ -41,6 +44,7 @@ def found_in(text: str) -> list[str]:
     return [canary for canary in CANARIES if canary in text]
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="the agent of this test is a Node program; install Node")
 async def test_no_secret_is_in_folder_database_api_or_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_in(json.dumps([ENVIRONMENT, SETTINGS])) == CANARIES
     for name, value in ENVIRONMENT.items():
@@ -50,7 +54,8 @@ async def test_no_secret_is_in_folder_database_api_or_export(tmp_path: Path, mon
     options = ("--config", str(tmp_path / "settings.yaml"), "gbox_api_key=canary-01", "skip_baseline=true")
     run = Run(tmp_path / "run", "max_steps=2", *options, "eval_tasks=none")
     run.wait_for(lambda: len(run.steps()) == 1)
-    shown = " ".join(word for process in (psutil.Process(run.process.pid), *run.owned()) for word in process.cmdline())
+    lines = [" ".join(process.cmdline()) for process in (psutil.Process(run.process.pid), *run.owned())]
+    shown = " ".join(line for line in lines if "agent.mjs" not in line)  # what an agent is told is its command's own
     address = next(line.split()[-1] for line in run.output().splitlines() if line.startswith("monitor at"))
     async with httpx.AsyncClient(base_url=address, trust_env=False) as client:
         paths = ("/api/runs", "/api/runs/1", "/api/runs/1/rollouts")
@@ -65,7 +70,7 @@ async def test_no_secret_is_in_folder_database_api_or_export(tmp_path: Path, mon
     assert found_in(run.output()) == []
     config = (run.folder / "config.json").read_text()
     assert '"judge"' in config
-    assert "agent --token *** --header 'Authorization: ***'" in config
+    assert "agent.mjs --token *** --header 'Authorization: ***' http://***:***@127.0.0.1:9/v1?api_key=***" in config
     written = [path for path in run.folder.rglob("*") if path.is_file()]
     assert any("wandb" in path.parts for path in written)
     assert {path: found for path in written if (found := found_in(path.read_text(errors="replace")))} == {}

@@ -1,6 +1,9 @@
 """One real vLLM, reached in all ways that the recipe knows: as base model, under adapters, and as plain endpoint."""
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,31 +12,36 @@ import pytest
 from cua_rl.recipes.evaluate import cli_main
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.rollout_config import ServerSettings
+from cua_rl.sampling.address import split_address
 from cua_rl.sampling.server import VllmServer
 from tests.run.test_evaluate_config import write_adapter
 
 pytestmark = pytest.mark.timeout(600)
 
 
-async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(server: VllmServer, tmp_path: Path) -> None:
+async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(
+    server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENDPOINT_API_KEY", server.api_key or "none")
     fresh, wild = write_adapter(tmp_path / "fresh", update=0.0), write_adapter(tmp_path / "wild", update=50.0)
-    endpoint = {"base_url": f"{server.base_url}/v1", "model": server.model.name}
-    config = EvaluateConfig(
-        models=[
-            {"name": "base"},
-            {"name": "fresh", "adapter": str(fresh)},
-            {"name": "wild", "adapter": str(wild)},
-            {"name": "chat", "api": "chat", "extra": {"tool_choice": "none"}, **endpoint},
-            {"name": "responses", "api": "responses", **endpoint},
-        ],
-        tasks={"source_type": "demo_eval", "tags": ["demo"]},
-        num_tasks=16,
-        max_tokens=48,
-        server=ServerSettings(max_model_len=2048),
-        base_url=server.base_url,
-        log_path=str(tmp_path / "out"),
-    )
-    await cli_main(config)
+    endpoint = {"model": server.model.name, "api_key_env": "ENDPOINT_API_KEY"}
+    async with tcp_address(server) as base_url:
+        config = EvaluateConfig(
+            models=[
+                {"name": "base"},
+                {"name": "fresh", "adapter": str(fresh)},
+                {"name": "wild", "adapter": str(wild)},
+                {"name": "chat", "api": "chat", "base_url": base_url, "extra": {"tool_choice": "none"}, **endpoint},
+                {"name": "responses", "api": "responses", "base_url": base_url, **endpoint},
+            ],
+            tasks={"source_type": "demo_eval", "tags": ["demo"]},
+            num_tasks=16,
+            max_tokens=48,
+            server=ServerSettings(max_model_len=2048),
+            base_url=server.base_url,
+            log_path=str(tmp_path / "out"),
+        )
+        await cli_main(config)
 
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     models = {model["name"]: model for model in results["models"]}
@@ -45,6 +53,28 @@ async def test_all_ways_to_a_model_give_judged_attempts_on_the_same_tasks(server
     assert outcomes(tmp_path / "out", "chat", num_turns=1) == outcomes(tmp_path / "out", "base", num_turns=1)
     # of the Responses endpoint only judged attempts are asked: vLLM adds fields to the tools there, and the tiny model
     # has learned one way of writing them
+
+
+@asynccontextmanager
+async def tcp_address(server: VllmServer) -> AsyncGenerator[str]:
+    """The server's address for clients that know no Unix socket."""
+    _, socket_path = split_address(server.base_url)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_unix_connection(socket_path)
+        async with asyncio.TaskGroup() as directions:
+            directions.create_task(copy(reader, to_server))
+            directions.create_task(copy(from_server, writer))
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(2**16):
+            sink.write(data)
+            await sink.drain()
+        sink.close()
+
+    listener = await asyncio.start_server(relay, "127.0.0.1", 0)
+    async with listener:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
 
 
 def outcomes(folder: Path, model: str, num_turns: int | None = None) -> dict[int, bool]:

@@ -1,4 +1,4 @@
-"""What `red_team.py` attacks: a small training run with an agent that spies, two desktops and a browser."""
+"""What is attacked: a small training run with an agent that spies, two desktops and a browser."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,8 +105,8 @@ class LiveRun:
                 {
                     "agent.name": "external",
                     "agent.command": f"{python} {spy} {notes} --token canary-14-flag "
-                    "--header 'Authorization: Bearer canary-15-header'",
-                    "judge.base_url": "http://canary-12-user:x@127.0.0.1:9/v1?api_key=canary-13-query",
+                    "--header 'Authorization: Bearer canary-15-header' "
+                    "http://canary-12-user:x@127.0.0.1:9/v1?api_key=canary-13-query",
                 }
             )
         )
@@ -160,7 +160,7 @@ class LiveRun:
     def gateway(self) -> tuple[str, str, str]:
         """Address of the gateway, id of a rollout, and its key."""
         variables = self.spied["environment"]
-        parts = urlsplit(variables["OPENAI_BASE_URL"])
+        parts = urlsplit(str(variables["OPENAI_BASE_URL"]))
         return f"http://{parts.netloc}", parts.path.split("/")[2], variables.get("OPENAI_API_KEY", "")
 
     @property
@@ -227,26 +227,32 @@ def peak_bytes(pid: int) -> int:
 
 
 @contextmanager
-def asked_meanwhile(url: str, headers: dict[str, str]) -> Iterator[list[float]]:
-    """Ask for a page all the time, from a process of its own; afterwards, the list has how long that took at most."""
+def asked_meanwhile(url: str, headers: dict[str, str]) -> Generator[list[float]]:
+    """Ask for a page all the time, from a process of its own.
+
+    Afterwards, the list has the longest wait of two quiet seconds before, and the longest while the block ran.
+    """
     program = (
-        "import httpx,sys,time\nworst=0.0\nprint(flush=True)\n"
-        "import select\n"
-        "while not select.select([sys.stdin],[],[],0.05)[0]:\n"
-        "    began=time.monotonic()\n"
-        f"    httpx.get({url!r},headers={headers!r},trust_env=False,timeout=60)\n"
-        "    worst=max(worst,time.monotonic()-began)\n"
-        "print(worst)\n"
+        "import httpx,select,sys,time\n"
+        "def ask(until):\n"
+        "    worst=0.0\n"
+        "    while not until():\n"
+        "        began=time.monotonic()\n"
+        f"        httpx.get({url!r},headers={headers!r},trust_env=False,timeout=60)\n"
+        "        worst=max(worst,time.monotonic()-began)\n"
+        "    print(worst,flush=True)\n"
+        "end=time.monotonic()+2\n"
+        "ask(lambda: time.monotonic()>end)\n"
+        "ask(lambda: select.select([sys.stdin],[],[],0.05)[0])\n"
     )
     asking = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert asking.stdout is not None
-    asking.stdout.readline()
-    worst: list[float] = []
+    waits = [float(asking.stdout.readline() or "inf")]
     try:
-        yield worst
+        yield waits
     finally:
         said, _ = asking.communicate("stop\n", timeout=120)
-        worst.append(float(said or "inf"))
+        waits.append(float(said or "inf"))
 
 
 def status_of(method: str, url: str, **given: Any) -> int:
@@ -259,7 +265,7 @@ class Devices:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.red_team_targets"],
+            [sys.executable, "-m", "scripts.red_team.targets"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

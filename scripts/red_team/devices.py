@@ -1,0 +1,78 @@
+"""Attacks on browser and desktops."""
+
+import os
+import socket
+from contextlib import suppress
+
+import psutil
+
+from scripts.red_team.findings import MAX_GROWTH_BYTES, MAX_WAIT_S, Findings, Targets, canaries_of, check, mib, skipped
+from scripts.red_team.targets import command_line, listeners
+
+
+def attack_browser(targets: Targets) -> Findings:
+    """Row 2: DevTools without authentication, no sandbox as root, secrets in the browser's environment."""
+    if targets.devices is None:
+        yield skipped(2, "DevTools of Chromium", "no browser could be started")
+        return
+    below = psutil.Process(targets.devices.process.pid).children(recursive=True)
+    browsers = [
+        process for process in below if "chrom" in process.name() and "process_guard" not in command_line(process)
+    ]
+    ports = sorted({port for _, port, _ in listeners(browsers)})
+    yield check(2, "TCP ports of Chromium", "none", ports or "none", not ports)
+    bare = [process.pid for process in browsers if process.uids().real == 0]
+    yield check(2, "Chromium as root", "never", f"{len(bare)} processes", not bare)
+    # what drives the browser is part of the controller
+    own = ("process_guard", "playwright/driver")
+    operated = [each for each in below if not any(word in command_line(each) for word in own)]
+    found = sorted({canary for process in operated for canary in canaries_of(process)})
+    yield check(2, "canaries in the environment of browser and desktops", "none", found or "none", not found)
+
+
+def attack_files(targets: Targets) -> Findings:
+    """Row 8: FIFOs, endless and sparse files on a desktop, read by its validator."""
+    devices = targets.devices
+    if devices is None:
+        yield skipped(8, "files of a desktop", "no desktop could be started")
+        return
+    devices.tell(number=0, shell="mkfifo pipe; ln -s /dev/zero zero; truncate -s 1G sparse; echo mine > note")
+    before = devices.tell(number=1, query="files")["peak_bytes"]
+    for name, times in (("sparse", 1), ("zero", 1), ("pipe", 40)):  # what takes every thread comes last
+        told = devices.tell(number=0, query=f"file:{name}", times=times)
+        growth, before = told["peak_bytes"] - before, told["peak_bytes"]
+        is_held = told["seconds"] < 10 and growth < MAX_GROWTH_BYTES
+        got = f"{told['seconds']:.1f} s, {mib(growth)}, {told['text'][:30]!r}"
+        yield check(8, f"{times} reads of {name}", "< 10 s, < 150 MiB", got, is_held)
+        other = devices.tell(number=1, query="files")["seconds"]
+        yield check(8, f"another desktop after {name}", "< 0.5 s", f"{other:.2f} s", other < MAX_WAIT_S)
+
+
+def attack_other_desktop(targets: Targets) -> Findings:
+    """Row 9: one desktop writes another one's files, and draws on its screen."""
+    devices = targets.devices
+    if devices is None:
+        yield skipped(9, "another desktop", "no desktop could be started")
+        return
+    _, other = devices.facts["desktops"]
+    devices.tell(number=1, shell="echo right > answer.txt")
+    devices.tell(number=0, shell=f"echo wrong > {other['home']}/answer.txt; ls {other['home']}")
+    text = devices.tell(number=1, query="file:answer.txt")["text"]
+    if os.geteuid() != 0 and text.strip() != "right":
+        yield skipped(9, "a desktop overwrites another one's file", "not root: all desktops share a user")
+    else:
+        yield check(9, "a desktop overwrites another one's file", "right", text, text.strip() == "right")
+    answer = _open_display(other["display"])
+    yield check(9, "an X display without its cookie", "refused", answer, answer != "opened")
+
+
+def _open_display(display: str) -> str:
+    """What an X server says to a client without authorization: 1 is success (X protocol, connection setup)."""
+    path = f"/tmp/.X11-unix/X{display.removeprefix(':')}"
+    for address in (path, f"\0{path}"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(5)
+            client.connect(address)
+            client.sendall(b"l\0\x0b\0\0\0\0\0\0\0\0\0")
+            return "opened" if client.recv(1) == b"\x01" else "refused"
+    return "no socket that can be reached"
