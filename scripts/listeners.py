@@ -65,12 +65,15 @@ class Listener:
 
 
 def list_listeners(pid: int) -> list[Listener]:
-    """What a process and its descendants listen on, each address once."""
+    """What a process and its descendants listen on, each address once.
+
+    A controller of external agents refuses inspection by its own user: only root sees its listener.
+    """
     waiting = _listening_paths()
     found: dict[tuple[str, str], Listener] = {}
     root = psutil.Process(pid)
     for process in (root, *root.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
             program = " ".join(process.cmdline())
             for link in process.net_connections("all"):
                 kind, address = _address(link.type, link.laddr)
@@ -84,8 +87,10 @@ def list_listeners(pid: int) -> list[Listener]:
 def answer_to_stranger(listener: Listener, uid: int = STRANGER_UID) -> str:
     """What somebody without a secret gets: the error, or the beginning of the answer ("" for none).
 
-    By root it is asked as another user; by anyone else, as that user.
+    Root asks as another user. Anyone else cannot: then a file that is closed to others counts as a refusal.
     """
+    if os.geteuid() != 0 and listener.kind == "unix" and not listener.lock.startswith("none"):
+        return "PermissionError, not tried"
 
     def ask() -> str:
         if os.geteuid() == 0:
@@ -122,7 +127,7 @@ def gave_something(answer: str) -> bool:
     """Whether it is more than a refusal."""
     words = answer.split()
     is_refusal = len(words) > 1 and words[0].startswith("HTTP/") and words[1] >= "400"
-    return bool(words) and not is_refusal and words[0] not in ("PermissionError", "ConnectionRefusedError")
+    return bool(words) and not is_refusal and words[0].strip(",") not in ("PermissionError", "ConnectionRefusedError")
 
 
 def _listening_paths() -> set[str]:
