@@ -91,19 +91,19 @@ class MemoryPlan:
         return {"memory_plan": {"settings": self._settings(), "gib": gib}, **self.gpus.effective()}
 
     def _settings(self) -> dict[str, object]:
-        trainer = {
+        trainer: dict[str, object] = {
             "gradient_checkpointing": self.gradient_checkpointing,
             "micro_batch_tokens": self.micro_batch_tokens,
             "sharding": self.sharding,
         }
-        server = {"max_num_seqs": self.max_num_seqs}
+        server: dict[str, object] = {"max_num_seqs": self.max_num_seqs}
         if self.machine.gpus:
             server |= {
                 "tensor_parallel": self.gpus.tensor_parallel,
                 "gpu_memory_utilization": self.gpus.gpu_memory_utilization,
             }
-        chosen = {f"trainer.{name}": value for name, value in trainer.items()} if self.trainer else {}
-        return chosen | ({f"server.{name}": value for name, value in server.items()} if self.server else {})
+        groups = {"trainer": trainer if self.trainer else {}, "server": server if self.server else {}}
+        return {f"{group}.{name}": value for group, chosen in groups.items() for name, value in chosen.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,8 +59,12 @@ class PolicyModel:
         self._reference: list[Tensor] | None = None
         self.trains_vision = self._peft is None
         if config.gradient_checkpointing:
-            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.recompute_activations()
         base.train()
+
+    def recompute_activations(self) -> None:
+        """From now on, recompute each layer's activations in the backward pass instead of keeping them."""
+        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     @property
     def dtype(self) -> torch.dtype:
