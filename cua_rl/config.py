@@ -10,6 +10,7 @@ import chz
 from cua_rl.settings import remembers_given, setting
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
+Sharding = Literal["none", "full", "offload"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
 
@@ -35,8 +36,10 @@ class TrainerConfig:
     gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
     num_processes: int = setting(1, "data-parallel processes, one per GPU")
     gpus: tuple[str, ...] = setting((), "their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
-    sharding: Literal["none", "full"] = setting(
-        "none", "frozen weights in each process: none: all of them; full: its shard of each layer (FSDP)"
+    sharding: Sharding = setting(
+        "none",
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
+        "time, from main memory",
     )
     vision_cache_gib: float = setting(
         2.0, "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step"

@@ -113,6 +113,15 @@ def free_memory_frac(platform: str = sys.platform) -> float:
     return int(fields["MemAvailable"].split()[0]) / int(fields["MemTotal"].split()[0])
 
 
+def total_memory_bytes(platform: str = sys.platform, limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Main memory that this machine has, or that its container may use."""
+    if platform == MACOS:
+        return int(_output_of("sysctl", "-n", "hw.memsize"))
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    allowed = limit.read_text().strip() if limit.is_file() else "max"
+    return installed if allowed == "max" else min(installed, int(allowed))
+
+
 def free_frac_of_vm_stat(printed: str, total_bytes: int) -> float:
     """From the output of macOS' vm_stat: pages that are free, or can be had without writing anything out."""
     page_size = re.search(r"page size of (\d+) bytes", printed)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,7 +26,6 @@ from cua_rl.policy import AdapterRef
 from cua_rl.reporting.comparison import Comparison, print_comparison, write_comparison
 from cua_rl.reporting.json_lines import append_record, read_records
 from cua_rl.reporting.plots import write_comparison_plot
-from cua_rl.run.checkpoints import max_lora_rank
 from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import (
     EvaluationPlan,
@@ -51,6 +51,8 @@ from cua_rl.sampling.server import ExternalServer, VllmServer
 async def run_evaluation(config: EvaluateConfig) -> None:
     """Check the configuration, make the missing attempts, and write the results."""
     plan = await plan_evaluation(config)
+    for engine in plan.engines.values():
+        print(engine.memory.table(), file=sys.stderr)
     if config.dry_run:
         check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(plan.settings(), indent=2))
@@ -143,11 +145,12 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
         server = make_server(
             plan.config,
             model_path,
-            engine.gpus,
+            engine.memory.gpus,
             folder.path / "logs" / "vllm.log",
-            max_lora_rank=max_lora_rank(max((item.adapter.rank for item in models if item.adapter), default=8)),
+            max_lora_rank=engine.max_lora_rank,
             max_model_len=engine.max_model_len,
             max_images=plan.max_images,
+            max_num_seqs=engine.memory.max_num_seqs,
         )
         async with server:
             for model in models:

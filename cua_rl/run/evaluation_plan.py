@@ -16,15 +16,19 @@ from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.policy import SamplingParams
+from cua_rl.renderers.images import load_image_settings
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
-from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder
+from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
+from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
-from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
+from cua_rl.run.machine import find_machine
+from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer
+from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import plan_prompts
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
@@ -64,11 +68,12 @@ Model = LocalModel | RemoteModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngine:
-    """Renderer, context length and GPUs of a model folder."""
+    """Renderer, context length and memory of a model folder."""
 
     renderer: Renderer
     max_model_len: int
-    gpus: GpuPlan
+    max_lora_rank: int
+    memory: MemoryPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +108,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
     """Resolve the configuration; raises `ConfigError` for the first problem."""
     models = parse_models(config.models, config.model_name)
     paths = list(dict.fromkeys(model.model_path for model in models if isinstance(model, LocalModel)))
-    engines = {path: _plan_engine(path, config) for path in paths}
+    engines = {path: _plan_engine(path, config, models) for path in paths}
     if config.base_url is not None and len(paths) > 1:
         raise ConfigError(
             f"base_url: expected one model folder, the one that the server there serves, got {len(paths)}; "
@@ -176,18 +181,31 @@ def _name(model: Mapping[str, Any]) -> str:
     return str(model["name"])
 
 
-def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
+def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
     renderer = make_image_renderer(model_path, config.renderer_name)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
-    wishes = GpuWishes(
-        server_gpus=config.server.gpus,
-        server_tensor_parallel=config.server.tensor_parallel,
-        gpu_memory_utilization=config.server.gpu_memory_utilization,
-        has_server=config.base_url is None,
-        has_trainer=False,
+    adapters = [one.adapter for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
+    rank = max_lora_rank(max((adapter.rank for adapter in adapters if adapter), default=8))
+    images = load_image_settings(model_path)
+    request = Request(
+        model=load_model_sizes(model_path),
+        machine=find_machine(config.machine, os.environ),
+        demand=Demand(
+            context_tokens=max_model_len,
+            lora_rank=rank,
+            largest_image_tokens=images.max_pixels // images.factor_px**2,
+            vision_cache_gib=0.0,
+        ),
+        gpu_wishes=GpuWishes(
+            server_gpus=config.server.gpus,
+            server_tensor_parallel=config.server.tensor_parallel,
+            gpu_memory_utilization=config.server.gpu_memory_utilization,
+            has_server=config.base_url is None,
+            has_trainer=False,
+        ),
+        wishes=MemoryWishes(max_num_seqs=config.server.max_num_seqs),
     )
-    gpus = plan_gpus(visible_gpus(os.environ), wishes, num_attention_heads(model_path))
-    return LocalEngine(renderer=renderer, max_model_len=max_model_len, gpus=gpus)
+    return LocalEngine(renderer=renderer, max_model_len=max_model_len, max_lora_rank=rank, memory=plan_memory(request))
 
 
 _LOCAL_KEYS = ("name", "model_name", "adapter")

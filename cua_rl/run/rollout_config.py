@@ -131,7 +131,9 @@ class ServerSettings:
     max_model_len: int | None = setting(
         None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
     )
-    max_num_seqs: int = setting(128, "maximum batch size, requests", at_least=1)
+    max_num_seqs: int | None = setting(
+        None, "maximum batch size, requests; None is 128, or as many as the KV cache holds halfway through", at_least=1
+    )
     max_images: int | None = setting(
         None, "maximum screenshots per prompt; None derives it from history and turns", at_least=1
     )
@@ -139,10 +141,10 @@ class ServerSettings:
         None, "GPUs, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
     )
     tensor_parallel: int | None = setting(
-        None, "GPUs per copy of the model; None is the largest power of two that divides their number", at_least=1
+        None, "GPUs per copy of the model; None is as few as hold the model and a KV cache", at_least=1
     )
     gpu_memory_utilization: float | None = setting(
-        None, "fraction of GPU memory; None is 0.85, or 0.45 on a GPU shared with the trainer", within=(0.0, 1.0)
+        None, "fraction of GPU memory; None is 0.85, or what the trainer leaves of a shared GPU", within=(0.0, 1.0)
     )
     start_timeout_s: float = setting(300.0, "limit for the start", within=_TIME_LIMIT)
 
@@ -270,6 +272,9 @@ class RolloutConfig:
         "ask", "what to do if the folder already holds a run; resume continues it"
     )
     dry_run: bool = setting(False, "check everything, print the effective configuration as JSON, and exit")
+    machine: str | None = setting(
+        None, "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80"
+    )
     agent: AgentSettings = chz.field(default_factory=AgentSettings)
     devices: DeviceSettings = chz.field(default_factory=DeviceSettings)
     server: ServerSettings = chz.field(default_factory=ServerSettings)
@@ -279,6 +284,11 @@ class RolloutConfig:
     @chz.validate
     def _values_make_sense(self) -> None:
         check_numbers(self)
+        if self.machine is not None and not self.dry_run:
+            raise ValueError(
+                f"machine: expected it only with dry_run=true, which plans for another machine, got {self.machine!r} "
+                "in a run; leave it out"
+            )
         check_judge_settings(self.judge)
 
 

@@ -120,6 +120,7 @@ def make_server(
     max_lora_rank: int,
     max_model_len: int,
     max_images: int,
+    max_num_seqs: int,
 ) -> VllmServer | ExternalServer:
     """The model server, not yet started; the one at `base_url` if it is set."""
     if config.base_url is not None:
@@ -128,7 +129,7 @@ def make_server(
         model_path=model_path,
         max_lora_rank=max_lora_rank,
         max_model_len=max_model_len,
-        max_num_seqs=config.server.max_num_seqs,
+        max_num_seqs=max_num_seqs,
         max_images=max_images,
         gpu_memory_utilization=gpus.gpu_memory_utilization,
         gpus=gpus.server_gpus,

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import sys
 import time
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ async def run_training(config: CLIConfig) -> None:
     """Check the configuration, then run it; returns when the run is complete and everything it owned is gone."""
     started = time.monotonic()
     plan = await plan_run(config)
+    print(plan.memory.table(), file=sys.stderr)
     if config.dry_run:
         check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
         print(json.dumps(plain_config(config) | plan.effective(), indent=2))
@@ -154,6 +156,7 @@ async def _start_engine(
         max_lora_rank=plan.max_lora_rank,
         max_model_len=plan.max_model_len,
         max_images=plan.max_images,
+        max_num_seqs=plan.memory.max_num_seqs,
     )
     config = plan.config
     trainer = TrainingClient(
@@ -161,11 +164,11 @@ async def _start_engine(
             model_path=plan.model_path,
             lora=LoraConfig(rank=config.lora_rank, alpha=config.trainer.lora_alpha, seed=config.seed),
             dtype=config.trainer.dtype,
-            micro_batch_tokens=config.trainer.micro_batch_tokens,
-            gradient_checkpointing=config.trainer.gradient_checkpointing,
+            micro_batch_tokens=plan.memory.micro_batch_tokens,
+            gradient_checkpointing=plan.memory.gradient_checkpointing,
             num_processes=plan.gpus.num_trainer_processes,
             gpus=plan.gpus.trainer_gpus,
-            sharding=config.trainer.sharding,
+            sharding=plan.memory.sharding,
             vision_cache_gib=config.trainer.vision_cache_gib,
             seed=config.seed,
         ),

@@ -5,7 +5,7 @@ from typing import Literal
 import chz
 
 from cua_rl.command_line.settings import explain_field
-from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.config import LossConfig, OptimConfig, Sharding
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.run.rollout_config import (
     PAID_DEVICES,
@@ -57,16 +57,22 @@ class TrainerSettings:
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "precision; auto is bfloat16 on a GPU and float32 on a CPU"
     )
-    micro_batch_tokens: int = setting(16384, "maximum tokens of one forward pass", at_least=64)
-    gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
+    micro_batch_tokens: int | None = setting(
+        None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64
+    )
+    gradient_checkpointing: bool | None = setting(
+        None, "save memory by recomputing activations; None does so if they would not fit"
+    )
     gpus: list[int] | None = setting(
         None, "GPUs, such as 2,3; None uses those not used by vLLM; a single GPU is shared"
     )
     num_processes: int | None = setting(
         None, "data-parallel processes; None is one per GPU of the trainer, one without GPUs", at_least=1
     )
-    sharding: Literal["none", "full"] = setting(
-        "none", "frozen weights in each process: none: all of them; full: its shard of each layer (FSDP)"
+    sharding: Sharding | None = setting(
+        None,
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
+        "time, from main memory; None is the first of these that fits",
     )
     vision_cache_gib: float = setting(
         2.0,

@@ -12,21 +12,24 @@ from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.processes import free_port
+from cua_rl.renderers.images import load_image_settings
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
-from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
+from cua_rl.run.gpus import GpuPlan, GpuWishes
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
+from cua_rl.run.machine import find_machine
+from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
 from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,
     make_image_renderer,
-    num_attention_heads,
     require_trainable,
 )
+from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import plan_prompts, require_monitor
 from cua_rl.run.rollouts import check_agent
@@ -59,12 +62,16 @@ class RunPlan:
     max_images: int
     """Maximum images of one prompt."""
     max_lora_rank: int
-    gpus: GpuPlan
+    memory: MemoryPlan
     checkpoint_path: Path | None
     database_url: str | None
     """None for the embedded database."""
     monitor: MonitorAddress | None
     """Remote monitor to which the run is sent."""
+
+    @property
+    def gpus(self) -> GpuPlan:
+        return self.memory.gpus
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json and `dry_run`."""
@@ -79,7 +86,7 @@ class RunPlan:
             "max_images": self.max_images,
             "sampler": self.config.base_url or "started by the run",
             "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
-            **self.gpus.effective(),
+            **self.memory.effective(),
         }
 
 
@@ -135,7 +142,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
-        gpus=_gpu_plan(config, model_path, environ),
+        memory=_memory_plan(config, model_path, max_model_len, environ),
         checkpoint_path=find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
@@ -176,8 +183,8 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
         logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
-def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -> GpuPlan:
-    wishes = GpuWishes(
+def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]) -> MemoryPlan:
+    gpu_wishes = GpuWishes(
         server_gpus=config.server.gpus,
         server_tensor_parallel=config.server.tensor_parallel,
         gpu_memory_utilization=config.server.gpu_memory_utilization,
@@ -185,11 +192,34 @@ def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -
         trainer_num_processes=config.trainer.num_processes,
         has_server=config.base_url is None,
     )
-    plan = plan_gpus(visible_gpus(environ), wishes, num_attention_heads(model_path))
-    if config.trainer.sharding == "full" and plan.num_trainer_processes == 1:
+    wishes = MemoryWishes(
+        gradient_checkpointing=config.trainer.gradient_checkpointing,
+        micro_batch_tokens=config.trainer.micro_batch_tokens,
+        sharding=config.trainer.sharding,
+        max_num_seqs=config.server.max_num_seqs,
+    )
+    machine = find_machine(config.machine, environ)
+    images = load_image_settings(model_path)
+    dtype = config.trainer.dtype
+    demand = Demand(
+        context_tokens=max_model_len,
+        lora_rank=config.lora_rank,
+        largest_image_tokens=images.max_pixels // images.factor_px**2,
+        is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
+        vision_cache_gib=config.trainer.vision_cache_gib,
+    )
+    model = load_model_sizes(model_path)
+    plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
+    num_processes = plan.gpus.num_trainer_processes
+    if config.trainer.sharding == "full" and num_processes == 1:
         raise ConfigError(
             "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
             "trainer.num_processes, or name several trainer.gpus"
+        )
+    if config.trainer.sharding == "offload" and num_processes > 1:
+        raise ConfigError(
+            f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
+            "one; set trainer.sharding=full, or trainer.num_processes=1"
         )
     return plan
 

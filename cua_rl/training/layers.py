@@ -118,7 +118,8 @@ class FusedLoraLinear(PeftLinear):
         if self.disable_adapters or self.merged or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
             return super().forward(x, *args, **kwargs)
         a, b = self.lora_A["default"].weight, self.lora_B["default"].weight
-        return _LoraLinear.apply(x, base.weight, base.bias, a, b, self.scaling["default"])  # type: ignore[no-any-return]
+        weight = base.weight.to(x.device, non_blocking=True)  # a copy of what `StreamedLinear` keeps in main memory
+        return _LoraLinear.apply(x, weight, base.bias, a, b, self.scaling["default"])  # type: ignore[no-any-return]
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -144,6 +145,38 @@ class _LoraLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = (gradient @ weight).addmm_(inner_gradient, a).view(*gradients[0].shape[:-1], -1)
         return to_x, None, None, inner_gradient.T @ rows, (gradient.T @ inner).mul_(ctx.scaling), None
+
+
+class StreamedLinear(nn.Module):
+    """A frozen linear layer whose weights stay in main memory and are copied to the device for the moment of use.
+
+    Autograd keeps the copy until the backward pass of this use. With recomputed activations that is the backward pass
+    of one decoder layer, so the device never holds more than one layer's weights and what is being copied.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        if torch.cuda.is_available():  # copies from pinned memory do not wait for the device
+            self.weight.data = self.weight.data.pin_memory()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        weight = self.weight.to(x.device, non_blocking=True)
+        return linear(x, weight, None if self.bias is None else self.bias.to(x.device))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "StreamedLinear":
+        """Stay in main memory when the model moves."""
+        return self
+
+
+def stream_frozen_weights(base: Any) -> None:
+    """Keep the frozen matrices of the decoder layers in main memory; parameters keep their names."""
+    for layer in base.model.language_model.layers:
+        for parent in list(layer.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, nn.Linear) and not child.weight.requires_grad:
+                    setattr(parent, name, StreamedLinear(child))
 
 
 class LinearPatchEmbed(nn.Module):

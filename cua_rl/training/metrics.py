@@ -124,6 +124,10 @@ class Account:
         """Count images whose features came from the cache."""
         self._counts["reused_images"] += count
 
+    def add_memory_retry(self) -> None:
+        """Count a request that was tried again because memory ran out."""
+        self._counts["memory_retries"] += 1
+
     @property
     def num_encoded_images(self) -> int:
         """Images that passed through the vision tower since the last `take`."""
@@ -143,7 +147,7 @@ class Account:
         if self._peak_flops_per_s is None:
             self._peak_flops_per_s = measure_matmul_peak(self.device, self.dtype)
         flops_per_s = self._flops.total() / self._busy_s if self._busy_s else 0.0
-        counts = ("tokens", "trained_tokens", "encoded_images", "reused_images")
+        counts = ("tokens", "trained_tokens", "encoded_images", "reused_images", "memory_retries")
         metrics = {f"trainer/{name}": float(self._counts[name]) for name in counts}
         metrics |= {
             f"trainer/{name}_tflop": self._flops[name] / 1e12 for name in ("language", "vision", "lora", "head")

@@ -24,6 +24,7 @@ from cua_rl.training.layers import (
     PACKED_ATTENTION,
     FusedLoraLinear,
     keep_predictors_only,
+    stream_frozen_weights,
     use_linear_patch_embedding,
 )
 from cua_rl.training.ranks import shard_frozen_weights
@@ -45,22 +46,32 @@ class PolicyModel:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # Any: Transformers' annotations do not hold for tensors on a device
         base: Any = self._load_base()
-        if not self.is_sharded:
+        is_streamed = config.sharding == "offload"
+        if not self.is_sharded and not is_streamed:
             base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
         keep_predictors_only(base.model)
         self.base: Any = base
         self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
+        if self._peft is None and (self.is_sharded or is_streamed):
+            raise ConfigError(
+                f"sharding: expected 'none' where everything is trained, got {config.sharding!r}; train an adapter"
+            )
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
-            if self._peft is None:
-                raise ConfigError("sharding: expected 'none' where everything is trained, got 'full'; train an adapter")
             shard_frozen_weights(base, self.device, num_ranks)
+            base.to(self.device)
+        elif is_streamed:
+            stream_frozen_weights(base)
             base.to(self.device)
         self._reference: list[Tensor] | None = None
         self.trains_vision = self._peft is None
         if config.gradient_checkpointing:
-            base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.recompute_activations()
         base.train()
+
+    def recompute_activations(self) -> None:
+        """From now on, recompute each layer's activations in the backward pass instead of keeping them."""
+        self.base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     @property
     def dtype(self) -> torch.dtype:

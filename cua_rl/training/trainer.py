@@ -1,8 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Training inside the worker: log-probabilities, gradients, optimizer steps, checkpoints."""
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from cua_rl.types import Datum
 
 _T = TypeVar("_T")
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
@@ -47,6 +50,10 @@ class _Batch:
     """Every distinct screenshot by sha256."""
     num_idle_passes: int = 0
     """Passes through a sharded model in which only other ranks have work."""
+
+
+class _OutOfMemory(TrainingError):
+    """A device's memory did not suffice, on this rank or another; raised on all."""
 
 
 class Trainer:
@@ -67,12 +74,19 @@ class Trainer:
             held_bytes=held_bytes(self.model.base),
         )
         self._optimizer = self._make_optimizer()
+        self._row_tokens = config.micro_batch_tokens
         self._num_trained_tokens = 0
         self._is_weighted = False
         self.policy_version = 0
 
     def forward(self, request: wire.Forward) -> wire.ForwardOutput:
         """Log-probabilities under the policy, the reference model, or the base model."""
+        batch, scores = self._within_memory(lambda: self._score(request))
+        logprobs = [part.logprobs for part in scores]
+        return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
+
+    def _score(self, request: wire.Forward) -> tuple[_Batch, list[TokenScores]]:
+        """Forward passes of this rank's datums; returns the micro-batches and results of all ranks."""
         with self._ranks.agreement() as agreement, torch.no_grad():
             batch = self._prepare(request.datums)
             match request.weights:
@@ -82,14 +96,16 @@ class Trainer:
                     weights, has_adapter = self.model.reference_weights(), self.model.has_reference
                 case "base":
                     weights, has_adapter = self.model.base_weights(), False
-            with weights, self._in_step():
-                scores = [
-                    self._scores(batch, part, request.temperature, adapter=has_adapter) for part in batch.micro_batches
-                ]
-                self._make_idle_passes(batch)
-            batch, scores, _ = self._share(agreement, batch, scores, [])
-        logprobs = [part.logprobs for part in scores]
-        return wire.ForwardOutput(training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs))
+            scores, shortage = list[TokenScores](), None
+            try:
+                with weights, self._in_step():
+                    for part in batch.micro_batches:
+                        scores.append(self._scores(batch, part, request.temperature, adapter=has_adapter))
+                    self._make_idle_passes(batch)
+            except torch.OutOfMemoryError as error:
+                shortage = str(error)
+            batch, scores, _ = self._share(agreement, batch, scores, [], shortage)
+        return batch, scores
 
     def forward_backward(self, request: wire.ForwardBackward) -> wire.ForwardBackwardOutput:
         """Add the gradient of the summed loss; a loss that is not finite drops all gradients and raises."""
@@ -101,8 +117,10 @@ class Trainer:
                 "kinds: their gradients cannot be added up"
             )
         encoded_before = self.account.num_encoded_images
+        gradients = [parameter.grad for parameter in self.model.trainable_parameters]
+        earlier = [None if gradient is None else gradient.to("cpu", copy=True) for gradient in gradients]
         try:
-            batch, scores, losses = self._accumulate(request)
+            batch, scores, losses = self._within_memory(lambda: self._accumulate(request, earlier))
         except BaseException:
             self._drop_gradients()
             raise
@@ -123,29 +141,71 @@ class Trainer:
             training_logprobs=align_with_tokens(batch.datums, batch.micro_batches, logprobs), metrics=metrics
         )
 
-    def _accumulate(self, request: wire.ForwardBackward) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
-        """Forward and backward passes of this rank's datums; returns the micro-batches and results of all ranks."""
-        scores, losses, totals = list[TokenScores](), list[TokenLoss](), list[float]()
+    def _within_memory(self, attempt: Callable[[], _T]) -> _T:
+        """The attempt's result; where memory ran out, that of a second one with shorter rows and recomputation.
+
+        Both stay for the rest of the run: what did not fit once will not fit the next time. Sharded ranks have no
+        second attempt, because they wait for each other inside the model.
+        """
+        try:
+            return attempt()
+        except _OutOfMemory as error:
+            shortage = str(error)
+        # the error is gone, and with its traceback the tensors of the first attempt
+        before, self._row_tokens = self._row_tokens, max(1, self._row_tokens // 2)
+        self.model.recompute_activations()
+        self.account.add_memory_retry()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        logger.warning(
+            "out of memory with micro_batch_tokens=%d: trying again with %d and gradient_checkpointing=true, and so "
+            "for the rest of the run (%s)",
+            before,
+            self._row_tokens,
+            shortage,
+        )
+        try:
+            return attempt()
+        except _OutOfMemory as error:
+            raise TrainingError(
+                f"expected a step that fits into memory, got {error} with micro_batch_tokens={before}, and again with "
+                f"{self._row_tokens} and gradient_checkpointing=true; lower server.max_model_len or "
+                "server.gpu_memory_utilization, or set trainer.sharding"
+            ) from None
+
+    def _accumulate(
+        self, request: wire.ForwardBackward, earlier: Sequence[Tensor | None]
+    ) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
+        """Forward and backward passes of this rank's datums; returns the micro-batches and results of all ranks.
+
+        `earlier` are the gradients of requests before this one; a first attempt may have added to them.
+        """
+        for parameter, gradient in zip(self.model.trainable_parameters, earlier, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(self.model.device, copy=True)
+        scores, losses, totals, shortage = list[TokenScores](), list[TokenLoss](), list[float](), None
         with self._ranks.agreement() as agreement:
             batch = self._prepare(request.datums)
-            with self._in_step():
-                for part in batch.micro_batches:
-                    logprobs, entropies = self._scores(batch, part, request.loss.temperature)
-                    loss = token_losses(request.loss, make_loss_tokens(request, part, logprobs))
-                    total = (loss.losses * token_weights(request, part.datum_indices, logprobs)).sum()
-                    total.backward()
-                    scores.append(TokenScores(logprobs.detach(), entropies))
-                    losses.append(loss.detach())
-                    totals.append(total.item())
-                self._make_idle_passes(batch)
-            for part, total in zip(batch.micro_batches, totals, strict=True):
+            try:
+                with self._in_step():
+                    for part in batch.micro_batches:
+                        logprobs, entropies = self._scores(batch, part, request.loss.temperature)
+                        loss = token_losses(request.loss, make_loss_tokens(request, part, logprobs))
+                        total = (loss.losses * token_weights(request, part.datum_indices, logprobs)).sum()
+                        total.backward()
+                        scores.append(TokenScores(logprobs.detach(), entropies))
+                        losses.append(loss.detach())
+                        totals.append(total.item())
+                    self._make_idle_passes(batch)
+            except torch.OutOfMemoryError as error:
+                shortage = str(error)
+            for part, total in zip(batch.micro_batches, totals, strict=shortage is None):
                 if not math.isfinite(total):
                     rollouts = sorted({batch.datums[index].rollout_id for index in part.datum_indices})
                     raise TrainingError(
                         f"expected a finite loss, got {total!r} in the micro-batch of rollouts {rollouts!r}; all "
                         "gradients since the last step were dropped, the weights are unchanged"
                     )
-            return self._share(agreement, batch, scores, losses)
+            return self._share(agreement, batch, scores, losses, shortage)
 
     def _in_step(self) -> AbstractContextManager[None]:
         return self._ranks.in_step() if self.model.is_sharded else nullcontext()
@@ -240,21 +300,31 @@ class Trainer:
             grids={name: self._preprocessor.grid(image) for name, image in images.items()},
             rope_index=self.model.rope_index,
             image_token_id=self.model.image_token_id,
-            max_tokens=self._config.micro_batch_tokens,
+            max_tokens=self._row_tokens,
         )
         return _Batch(datums=datums, micro_batches=list(micro_batches), images=images)
 
     def _share(
-        self, agreement: Agreement, batch: _Batch, scores: list[TokenScores], losses: list[TokenLoss]
+        self,
+        agreement: Agreement,
+        batch: _Batch,
+        scores: list[TokenScores],
+        losses: list[TokenLoss],
+        shortage: str | None,
     ) -> tuple[_Batch, list[TokenScores], list[TokenLoss]]:
-        """The micro-batches and results of all ranks, on every rank."""
+        """The micro-batches and results of all ranks, on every rank; a shortage of memory on one is one on all."""
         if self._ranks.size == 1:
+            if shortage is not None:
+                raise _OutOfMemory(shortage)
             return batch, scores, losses
         # without positions, the largest part of a micro-batch, which nobody needs any more
         bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
         scored = [TokenScores(*(values.cpu() for values in part)) for part in scores]
-        told = agreement.share((bare, scored, [_on_cpu(part) for part in losses]))
-        micro_batches, all_scores, all_losses = zip(*told, strict=True)
+        told = agreement.share((bare, scored, [_on_cpu(part) for part in losses], shortage))
+        micro_batches, all_scores, all_losses, shortages = zip(*told, strict=True)
+        for rank, message in enumerate(shortages):
+            if message is not None:
+                raise _OutOfMemory(f"rank {rank}: {message}")
         return replace(batch, micro_batches=_join(micro_batches)), _join(all_scores), _join(all_losses)
 
     def _scores(

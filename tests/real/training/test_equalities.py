@@ -8,11 +8,14 @@ import chz
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from benchmarks.trainer_peaks import LiveBytes
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.rl.datums import build_datums
 from cua_rl.training import head, wire
+from cua_rl.training.layers import StreamedLinear
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum, Rollout
 from tests.builders import model_turn, rollout
@@ -159,6 +162,32 @@ def test_checkpointed_equals_plain(moved_adapter: Callable[..., Trainer], rollou
     plain, recomputing = moved_adapter(), moved_adapter(gradient_checkpointing=True)
 
     assert_equal(loss_and_gradients(plain, datums), loss_and_gradients(recomputing, datums))
+
+
+def test_streamed_weights_equal_held_ones(moved_adapter: Callable[..., Trainer], rollouts: list[Rollout]) -> None:
+    datums = merged(rollouts)
+    held, streamed = moved_adapter(), moved_adapter(gradient_checkpointing=True, sharding="offload")
+
+    assert any(isinstance(module, StreamedLinear) for module in streamed.model.base.modules())
+    assert_equal(loss_and_gradients(held, datums), loss_and_gradients(streamed, datums))
+
+
+def test_streamed_weights_stay_where_they_are_and_leave_nothing_behind() -> None:
+    first, second = (StreamedLinear(torch.nn.Linear(64, 64, bias=False).requires_grad_(False)) for _ in range(2))
+    model = torch.nn.Sequential(first, second).to("meta")  # stands for the device: shapes without data
+    x = torch.empty(1, 64, device="meta", requires_grad=True)
+
+    with LiveBytes((0,), 0) as live:
+        output = checkpoint(model, x, use_reentrant=False)
+        after_forward = live.now
+        output.sum().backward()
+        del output
+
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    # two matrices of 64 x 64 float32 are 32 KiB; the forward pass leaves a row, the backward pass needs both
+    assert after_forward < 2048
+    assert 2 * 64 * 64 * 4 <= live.peak < 2 * 64 * 64 * 4 + 8192
+    assert live.now < 2048
 
 
 def test_a_chunked_head_equals_a_plain_one(

@@ -206,3 +206,49 @@ def test_datums_the_model_cannot_read_are_refused(config: TrainerConfig, datums:
 def test_a_folder_without_a_model_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         PolicyModel(TrainerConfig(model_path=tmp_path))
+
+
+def run_out_of_memory(trainer: Trainer, *, above: int) -> None:
+    """Let the device have no memory for rows of more tokens, as the allocator of a GPU says it."""
+
+    def refuse(_: object, args: object, kwargs: dict[str, Tensor]) -> None:
+        if kwargs["inputs_embeds"].shape[1] > above:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trainer.model.base.model.language_model.register_forward_pre_hook(refuse, with_kwargs=True)
+
+
+def test_a_step_that_runs_out_of_memory_is_tried_again_with_half_the_row(
+    config: TrainerConfig, datums: list[Datum], caplog: pytest.LogCaptureFixture
+) -> None:
+    longest = max(datum.model_input.length for datum in datums)
+    config = chz.replace(config, micro_batch_tokens=2 * longest)
+    roomy, short = Trainer(config), Trainer(config)
+    for trainer in (roomy, short):
+        train(trainer, datums[:1])  # gradients of an earlier request must survive
+    run_out_of_memory(short, above=longest)
+
+    expected, output = train(roomy, datums), train(short, datums)
+
+    assert output.metrics["optim/num_micro_batches"] > expected.metrics["optim/num_micro_batches"]
+    for one, other in zip(gradients(roomy), gradients(short), strict=True):
+        assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)
+    assert short.account.take()["trainer/memory_retries"] == 1
+    assert f"trying again with {longest}" in caplog.text
+    # what did not fit will not fit the next time: nothing is tried in vain
+    train(short, datums)
+    forward(short, datums)
+    assert short.account.take()["trainer/memory_retries"] == 0
+
+
+def test_a_step_that_never_fits_fails_with_advice_and_drops_gradients(
+    config: TrainerConfig, datums: list[Datum]
+) -> None:
+    trainer = Trainer(config)
+    run_out_of_memory(trainer, above=0)
+
+    with pytest.raises(TrainingError, match=r"expected a step that fits into memory, got CUDA out of memory.*lower"):
+        train(trainer, datums)
+
+    with pytest.raises(TrainingError, match="no gradient to step along"):
+        trainer.optim_step(STEP)

@@ -1,0 +1,178 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Peak memory of one training step of our trainer at the real shapes of models, without holding any of it.
+
+    .venv/bin/python -m benchmarks.trainer_peaks MODEL_FOLDER... [--tokens 4096 16384] > tests/run/trainer_peaks.jsonl
+
+The trainer's own model code runs on fake tensors, which have shapes and no data, and a dispatch mode adds up the
+storages that are alive. One row of text and screenshots, forward, backward, and the optimizer's moments; one JSON line
+each. What differs on a GPU: its allocator rounds up and fragments, and libraries take work space.
+"""
+
+import argparse
+import json
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig
+from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from transformers.models.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
+
+from cua_rl.config import LoraConfig, TrainerConfig
+from cua_rl.training.batching import MicroBatch
+from cua_rl.training.layers import PACKED_ATTENTION
+from cua_rl.training.model import PolicyModel
+
+aten = torch.ops.aten
+SCREEN_TOKENS, ANSWER_TOKENS = 2040, 100  # a 1080x1920 screenshot and the answer to it
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of all storages that operations have made and that are still referenced, now and at most."""
+
+    def __init__(self, ignored_shape: tuple[int, ...], num_image_tokens: int) -> None:
+        super().__init__()
+        self._num_image_tokens = num_image_tokens
+        self.now = self.peak = 0
+        self._seen = weakref.WeakSet[Any]()
+        self._ignored_shape = ignored_shape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (aten.index.Tensor, aten.index_put_.default):  # a mask without data selects nobody knows how much
+            args = (args[0], self._as_positions(args[1]), *args[2:])
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.add(tensor)
+        return result
+
+    def add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        # CPUs compute the head in a float32 copy of its weights, GPUs do not
+        is_cpu_only = tensor.dtype == torch.float32 and tuple(tensor.shape) == self._ignored_shape
+        size = 0 if is_cpu_only else storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._free, size)
+
+    def _as_positions(self, indices: list[Any]) -> list[Any]:
+        """The index with positions in place of the mask of image tokens [1, seq]."""
+        if indices[0] is None or indices[0].dtype != torch.bool:
+            return indices
+        return [torch.zeros(self._num_image_tokens, dtype=torch.long) for _ in range(2)] + indices[1:]
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(MicroBatch):
+    """A packed row whose predictors are counted instead of looked up."""
+
+    @property
+    def predictors(self) -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(len(self.targets), dtype=torch.long),)
+
+
+class ShapesOnly(PolicyModel):
+    """The trained model made from its configuration, with no weights to load."""
+
+    def _load_base(self) -> Any:
+        config = AutoConfig.from_pretrained(self._config.model_path, local_files_only=True)
+        is_mixture = config.model_type.endswith("_moe")
+        kind: Any = Qwen3VLMoeForConditionalGeneration if is_mixture else Qwen3VLForConditionalGeneration
+        options: dict[str, Any] = {"experts_implementation": "grouped_mm"} if is_mixture else {}
+        attention = {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"}
+        with torch.device("meta"):
+            base: Any = kind._from_config(config, dtype=torch.bfloat16, attn_implementation=attention, **options)
+        base.to = lambda *_: base  # there is nothing to move
+        return base
+
+    def use_fake_weights(self) -> None:
+        """Replace what is on the meta device; to be called in a fake mode."""
+        fakes = dict[Any, Any]()
+        for module in self.base.modules():
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None and tensor not in fakes:  # embedding and head may be one
+                        fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                        is_parameter = isinstance(tensor, torch.nn.Parameter)
+                        fakes[tensor] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                    held[name] = None if tensor is None else fakes[tensor]
+
+
+def measure(folder: Path, num_tokens: int, *, recomputes: bool, rank: int) -> dict[str, object]:
+    """One step over one row of `num_tokens`, full of turns."""
+    num_turns = num_tokens // (SCREEN_TOKENS + ANSWER_TOKENS)
+    config = TrainerConfig(
+        model_path=folder, dtype="bfloat16", lora=LoraConfig(rank=rank), gradient_checkpointing=recomputes
+    )
+    model = ShapesOnly(config)
+    with FakeTensorMode():
+        model.use_fake_weights()
+        text, vision = model.base.config.text_config, model.base.config.vision_config
+        live = LiveBytes((text.vocab_size, text.hidden_size), num_turns * SCREEN_TOKENS)
+        for held in [*model.base.parameters(), *model.base.buffers()]:
+            live.add(held)
+        weights = live.now
+        trained = sum(parameter.nbytes for parameter in model.trainable_parameters)
+        row = make_row(num_tokens, num_turns)
+        levels = 1 + len(vision.deepstack_visual_indexes)
+        features = {
+            name: torch.empty(levels, SCREEN_TOKENS, text.hidden_size, dtype=torch.bfloat16)
+            for name in row.image_hashes
+        }
+        with live:
+            moments = [torch.zeros_like(trained) for trained in model.trainable_parameters for _ in range(2)]
+            scores = model.scores(row, features, 1.0)
+            saved = live.now
+            scores.logprobs.sum().backward()
+        del moments
+    gib = {"weights": weights - trained, "adapter": trained, "saved": saved, "peak": live.peak}
+    settings = {"model": folder.name, "num_tokens": num_tokens, "recomputes": recomputes, "lora_rank": rank}
+    return settings | {f"{name}_gib": round(size / 2**30, 3) for name, size in gib.items()}
+
+
+def make_row(num_tokens: int, num_turns: int) -> Row:
+    """A rollout of screenshots and answers; only shapes matter."""
+    num_trained = num_turns * ANSWER_TOKENS
+    nothing = torch.zeros(num_trained)
+    return Row(
+        datum_indices=(0,),
+        lengths=(num_tokens,),
+        input_ids=torch.zeros(1, num_tokens, dtype=torch.long),
+        position_ids=torch.zeros(3, 1, num_tokens, dtype=torch.long),
+        is_image=torch.zeros(1, num_tokens, dtype=torch.bool),
+        image_hashes=tuple(str(index) for index in range(num_turns)),
+        targets=nothing.long(),
+        target_positions=nothing.long(),
+        turn_ids=nothing.long(),
+        sampling_logprobs=nothing,
+        advantages=nothing,
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--tokens", nargs="+", type=int, default=[4096, 8192, 16384, 32768])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[32])
+    arguments = parser.parse_args()
+    for folder in arguments.folders:
+        for rank in arguments.ranks:
+            for num_tokens in arguments.tokens:
+                for recomputes in (False, True):
+                    print(json.dumps(measure(folder, num_tokens, recomputes=recomputes, rank=rank)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

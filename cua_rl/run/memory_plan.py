@@ -1,0 +1,403 @@
+"""Plans the memory of model server and trainer before anything is loaded, and refuses what cannot fit.
+
+A plan is arithmetic on the model's dimensions and the machine's size: no torch, no GPU. It chooses what was not set by
+hand, the fastest way that fits first: recomputed activations, sharding, rows of tokens, tensor parallelism, the
+server's share of a GPU, and its batch size. A refusal names settings with which the plan fits, each of them tried.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from cua_rl.config import Sharding
+from cua_rl.errors import ConfigError
+from cua_rl.run.gpus import ALONE_UTILIZATION, GpuPlan, GpuWishes, plan_gpus
+from cua_rl.run.machine import Machine
+from cua_rl.run.model_sizes import BYTES_16, BYTES_32, ModelSizes
+
+GIB = 2**30
+LONGEST_ROW = 16384
+LARGEST_BATCH = 128
+_CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process; an estimate
+_GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
+_FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
+_FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
+_COMFORTABLE_CONTEXTS = 8  # full contexts in the KV cache, if there is room: sixteen rollouts halfway through
+_TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 6.0 * GIB  # main memory of the processes, vLLM's cache of images included
+_KV_ON_CPU = 1.0 * GIB
+_GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
+_SMALLEST_CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What the run asks of the model."""
+
+    context_tokens: int
+    """Most tokens of a prompt with its answer, and so of a training sequence."""
+    lora_rank: int
+    largest_image_tokens: int
+    """What the server reserves work space for."""
+    num_adapters: int = 4
+    """Loaded into the server at a time."""
+    is_float32: bool = False
+    """Whether the trainer computes in float32."""
+    vision_cache_gib: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWishes:
+    """Settings given by hand; None leaves the choice to the plan."""
+
+    gradient_checkpointing: bool | None = None
+    micro_batch_tokens: int | None = None
+    sharding: Sharding | None = None
+    max_num_seqs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Chosen settings, and the bytes that follow from them, per process of each kind."""
+
+    machine: Machine
+    gpus: GpuPlan
+    gradient_checkpointing: bool
+    micro_batch_tokens: int
+    sharding: Sharding
+    max_num_seqs: int
+    trainer: Mapping[str, float]
+    server: Mapping[str, float]
+    host: Mapping[str, float]
+    """Main memory of all processes together."""
+
+    def table(self) -> str:
+        """The plan for people."""
+        gpus, host_gib = self.machine.gpus, _shown(self.machine.host_gib)
+        where = "GPU" if gpus else "process"
+        kind = f"{len(gpus)} GPUs of {_shown(self.machine.gpu_gib)}" if gpus else "no GPU"
+        lines = [f"memory plan, GiB: {kind}, main memory {host_gib}"]
+        columns = {f"trainer, per {where}": self.trainer, f"server, per {where}": self.server, "main memory": self.host}
+        for title, parts in columns.items():
+            if parts:
+                shown = ", ".join(f"{name} {_shown(size / GIB)}" for name, size in parts.items())
+                lines.append(f"  {title}: {_shown(sum(parts.values()) / GIB)} = {shown}")
+        chosen = ", ".join(f"{name}={value}" for name, value in self._settings().items())
+        return "\n".join([*lines, f"  {chosen}"])
+
+    def effective(self) -> dict[str, object]:
+        """The plan as config.json and the dry run show it."""
+        parts = {"trainer": self.trainer, "server": self.server, "main_memory": self.host}
+        gib = {title: {name: round(size / GIB, 2) for name, size in part.items()} for title, part in parts.items()}
+        return {"memory_plan": {"settings": self._settings(), "gib": gib}, **self.gpus.effective()}
+
+    def _settings(self) -> dict[str, object]:
+        trainer: dict[str, object] = {
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "micro_batch_tokens": self.micro_batch_tokens,
+            "sharding": self.sharding,
+        }
+        server: dict[str, object] = {"max_num_seqs": self.max_num_seqs}
+        if self.machine.gpus:
+            server |= {
+                "tensor_parallel": self.gpus.tensor_parallel,
+                "gpu_memory_utilization": self.gpus.gpu_memory_utilization,
+            }
+        groups = {"trainer": trainer if self.trainer else {}, "server": server if self.server else {}}
+        return {f"{group}.{name}": value for group, chosen in groups.items() for name, value in chosen.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything a plan depends on."""
+
+    model: ModelSizes
+    machine: Machine
+    demand: Demand
+    gpu_wishes: GpuWishes
+    wishes: MemoryWishes
+
+
+def plan_memory(request: Request) -> MemoryPlan:
+    """The fastest plan that fits.
+
+    Raises:
+        ConfigError: none fits; the message names settings with which one does.
+    """
+    plan = _find_plan(request)
+    if plan is None:
+        raise ConfigError(_refusal(request))
+    weights = plan.host.get("weights", 0.0) + plan.host.get("loading", 0.0)
+    there = request.machine.host_gib
+    if there is not None and weights > there * GIB:
+        raise ConfigError(
+            f"memory: expected {_shown(weights / GIB)} GiB of main memory for the weights that its processes load, and "
+            f"{_shown(sum(plan.host.values()) / GIB)} in all, got {_shown(there)}; choose a smaller model, "
+            "or fewer trainer.num_processes"
+        )
+    return plan
+
+
+def _find_plan(request: Request) -> MemoryPlan | None:
+    if not request.machine.gpus:
+        return _plan_on_cpu(request)
+    if request.machine.gpu_gib is None:
+        return _plan_unmeasured(request)
+    for num_contexts in (_COMFORTABLE_CONTEXTS, 1):
+        for tensor_parallel in _tensor_parallel_sizes(request):
+            wishes = replace(request.gpu_wishes, server_tensor_parallel=tensor_parallel)
+            gpus = plan_gpus(request.machine.gpus, wishes, request.model.num_heads)
+            plan = _fill_gpus(request, gpus, num_contexts)
+            if plan is not None:
+                return plan
+    return None
+
+
+def _tensor_parallel_sizes(request: Request) -> Iterator[int | None]:
+    """From one GPU per copy of the server's model upwards: copies are faster than parts."""
+    wanted = request.gpu_wishes.server_tensor_parallel
+    gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
+    if wanted is not None or not gpus.server_gpus:
+        yield wanted
+        return
+    size = 1
+    while len(gpus.server_gpus) % size == 0 and request.model.num_heads % size == 0:
+        yield size
+        size *= 2
+
+
+def _fill_gpus(request: Request, gpus: GpuPlan, num_contexts: int) -> MemoryPlan | None:
+    """The first way to train that leaves the server room for `num_contexts` full contexts."""
+    gpu = (request.machine.gpu_gib or 0.0) * GIB
+    fixed = _server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {}
+    kv_token = request.model.kv_bytes_per_token(gpus.tensor_parallel)
+    least = sum(fixed.values()) + num_contexts * request.demand.context_tokens * kv_token if fixed else 0.0
+    for recomputes, sharding, row in _ways_to_train(request, gpus):
+        trainer = _trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
+        trainer_total = sum(trainer.values())
+        utilization = request.gpu_wishes.gpu_memory_utilization
+        if utilization is None:
+            left = gpu - trainer_total if gpus.is_shared else gpu
+            utilization = max(0.0, min(ALONE_UTILIZATION, math.floor(100 * left / gpu) / 100))
+        room = gpu - (utilization * gpu if gpus.is_shared else 0.0)
+        if trainer_total > room or least > utilization * gpu:
+            continue
+        server, max_num_seqs = dict(fixed), request.wishes.max_num_seqs or LARGEST_BATCH
+        if fixed:
+            server["KV cache"] = utilization * gpu - sum(fixed.values())
+            halves = int(2 * server["KV cache"] / (kv_token * request.demand.context_tokens))
+            max_num_seqs = request.wishes.max_num_seqs or max(1, min(LARGEST_BATCH, halves))
+        return MemoryPlan(
+            machine=request.machine,
+            gpus=replace(gpus, gpu_memory_utilization=utilization),
+            gradient_checkpointing=recomputes,
+            micro_batch_tokens=row,
+            sharding=sharding,
+            max_num_seqs=max_num_seqs,
+            trainer=trainer,
+            server=server,
+            host=_host_parts(request, gpus, sharding),
+        )
+    return None
+
+
+def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Sharding, int]]:
+    """(recomputes, sharding, tokens of a row), the fastest first."""
+    demand, wishes = request.demand, request.wishes
+    shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
+    if wishes.sharding is not None:
+        shardings = [wishes.sharding]
+    elif request.model.num_experts:
+        shardings = [one for one in shardings if one != "offload"]  # experts are no linear layers
+    rows = [wishes.micro_batch_tokens] if wishes.micro_batch_tokens else [LONGEST_ROW, demand.context_tokens]
+    # a sequence longer than a row gets one of its own
+    rows = list(dict.fromkeys(max(row, demand.context_tokens) for row in rows))
+    given = wishes.gradient_checkpointing
+    for recomputes in (False, True) if given is None else (given,):
+        for sharding in shardings:
+            if sharding == "offload" and not recomputes:
+                continue  # the backward pass would keep every layer's weights
+            for row in rows:
+                yield recomputes, sharding, row
+
+
+def _trainer_parts(
+    request: Request, *, recomputes: bool, sharding: Sharding, row: int, gpus: GpuPlan
+) -> dict[str, float]:
+    """Bytes of a trainer process on its GPU."""
+    if not request.gpu_wishes.has_trainer:
+        return {}
+    model, demand = request.model, request.demand
+    scale = 2 if demand.is_float32 else 1
+    layers, layer = model.num_layers * model.layer_parameters, model.layer_parameters
+    match sharding:
+        case "none":
+            held = model.parameters
+        case "full":  # one layer computes while the next one arrives
+            split = layers + model.vision_parameters
+            held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
+        case "offload":
+            held = 2 * layer + model.embedding_parameters + model.vision_parameters
+    adapter = BYTES_32 * model.lora_parameters(demand.lora_rank)
+    activations = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
+    return {
+        "weights": scale * BYTES_16 * held,
+        # weights, gradients and two moments in float32; copies for autocast; gradients in one message
+        "adapter and optimizer": (4.5 if gpus.num_trainer_processes == 1 else 5.5) * adapter,
+        "activations": (1 + _FRAGMENTED) * activations,
+        "CUDA": _CONTEXT,
+    }
+
+
+def _server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
+    """Bytes of a server process on its GPU, without its KV cache."""
+    model, demand = request.model, request.demand
+    is_fast = (request.machine.gpu_gib or 0.0) * GIB >= _FAST_GPU
+    tokens = 8192 if is_fast else 2048
+    language = tokens * (4 * model.intermediate * max(1, model.experts_per_token) + 16 * model.hidden)
+    # the server tries out the largest image that the model takes: four patches per token
+    image = 4 * demand.largest_image_tokens * BYTES_16 * (10 * model.vision_hidden + 2 * model.vision_intermediate)
+    logits = 3 * BYTES_32 * (request.wishes.max_num_seqs or LARGEST_BATCH) * model.vocabulary
+    return {
+        "weights": BYTES_16 * model.parameters / tensor_parallel,
+        "adapters": demand.num_adapters * BYTES_16 * model.lora_parameters(demand.lora_rank) / tensor_parallel,
+        "work space": max(language, image) + logits + model.feature_bytes(max(tokens, demand.largest_image_tokens)),
+        "CUDA": _CONTEXT + _GRAPHS,
+    }
+
+
+def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str, float]:
+    """Main memory of all processes on a machine with GPUs."""
+    model, wishes = request.model, request.gpu_wishes
+    parts: dict[str, float] = {}
+    if wishes.has_trainer:
+        number = gpus.num_trainer_processes
+        # every process reads the whole checkpoint; weights that stay in main memory are held once more
+        parts["loading"] = number * BYTES_16 * model.parameters
+        if sharding == "offload":
+            parts["weights"] = BYTES_16 * model.num_layers * model.layer_parameters
+        parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
+        parts["trainer"] = number * _TRAINER_BASE
+    if gpus.server_gpus:
+        parts["server"] = gpus.data_parallel * _SERVER_BASE
+    return parts
+
+
+def _plan_on_cpu(request: Request) -> MemoryPlan:
+    """Without GPUs everything is main memory, and weights are float32 unless the trainer is told otherwise."""
+    model, demand, wishes = request.model, request.demand, request.wishes
+    gpus = plan_gpus((), request.gpu_wishes, model.num_heads)
+    row = max(wishes.micro_batch_tokens or LONGEST_ROW, demand.context_tokens)
+    scale = 2 if demand.is_float32 else 1
+    trainer, server = dict[str, float](), dict[str, float]()
+    number = gpus.num_trainer_processes
+    if request.gpu_wishes.has_server:
+        server = {"weights": BYTES_32 * model.parameters, "KV cache": _KV_ON_CPU}
+    recomputes = wishes.gradient_checkpointing or False
+    if request.gpu_wishes.has_trainer:
+        trainer = {
+            "weights": scale * BYTES_16 * model.parameters,
+            "adapter and optimizer": 4 * BYTES_32 * model.lora_parameters(demand.lora_rank),
+        }
+        if wishes.gradient_checkpointing is None and request.machine.host_gib is not None:
+            left = request.machine.host_gib * GIB - sum(server.values()) - number * sum(trainer.values())
+            whole = model.activation_bytes(row, demand.lora_rank, recomputes=False)
+            recomputes = number * scale * whole > left
+        trainer["activations"] = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
+    weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
+    others = sum(server.values()) + number * sum(trainer.values()) - weights
+    return MemoryPlan(
+        machine=request.machine,
+        gpus=gpus,
+        gradient_checkpointing=recomputes,
+        micro_batch_tokens=row,
+        sharding=wishes.sharding or "none",
+        max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
+        trainer=trainer,
+        server=server,
+        host={"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB},
+    )
+
+
+def _plan_unmeasured(request: Request) -> MemoryPlan:
+    """GPUs whose memory the driver does not say: settings that save memory, and no check."""
+    wishes = request.wishes
+    gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
+    recomputes = True if wishes.gradient_checkpointing is None else wishes.gradient_checkpointing
+    row = max(wishes.micro_batch_tokens or LONGEST_ROW, request.demand.context_tokens)
+    sharding: Sharding = wishes.sharding or "none"
+    return MemoryPlan(
+        machine=request.machine,
+        gpus=gpus,
+        gradient_checkpointing=recomputes,
+        micro_batch_tokens=row,
+        sharding=sharding,
+        max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
+        trainer=_trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus),
+        server=_server_parts(request, gpus.tensor_parallel) if gpus.server_gpus else {},
+        host=_host_parts(request, gpus, sharding),
+    )
+
+
+def _refusal(request: Request) -> str:
+    """What is too large, and what would make it fit."""
+    gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
+    ways = list(_ways_to_train(request, gpus))
+    most_frugal = [
+        _trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
+        for recomputes, sharding, row in ways
+    ]
+    trainer = min((sum(parts.values()) for parts in most_frugal), default=0.0)
+    server = 0.0
+    if gpus.server_gpus:
+        largest = max(size or 1 for size in _tensor_parallel_sizes(request))
+        kv_cache = request.model.kv_bytes_per_token(largest) * request.demand.context_tokens
+        server = sum(_server_parts(request, largest).values()) + kv_cache
+    remedies = list(_remedies(request))
+    there = f"{len(request.machine.gpus)} GPUs of {_shown(request.machine.gpu_gib)} GiB"
+    together = ", on the same GPU" if gpus.is_shared else ""
+    return (
+        f"memory: expected a trainer of at least {_shown(trainer / GIB)} GiB per GPU and a server of at least "
+        f"{_shown(server / GIB)}{together}, to fit with a context of {request.demand.context_tokens} tokens, got "
+        f"{there} (server up to {ALONE_UTILIZATION:.0%}); "
+        + (f"it fits with {', or with '.join(remedies[:3])}" if remedies else "choose a smaller model")
+    )
+
+
+def _remedies(request: Request) -> Iterator[str]:
+    """Settings with which the plan fits, changed one at a time."""
+    wishes, gpu_wishes, demand, machine = request.wishes, request.gpu_wishes, request.demand, request.machine
+    by_hand = {
+        "trainer.gradient_checkpointing": replace(request, wishes=replace(wishes, gradient_checkpointing=None)),
+        "trainer.micro_batch_tokens": replace(request, wishes=replace(wishes, micro_batch_tokens=None)),
+        "trainer.sharding": replace(request, wishes=replace(wishes, sharding=None)),
+        "server.max_num_seqs": replace(request, wishes=replace(wishes, max_num_seqs=None)),
+        "server.tensor_parallel": replace(request, gpu_wishes=replace(gpu_wishes, server_tensor_parallel=None)),
+        "server.gpu_memory_utilization": replace(request, gpu_wishes=replace(gpu_wishes, gpu_memory_utilization=None)),
+        "trainer.num_processes": replace(request, gpu_wishes=replace(gpu_wishes, trainer_num_processes=None)),
+        "server.gpus and trainer.gpus": replace(
+            request, gpu_wishes=replace(gpu_wishes, server_gpus=None, trainer_gpus=None)
+        ),
+    }
+    for name, other in by_hand.items():
+        if other != request and _find_plan(other) is not None:
+            yield f"{name} left out"
+    for tokens in range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024):
+        shorter = replace(demand, context_tokens=tokens)
+        if _find_plan(replace(request, demand=shorter)) is not None:
+            yield f"server.max_model_len={tokens}"
+            break
+    placed = gpu_wishes.server_gpus is not None or gpu_wishes.trainer_gpus is not None
+    for number in () if placed else (2, 4, 8, 16):
+        more = replace(machine, gpus=tuple(map(str, range(number))))
+        if number > len(machine.gpus) and _find_plan(replace(request, machine=more)) is not None:
+            yield f"{number} GPUs"
+            break
+    for gib in _GPU_SIZES:
+        larger = replace(machine, gpu_gib=float(gib))
+        if gib > (machine.gpu_gib or 0.0) and _find_plan(replace(request, machine=larger)) is not None:
+            yield f"GPUs of {gib} GiB"
+            break
+
+
+def _shown(gib: float | None) -> str:
+    return "unknown" if gib is None else f"{gib:.1f}"

@@ -1,0 +1,152 @@
+"""The dimensions of a model as its config.json states them, and the bytes that follow from them.
+
+Activations are those of our trainer in bfloat16 under autocast, counted tensor by tensor from its layers and checked
+against measured peaks (`benchmarks/trainer_peaks.py`, docs/gpus.md).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BYTES_16, BYTES_32 = 2, 4
+_LOGITS = 3 * 128 * 2**20
+"""The head holds logits, probabilities and their residuals of so many tokens that each takes 128 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """Dimensions of a vision-language model; parameters are counts, not bytes."""
+
+    hidden: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    """Of a dense layer, or of one expert."""
+    num_experts: int
+    """0 for a dense model."""
+    experts_per_token: int
+    vocabulary: int
+    is_head_tied: bool
+    """The head is the embedding."""
+    vision_parameters: int
+    vision_hidden: int
+    vision_intermediate: int
+    feature_levels: int
+    """Vectors per image token: the merger's and those of every deepstack level."""
+
+    @property
+    def query(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of keys, and of values."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one decoder layer."""
+        attention = self.hidden * 2 * (self.query + self.key) + 2 * self.head_dim
+        one = 3 * self.hidden * self.intermediate
+        feed_forward = self.num_experts * (one + self.hidden) if self.num_experts else one
+        return attention + feed_forward + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of embedding, head and the last norm."""
+        return (1 if self.is_head_tied else 2) * self.vocabulary * self.hidden + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.num_layers * self.layer_parameters + self.embedding_parameters + self.vision_parameters
+
+    def lora_parameters(self, rank: int) -> int:
+        """Of adapters on the attention and, in a dense model, the feed-forward part of every layer."""
+        sides = 4 * self.hidden + 2 * (self.query + self.key)  # q, k, v, o: inputs and outputs
+        if not self.num_experts:
+            sides += 3 * (self.hidden + self.intermediate)
+        return self.num_layers * rank * sides
+
+    def kv_bytes_per_token(self, tensor_parallel: int) -> int:
+        """On one GPU; heads that cannot be split further are repeated."""
+        heads = max(1, self.num_kv_heads // tensor_parallel)
+        return 2 * self.num_layers * heads * self.head_dim * BYTES_16
+
+    def feature_bytes(self, num_tokens: int) -> int:
+        """Of the visual features of that many image tokens."""
+        return self.feature_levels * num_tokens * self.hidden * BYTES_16
+
+    def layer_activations(self, rank: int) -> int:
+        """Bytes per token that one decoder layer keeps for its backward pass."""
+        # two inputs of norms in float32, and of each projection's adapter a bfloat16 copy of its input
+        copies = 3 if self.num_experts else 5
+        hidden = (2 * BYTES_32 + copies * BYTES_16) * self.hidden
+        # inputs of the query and key norms in float32; rotated queries, attended values and the output's adapter copy
+        attention = (BYTES_32 + 3 * BYTES_16) * self.query + 2 * BYTES_32 * self.key
+        norms = 2 * BYTES_32 * self.num_heads + BYTES_32 * self.num_kv_heads
+        if self.num_experts:
+            chosen = self.experts_per_token * (BYTES_16 * self.hidden + 3 * BYTES_16 * self.intermediate)
+            feed_forward, num_adapters = chosen + BYTES_32 * self.num_experts + 32 * self.experts_per_token, 4
+        else:
+            feed_forward, num_adapters = 4 * BYTES_16 * self.intermediate, 7
+        return hidden + attention + norms + feed_forward + num_adapters * BYTES_16 * rank
+
+    def layer_backward(self) -> int:
+        """Bytes per token that the backward pass of one layer's feed-forward part needs for a moment."""
+        if self.num_experts:
+            return 2 * self.experts_per_token * (self.hidden + 4 * self.intermediate)
+        return 3 * BYTES_16 * self.intermediate
+
+    def activation_bytes(self, num_tokens: int, rank: int, *, recomputes: bool) -> int:
+        """Of one row of `num_tokens`, at the peak of a step; embeddings, features and head included."""
+        layer, backward = self.layer_activations(rank), self.layer_backward()
+        inner = self.num_layers - 1  # the last layer computes the few tokens that predict a trained one
+        if recomputes:  # the input of every layer, and one layer in full
+            per_token = inner * BYTES_16 * self.hidden + layer + backward + 12 * self.hidden
+        else:
+            per_token = inner * layer + backward + 19 * self.hidden
+        return num_tokens * per_token + _LOGITS
+
+
+def load_model_sizes(model_path: Path) -> ModelSizes:
+    """Read a model folder's config.json."""
+    settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    text: Mapping[str, Any] = settings.get("text_config", settings)
+    vision: Mapping[str, Any] = settings.get("vision_config", {})
+    num_heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])
+    num_experts = int(text.get("num_experts") or 0)
+    levels = 1 + len(vision.get("deepstack_visual_indexes", ()))
+    return ModelSizes(
+        hidden=hidden,
+        num_layers=int(text["num_hidden_layers"]),
+        num_heads=num_heads,
+        num_kv_heads=int(text.get("num_key_value_heads") or num_heads),
+        head_dim=int(text.get("head_dim") or hidden // num_heads),
+        intermediate=int(text["moe_intermediate_size"] if num_experts else text["intermediate_size"]),
+        num_experts=num_experts,
+        experts_per_token=int(text.get("num_experts_per_tok") or 0),
+        vocabulary=int(text["vocab_size"]),
+        is_head_tied=bool(settings.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+        vision_parameters=_vision_parameters(vision, levels) if vision else 0,
+        vision_hidden=int(vision.get("hidden_size", 0)),
+        vision_intermediate=int(vision.get("intermediate_size", 0)),
+        feature_levels=levels,
+    )
+
+
+def _vision_parameters(vision: Mapping[str, Any], levels: int) -> int:
+    hidden, intermediate = int(vision["hidden_size"]), int(vision["intermediate_size"])
+    patch = (
+        int(vision.get("in_channels", 3)) * int(vision.get("temporal_patch_size", 2)) * int(vision["patch_size"]) ** 2
+    )
+    attention, feed_forward = 4 * hidden * (hidden + 1), 2 * hidden * intermediate + hidden + intermediate
+    merged = hidden * int(vision.get("spatial_merge_size", 2)) ** 2
+    merger = merged * (merged + 1) + (merged + 1) * int(vision.get("out_hidden_size", hidden))
+    norms = 2 * hidden + (levels - 1) * 2 * merged  # the merger's is over patches, those of the levels over tokens
+    positions = int(vision.get("num_position_embeddings", 0)) * hidden
+    blocks = int(vision["depth"]) * (attention + feed_forward + 4 * hidden)
+    return patch * hidden + hidden + positions + blocks + levels * merger + norms

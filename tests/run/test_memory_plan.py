@@ -1,0 +1,230 @@
+"""What fits where, against measured peaks, and that what does not fit is refused with a setting that does."""
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cua_rl.errors import ConfigError
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.run.gpus import GpuWishes
+from cua_rl.run.machine import Machine, find_machine
+from cua_rl.run.memory_plan import GIB, Demand, MemoryPlan, MemoryWishes, Request, plan_memory
+from cua_rl.run.model_sizes import BYTES_16, BYTES_32, load_model_sizes
+
+MODELS = Path(__file__).parent / "model_configs"
+PEAKS = [json.loads(line) for line in (Path(__file__).parent / "trainer_peaks.jsonl").read_text().splitlines()]
+"""As benchmarks/trainer_peaks.py printed them."""
+
+
+def request(
+    size: str,
+    machine: str,
+    *,
+    context: int = 16384,
+    rank: int = 32,
+    image_tokens: int = 16384,
+    gpus: GpuWishes | None = None,
+    wishes: MemoryWishes | None = None,
+) -> Request:
+    return Request(
+        model=load_model_sizes(MODELS / f"Qwen3-VL-{size}-Instruct"),
+        machine=find_machine(machine, {}),
+        demand=Demand(context_tokens=context, lora_rank=rank, largest_image_tokens=image_tokens),
+        gpu_wishes=gpus or GpuWishes(),
+        wishes=wishes or MemoryWishes(),
+    )
+
+
+def total_gib(plan: MemoryPlan, kind: str) -> float:
+    return sum({"trainer": plan.trainer, "server": plan.server}[kind].values()) / GIB
+
+
+@pytest.mark.parametrize(
+    "peak", PEAKS, ids=[f"{one['model']}-{one['num_tokens']}-{one['recomputes']}-r{one['lora_rank']}" for one in PEAKS]
+)
+def test_weights_adapter_and_peak_are_those_of_the_trainer(peak: dict[str, float]) -> None:
+    model = load_model_sizes(MODELS / str(peak["model"]))
+    rank, num_tokens = int(peak["lora_rank"]), int(peak["num_tokens"])
+
+    weights, adapter = BYTES_16 * model.parameters, BYTES_32 * model.lora_parameters(rank)
+    activations = model.activation_bytes(num_tokens, rank, recomputes=bool(peak["recomputes"]))
+
+    assert weights / GIB == pytest.approx(peak["weights_gib"], abs=0.001)
+    assert adapter / GIB == pytest.approx(peak["adapter_gib"], abs=0.001)
+    # the adapter, its two moments, and copies of it for autocast
+    assert (weights + 3.5 * adapter + activations) / GIB == pytest.approx(peak["peak_gib"], rel=0.1)
+
+
+def test_the_measured_peaks_cover_what_the_plan_is_for() -> None:
+    covered = {(one["model"], one["num_tokens"], one["recomputes"]) for one in PEAKS}
+
+    assert len({model for model, _, _ in covered}) == 5
+    assert covered == {
+        (model.name, tokens, recomputes)
+        for model in MODELS.iterdir()
+        for tokens in (4096, 8192, 16384, 32768)
+        for recomputes in (False, True)
+    }
+
+
+def test_a_model_that_nearly_fills_a_gpu_is_trained_with_recomputation() -> None:
+    plan = plan_memory(request("4B", "1x80"))
+
+    # 8.3 GiB of weights, 36 layers of one vector a token, one layer in full: 105 GiB without
+    assert plan.gradient_checkpointing
+    assert total_gib(plan, "trainer") == pytest.approx(17.6, abs=0.2)
+    assert total_gib(plan, "trainer") + total_gib(plan, "server") <= 80
+    assert plan.gpus.gpu_memory_utilization == pytest.approx(0.78)
+
+
+def test_a_small_model_keeps_its_activations() -> None:
+    assert not plan_memory(request("2B", "2x80")).gradient_checkpointing
+
+
+def test_a_model_larger_than_a_gpu_is_split_on_both_sides() -> None:
+    plan = plan_memory(request("32B", "4x80"))
+
+    assert (plan.sharding, plan.gpus.tensor_parallel, plan.gpus.data_parallel) == ("full", 2, 1)
+
+
+def test_a_model_that_one_gpu_holds_is_copied_instead_of_split() -> None:
+    plan = plan_memory(request("8B", "8x80"))
+
+    assert (plan.gpus.tensor_parallel, plan.gpus.data_parallel) == (1, 4)
+
+
+def test_4b_trains_on_one_gpu_of_24_gb_beside_its_server() -> None:
+    # 22.5 GiB is what the driver reports for an L4 or A10G
+    plan = plan_memory(request("4B", "1x22.5", context=8192, image_tokens=2048))
+
+    assert plan.sharding == "offload"
+    assert plan.server["KV cache"] > 2 * 8192 * plan_kv_bytes("4B")
+    assert total_gib(plan, "trainer") + total_gib(plan, "server") <= 22.5
+
+
+def plan_kv_bytes(size: str) -> int:
+    return load_model_sizes(MODELS / f"Qwen3-VL-{size}-Instruct").kv_bytes_per_token(1)
+
+
+def test_settings_by_hand_are_kept() -> None:
+    wishes = MemoryWishes(gradient_checkpointing=True, micro_batch_tokens=20000, sharding="full", max_num_seqs=7)
+    gpus = GpuWishes(gpu_memory_utilization=0.6, server_tensor_parallel=2)
+
+    plan = plan_memory(request("2B", "4x80", wishes=wishes, gpus=gpus))
+
+    assert (plan.gradient_checkpointing, plan.micro_batch_tokens, plan.sharding) == (True, 20000, "full")
+    assert (plan.max_num_seqs, plan.gpus.gpu_memory_utilization, plan.gpus.tensor_parallel) == (7, 0.6, 2)
+
+
+BY_HAND = MemoryWishes(gradient_checkpointing=False)
+IMPOSSIBLE = [
+    request("2B", "1x8"),
+    request("2B", "1x12"),
+    request("4B", "1x16"),
+    request("4B", "1x24"),
+    request("4B", "1x24", context=32768),
+    request("4B", "1x80", wishes=BY_HAND),
+    request("4B", "2x80", wishes=BY_HAND),
+    request("4B", "1x80", wishes=MemoryWishes(micro_batch_tokens=200_000)),
+    request("4B", "1x80", gpus=GpuWishes(gpu_memory_utilization=0.95)),
+    request("4B", "1x80", gpus=GpuWishes(gpu_memory_utilization=0.1)),
+    request("8B", "1x24"),
+    request("8B", "1x32"),
+    request("8B", "2x24"),
+    request("8B", "1x80", context=131072),
+    request("32B", "1x80"),
+    request("32B", "2x80"),
+    request("32B", "4x40"),
+    request("32B", "4x80", wishes=MemoryWishes(sharding="none")),
+    request("32B", "4x80", gpus=GpuWishes(server_tensor_parallel=1)),
+    request("32B", "4x80", context=65536),
+    request("30B-A3B", "1x80"),
+    request("30B-A3B", "2x48"),
+]
+
+
+def test_twenty_impossible_plans_are_refused_in_seconds_with_settings_that_fit() -> None:
+    started = time.process_time()
+
+    for impossible in IMPOSSIBLE:
+        with pytest.raises(ConfigError, match=r"memory: expected .* got ") as refused:
+            plan_memory(impossible)
+
+        remedies = re.split(", or with ", str(refused.value).partition("it fits with ")[2])
+        assert remedies != [""], refused.value
+        for remedy in remedies:
+            plan_memory(after(remedy, impossible))
+
+    assert len(IMPOSSIBLE) >= 20
+    assert time.process_time() - started < 5
+
+
+def after(remedy: str, refused: Request) -> Request:
+    """The request with what the message proposes."""
+    if found := re.fullmatch(r"server\.max_model_len=(\d+)", remedy):
+        return replace(refused, demand=replace(refused.demand, context_tokens=int(found[1])))
+    if found := re.fullmatch(r"(\d+) GPUs", remedy):
+        gpus = tuple(str(index) for index in range(int(found[1])))
+        return replace(refused, machine=replace(refused.machine, gpus=gpus))
+    if found := re.fullmatch(r"GPUs of (\d+) GiB", remedy):
+        return replace(refused, machine=replace(refused.machine, gpu_gib=float(found[1])))
+    name = remedy.removesuffix(" left out").rpartition(".")[2]
+    if name in ("tensor_parallel", "gpu_memory_utilization"):
+        wish = {"tensor_parallel": "server_tensor_parallel"}.get(name, name)
+        return replace(refused, gpu_wishes=replace(refused.gpu_wishes, **{wish: None}))
+    return replace(refused, wishes=replace(refused.wishes, **{name: None}))
+
+
+def test_weights_that_main_memory_cannot_hold_are_refused() -> None:
+    laptop = Machine(gpus=(), gpu_gib=None, host_gib=24.0)
+    too_large, small = request("32B", "1x80"), request("2B", "1x80")
+
+    with pytest.raises(ConfigError, match=r"expected .* GiB of main memory for the weights .*, got 24\.0"):
+        plan_memory(replace(too_large, machine=laptop))
+    assert plan_memory(replace(small, machine=laptop)).gradient_checkpointing
+
+
+def test_the_demo_is_planned_as_ever_on_a_cpu() -> None:
+    demand = Demand(context_tokens=2048, lora_rank=16, largest_image_tokens=16384, is_float32=True)
+    tiny = Request(
+        model=load_model_sizes(TINY_QWEN3_VL),
+        machine=Machine(gpus=(), gpu_gib=None, host_gib=8.0),
+        demand=demand,
+        gpu_wishes=GpuWishes(),
+        wishes=MemoryWishes(),
+    )
+
+    plan = plan_memory(tiny)
+
+    assert (plan.gradient_checkpointing, plan.micro_batch_tokens, plan.max_num_seqs) == (False, 16384, 128)
+    assert sum(plan.host.values()) < 6 * GIB
+
+
+def test_a_gpu_that_does_not_say_its_size_gets_frugal_settings() -> None:
+    unknown = Machine(gpus=("0",), gpu_gib=None, host_gib=None)
+
+    plan = plan_memory(replace(request("4B", "1x80"), machine=unknown))
+
+    assert plan.gradient_checkpointing
+    assert "1 GPUs of unknown" in plan.table()
+
+
+def test_the_table_adds_up() -> None:
+    plan = plan_memory(request("8B", "4x80"))
+
+    rows = re.findall(r": (\d+\.\d) = (.*)", plan.table())
+
+    assert len(rows) == 3
+    for total, parts in rows:
+        assert sum(map(float, re.findall(r" (\d+\.\d)", f" {parts}"))) == pytest.approx(float(total), abs=0.3)
+
+
+@pytest.mark.parametrize("text", ["80", "4 x 80", "x80", "0x80", "65x80"])
+def test_a_machine_is_a_number_of_gpus_and_their_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="machine: expected the number of GPUs and the GiB of each, such as 4x80"):
+        find_machine(text, {})
+    assert find_machine("2x22.5", {}) == Machine(gpus=("0", "1"), gpu_gib=22.5, host_gib=None)
