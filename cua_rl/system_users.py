@@ -204,7 +204,9 @@ def computing_environment(environ: Mapping[str, str] = os.environ) -> dict[str, 
         and not _SECRET_WORDS & set(name.split("_"))
     }
     interface = "lo0" if sys.platform == "darwin" else "lo"
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | kept
+    # CUDA's own order is by speed: on a machine with several kinds of GPUs, its numbers are not those of nvidia-smi
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | order | kept
 
 
 def processes_of(uid: int) -> list[int]:

@@ -21,10 +21,10 @@ from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
+from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
-from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
+from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer
 from cua_rl.run.preflight import plan_prompts
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
@@ -186,7 +186,7 @@ def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
         has_server=config.base_url is None,
         has_trainer=False,
     )
-    gpus = plan_gpus(visible_gpus(os.environ), wishes, num_attention_heads(model_path))
+    gpus = plan_visible_gpus(os.environ, wishes, model_path)
     return LocalEngine(renderer=renderer, max_model_len=max_model_len, gpus=gpus)
 
 

@@ -111,6 +111,14 @@ def num_attention_heads(model_path: Path) -> int:
     return int(_language_settings(model_path)["num_attention_heads"])
 
 
+def weights_gib(model_path: Path) -> float:
+    """Size of the weights on disk; 0.0 for a single file that has not been downloaded yet."""
+    index = model_path / "model.safetensors.index.json"
+    if index.is_file():
+        return json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"] / 2**30
+    return sum(file.stat().st_size for file in model_path.glob("*.safetensors")) / 2**30
+
+
 def _language_settings(model_path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
     return settings.get("text_config", settings)

@@ -17,14 +17,13 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
-from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
+from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.model_folder import (
     find_max_model_len,
     find_model,
     make_image_renderer,
-    num_attention_heads,
     require_trainable,
 )
 from cua_rl.run.monitor import find_monitor, spool_folder
@@ -37,6 +36,9 @@ from cua_rl.tasks.task import Task
 from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
+
+FLOAT32_ROUNDING, HALF_ROUNDING = 0.02, 0.1
+"""Float32 differs by 1e-5 nats, and bfloat16 by 0.02 to 0.035 on average; a wrong model by whole nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,21 @@ class RunPlan:
     monitor: MonitorAddress | None
     """Remote monitor to which the run is sent."""
 
+    @property
+    def rounding_limit(self) -> float:
+        """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
+        trainer, server = self.config.trainer.dtype, self.config.server.dtype
+        trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
+        serves_exactly = server == "float32" or (server == "auto" and not self.gpus.server_gpus)
+        # an external server does not say
+        return FLOAT32_ROUNDING if trains_exactly and serves_exactly and not self.config.base_url else HALF_ROUNDING
+
+    @property
+    def parity_limit(self) -> float:
+        """The largest such difference at which the run goes on."""
+        configured = self.config.trainer.parity_limit
+        return self.rounding_limit if configured is None else configured
+
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json and `dry_run`."""
         return {
@@ -77,6 +94,7 @@ class RunPlan:
             "database": "embedded" if self.database_url is None else "from the environment",
             "max_model_len": self.max_model_len,
             "max_images": self.max_images,
+            "parity_limit": self.parity_limit,
             "sampler": self.config.base_url or "started by the run",
             "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
             **self.gpus.effective(),
@@ -185,7 +203,7 @@ def _gpu_plan(config: CLIConfig, model_path: Path, environ: Mapping[str, str]) -
         trainer_num_processes=config.trainer.num_processes,
         has_server=config.base_url is None,
     )
-    plan = plan_gpus(visible_gpus(environ), wishes, num_attention_heads(model_path))
+    plan = plan_visible_gpus(environ, wishes, model_path)
     if config.trainer.sharding == "full" and plan.num_trainer_processes == 1:
         raise ConfigError(
             "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
