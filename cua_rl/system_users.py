@@ -205,9 +205,10 @@ def computing_environment(environ: Mapping[str, str] = os.environ) -> dict[str, 
     }
     interface = "lo0" if sys.platform == "darwin" else "lo"
     # by default below /tmp, where another user may make the folder first, and with it the code that is loaded from it
-    compiled = Path.home() / ".cache/torchinductor"
-    ours = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
-    return ours | kept
+    compiled = {"TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache/torchinductor")}
+    # CUDA's own order is by speed: on a machine with several kinds of GPUs, its numbers are not those of nvidia-smi
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} | compiled | order | kept
 
 
 def processes_of(uid: int) -> list[int]:

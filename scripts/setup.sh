@@ -6,6 +6,9 @@ cd "$(dirname "$0")/.."
 
 TORCH_VERSION=2.13.0
 CPU_INDEX=https://download.pytorch.org/whl/cpu
+# builds for the drivers of CUDA 12, which cannot run those of the package index
+CUDA_12_INDEXES=(https://wheels.vllm.ai/0.32.0/cu129 https://download.pytorch.org/whl/cu129)
+PATH=$PATH:/usr/lib/wsl/lib # where WSL2 has nvidia-smi
 VENV=.venv
 PYTHON=$VENV/bin/python
 STAMP=$VENV/.cua_rl-setup
@@ -37,11 +40,18 @@ kind_of_machine() {
             exit 2
             ;;
     esac
-    if nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; then echo gpu; else echo cpu; fi
+    if nvidia-smi --list-gpus 2>/dev/null | grep -q GPU; then
+        echo gpu
+        return
+    fi
+    if cat /sys/bus/pci/devices/*/vendor 2>/dev/null | grep -q 0x10de; then
+        say "a device of NVIDIA is here, but nvidia-smi lists no GPU, so set-up is for CPU: install the driver, then run set-up again" >&2
+    fi
+    echo cpu
 }
 
 digest() {
-    { echo "$1"; cat pyproject.toml constraints/cpu.txt scripts/{setup,install_system_packages}.sh scripts/repair_imports.py; } | cksum
+    { echo "$1"; cat pyproject.toml constraints/{cpu,gpu}.txt scripts/{setup,check_gpus,install_system_packages}.sh scripts/repair_imports.py; } | cksum
 }
 
 pip_install() {
@@ -71,8 +81,21 @@ install_for_mac() {
 }
 
 install_for_gpu() {
+    local cuda constraints=constraints/gpu.txt indexes=()
+    cuda=$(scripts/check_gpus.sh "$PYTHON") || exit 2
+    if [ "$cuda" = 12 ]; then
+        say "the driver runs CUDA 12 only: builds for CUDA 12.9 from ${CUDA_12_INDEXES[*]} (driver 580 or newer runs the tested ones)"
+        indexes=("${CUDA_12_INDEXES[@]/#/--extra-index-url=}")
+        # CUDA's own libraries have other versions there
+        constraints=$VENV/constraints-cuda12.txt
+        grep -vE '^(cuda|nvidia)-' constraints/gpu.txt >"$constraints"
+    fi
     say "a CUDA GPU is here: cua_rl with vLLM for CUDA, peft and the checks (this takes a while the first time)"
-    pip_install --editable '.[gpu,wandb,gbox,browser,desktop,dev]'
+    pip_install "${indexes[@]}" -c "$constraints" --editable '.[gpu,wandb,gbox,browser,desktop,dev]'
+    if [ "$cuda" = 12 ] && ! "$PYTHON" -c 'import sys; from importlib.metadata import version; sys.exit("+cu12" not in version("vllm"))'; then
+        echo "setup: expected vLLM for CUDA 12 from ${CUDA_12_INDEXES[0]}, got the build for CUDA 13, which this driver cannot run; let pip reach that index, or update the driver to 580 or newer" >&2
+        exit 1
+    fi
 }
 
 # Where no package has it (Ubuntu), Playwright's own. A network that lets nothing through costs two minutes, once.

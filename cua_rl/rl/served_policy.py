@@ -13,6 +13,7 @@ from cua_rl.sampling.canary import Canary, canary_datum
 from cua_rl.training.client import TrainingClient
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
+PROBE_VERSION = 999_999  # servers cache prompts by the adapter's name: no policy of a run has this one
 NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still use it), and one more for inspection
 
 
@@ -89,9 +90,33 @@ class ServedPolicy:
                 shutil.rmtree(path)
 
 
-async def make_canary(trainer: TrainingClient, tokens: tuple[int, ...]) -> Canary:
-    """The canary with the trainer's log-probabilities, which the server must reproduce."""
+async def make_canary(trainer: TrainingClient, tokens: tuple[int, ...], limit: float) -> Canary:
+    """The canary with the trainer's log-probabilities, whose change from the base model the server must reproduce."""
     datum = canary_datum(tokens)
     (policy,), (base,) = await trainer.forward([datum]), await trainer.base_logprobs([datum])
+    return _canary(tokens, policy, base, limit)
+
+
+async def make_probe(
+    trainer: TrainingClient, tokens: tuple[int, ...], limit: float, folder: Path
+) -> tuple[AdapterRef, Canary]:
+    """A random adapter with a strong effect, saved to `folder`, and its canary; the trainer's weights do not change.
+
+    The first steps of a run change log-probabilities by less than half precision rounds: with their adapters alone, a
+    server that ignores adapters would pass.
+    """
+    datum = canary_datum(tokens)
+    await trainer.save_probe(folder)
+    (probe,), (base,) = await trainer.probe_logprobs([datum]), await trainer.base_logprobs([datum])
+    return AdapterRef(path=folder, policy_version=PROBE_VERSION), _canary(tokens, probe, base, limit)
+
+
+def _canary(tokens: tuple[int, ...], policy: tuple[float, ...], base: tuple[float, ...], limit: float) -> Canary:
     change = sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(tokens)
-    return Canary(tokens=tokens, changes_model=change > CANARY_CHANGE, training_logprobs=policy)
+    return Canary(
+        tokens=tokens,
+        changes_model=change > CANARY_CHANGE,
+        training_logprobs=policy,
+        training_base_logprobs=base,
+        limit=limit,
+    )

@@ -40,12 +40,12 @@ from cua_rl.run.judge import open_judge
 from cua_rl.run.log_directory import Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.reporting import open_run_log
-from cua_rl.run.rollouts import make_runner, make_server, open_gateway
+from cua_rl.run.rollouts import make_runner, make_servers, open_gateway, start_together
 from cua_rl.run.site import OpenDevices, open_devices
 from cua_rl.sampling.canary import Canary, canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.sampling.server import ModelServer
 
 
 async def run_evaluation(config: EvaluateConfig) -> None:
@@ -142,19 +142,20 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
             continue
         print(f"starting the model server for {model_path.name}", flush=True)
         engine = plan.engines[model_path]
-        server = make_server(
+        servers = make_servers(
             plan.config,
             model_path,
             engine.memory.gpus,
-            folder.path / "logs" / "vllm.log",
+            folder.path / "logs",
             max_lora_rank=engine.max_lora_rank,
             max_model_len=engine.max_model_len,
             max_images=plan.max_images,
             max_num_seqs=engine.memory.max_num_seqs,
         )
-        async with server:
+        async with AsyncExitStack() as stack:
+            await start_together(stack, *servers)
             for model in models:
-                async with _serve_model(plan, model, server) as gateway:
+                async with _serve_model(plan, model, servers) as gateway:
                     await _run_model(plan, model, gateway, around, record)
 
 
@@ -205,11 +206,11 @@ def _attempt_plan(plan: EvaluationPlan, model: Model) -> AttemptPlan:
 
 @asynccontextmanager
 async def _serve_model(
-    plan: EvaluationPlan, model: LocalModel, server: VllmServer | ExternalServer
+    plan: EvaluationPlan, model: LocalModel, servers: Sequence[ModelServer]
 ) -> AsyncGenerator[Gateway]:
     """A gateway to the model, once its adapter is loaded and verified to change the base model."""
     renderer = plan.engines[model.model_path].renderer
-    async with SamplingClient(server) as client:
+    async with SamplingClient(*servers) as client:
         if model.adapter is not None:
             adapter = AdapterRef(path=model.adapter.path, policy_version=model.adapter.policy_version)
             canary = Canary(tokens=canary_tokens(renderer), changes_model=model.adapter.changes_model)

@@ -22,7 +22,7 @@ from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import AdapterFolder, load_adapter_folder, max_lora_rank
 from cua_rl.run.evaluation_config import EvaluateConfig
-from cua_rl.run.gpus import GpuWishes
+from cua_rl.run.gpus import GpuWishes, require_platform
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
@@ -32,6 +32,7 @@ from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import plan_prompts
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
+from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.task import Task
 
@@ -205,7 +206,10 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
         ),
         wishes=MemoryWishes(max_num_seqs=config.server.max_num_seqs),
     )
-    return LocalEngine(renderer=renderer, max_model_len=max_model_len, max_lora_rank=rank, memory=plan_memory(request))
+    plan = plan_memory(request)
+    if config.base_url is None and config.machine is None:
+        require_platform(plan.gpus, installed_platform())
+    return LocalEngine(renderer=renderer, max_model_len=max_model_len, max_lora_rank=rank, memory=plan)
 
 
 _LOCAL_KEYS = ("name", "model_name", "adapter")

@@ -1,14 +1,29 @@
-"""Assigns GPUs to the model server and the trainer."""
+"""Finds the GPUs of this machine, and assigns them to the model server and the trainer."""
 
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from cua_rl.errors import ConfigError
+from cua_rl.sampling.vllm_command import Platform
 
 ALONE_UTILIZATION = 0.85
 SHARED_UTILIZATION = 0.45
 """The trainer holds the model a second time, and its activations."""
+_WSL_FOLDER = "/usr/lib/wsl/lib"
+_ASK_TIMEOUT_S = 60.0  # without its persistence mode, the driver initialises one GPU after the other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU that a process here may use."""
+
+    name: str
+    """As in CUDA_VISIBLE_DEVICES."""
+    memory_gib: float | None = None
+    """None where the driver does not say: a slice of a GPU (MIG), or memory shared with the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +36,6 @@ class GpuPlan:
     num_trainer_processes: int
     tensor_parallel: int
     """GPUs that hold one copy of the server's model together."""
-    data_parallel: int
-    """Copies of the server's model."""
     gpu_memory_utilization: float
 
     @property
@@ -30,12 +43,18 @@ class GpuPlan:
         """Whether server and trainer use the same GPUs."""
         return bool(set(self.server_gpus) & set(self.trainer_gpus))
 
+    @property
+    def server_copies(self) -> tuple[tuple[str, ...], ...]:
+        """The GPUs of each copy of the server's model; a single copy without GPUs."""
+        starts = range(0, len(self.server_gpus), self.tensor_parallel)
+        return tuple(self.server_gpus[start : start + self.tensor_parallel] for start in starts) or ((),)
+
     def effective(self) -> dict[str, object]:
         """The plan as config.json and the dry run show it."""
         server = {
             "gpus": list(self.server_gpus),
             "tensor_parallel": self.tensor_parallel,
-            "data_parallel": self.data_parallel,
+            "copies": len(self.server_copies),
             "gpu_memory_utilization": self.gpu_memory_utilization,
         }
         trainer = {"gpus": list(self.trainer_gpus), "num_processes": self.num_trainer_processes}
@@ -56,12 +75,60 @@ class GpuWishes:
     has_trainer: bool = True
 
 
-def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/proc/driver/nvidia/gpus")) -> tuple[str, ...]:
-    """Names of the NVIDIA GPUs that a process here may use; no torch needed."""
+def ask_nvidia_smi(search_path: str = os.environ.get("PATH", os.defpath)) -> str:
+    """What NVML (NVIDIA's management library) says of every GPU here, "index, UUID, MiB" per line; "" without GPUs.
+
+    Unlike /proc/driver/nvidia, it works inside WSL2, and lists only the GPUs that a container was given.
+    """
+    program = shutil.which("nvidia-smi", path=f"{search_path}{os.pathsep}{_WSL_FOLDER}")
+    if program is None:
+        return ""
+    command = [program, "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def visible_gpus(environ: Mapping[str, str], ask: Callable[[], str] = ask_nvidia_smi) -> tuple[Gpu, ...]:
+    """The NVIDIA GPUs that a process here may use; no torch needed.
+
+    Raises:
+        ConfigError: CUDA_VISIBLE_DEVICES names a GPU that is not here.
+    """
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
-    return tuple(str(index) for index in range(len(list(devices.iterdir())) if devices.is_dir() else 0))
+    names = None if visible is None else [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
+    if names == []:
+        return ()
+    rows = [[field.strip() for field in line.split(",")] for line in ask().splitlines()]
+    memory_gib = {row[0]: float(row[2]) / 1024 if row[2].isdecimal() else None for row in rows}
+    if names is None:
+        return tuple(Gpu(name=index, memory_gib=gib) for index, gib in memory_gib.items())
+    uuids = {row[1]: row[0] for row in rows}
+    for name in names:
+        if not rows or (name.isdecimal() and name not in memory_gib):
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES: expected GPUs that are here ({', '.join(memory_gib) or 'none'}), got "
+                f"{visible!r}; correct it, make it empty to compute on the CPU, or see what nvidia-smi says"
+            )
+    # a UUID may be cut short
+    found = [next((index for uuid, index in uuids.items() if uuid.startswith(name)), name) for name in names]
+    return tuple(Gpu(name=name, memory_gib=memory_gib.get(index)) for name, index in zip(names, found, strict=True))
+
+
+def require_platform(gpus: GpuPlan, platform: Platform | None) -> None:
+    """Raise `ConfigError` unless the installed vLLM computes where the plan wants its server; None: none is installed.
+
+    Otherwise a server for CPUs would leave its GPUs idle, without a word.
+    """
+    if platform == "cpu" and gpus.server_gpus:
+        raise ConfigError(
+            f"server.gpus: expected vLLM for CUDA, as GPUs are here ({', '.join(gpus.server_gpus)}), got its build for "
+            "CPUs; run set-up again (make setup), or set CUDA_VISIBLE_DEVICES= to compute on the CPU"
+        )
+    if platform == "cuda" and not gpus.server_gpus:
+        raise ConfigError(
+            "server.gpus: expected a GPU for the installed vLLM, which computes with CUDA, got none; see whether "
+            "nvidia-smi lists one and CUDA_VISIBLE_DEVICES does not hide it"
+        )
 
 
 def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPlan:
@@ -69,6 +136,7 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
 
     One GPU is shared. Of several the server gets the first, the largest power of two that is at most half of them, and
     the trainer gets the others. If only one side is configured, the other side gets the remaining GPUs.
+    Each GPU of the server holds a copy of the model, unless they are to hold it together.
     """
     for key, indices in (("server.gpus", wishes.server_gpus), ("trainer.gpus", wishes.trainer_gpus)):
         if indices is None:
@@ -98,15 +166,12 @@ def plan_gpus(names: Sequence[str], wishes: GpuWishes, num_heads: int) -> GpuPla
             f"server.tensor_parallel: expected a number that divides the server's {len(server)} GPUs and the model's "
             f"{num_heads} attention heads, got {wanted}; change it, or leave it out"
         )
-    # as many GPUs per copy as divide both the GPUs and, being a power of two, the heads of the usual models
-    tensor_parallel = wanted or max(1, len(server) & -len(server))
     default = SHARED_UTILIZATION if set(server) & set(trainer) else ALONE_UTILIZATION
     return GpuPlan(
         server_gpus=tuple(names[index] for index in server),
         trainer_gpus=tuple(names[index] for index in trainer),
         num_trainer_processes=num_processes,
-        tensor_parallel=tensor_parallel,
-        data_parallel=max(1, len(server) // tensor_parallel),
+        tensor_parallel=wanted or 1,
         gpu_memory_utilization=wishes.gpu_memory_utilization or default,
     )
 

@@ -1,8 +1,6 @@
 """The machine that a run is planned for: its GPUs and its memory."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,7 +9,6 @@ from cua_rl.errors import ConfigError
 from cua_rl.run.gpus import visible_gpus
 
 _MOST_GPUS = 64
-_ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +27,12 @@ def find_machine(described: str | None, environ: Mapping[str, str]) -> Machine:
     """This machine, or the one that `described` stands for: `4x80`, four GPUs of 80 GiB each."""
     if described is None:
         gpus = visible_gpus(environ)
-        return Machine(gpus=gpus, gpu_gib=_gpu_gib() if gpus else None, host_gib=system.total_memory_bytes() / 2**30)
+        sizes = [gpu.memory_gib for gpu in gpus if gpu.memory_gib is not None]
+        return Machine(
+            gpus=tuple(gpu.name for gpu in gpus),
+            gpu_gib=min(sizes) if sizes and len(sizes) == len(gpus) else None,
+            host_gib=system.total_memory_bytes() / 2**30,
+        )
     found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", described)
     if found is None or not 1 <= int(found[1]) <= _MOST_GPUS:
         raise ConfigError(
@@ -38,16 +40,3 @@ def find_machine(described: str | None, environ: Mapping[str, str]) -> Machine:
             "or leave it out"
         )
     return Machine(gpus=tuple(map(str, range(int(found[1])))), gpu_gib=float(found[2]), host_gib=None)
-
-
-def _gpu_gib() -> float | None:
-    """Memory of the smallest GPU, from NVIDIA's own program, which comes with the driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    command = [program, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_ANSWER_S).stdout
-        return min(float(line) for line in printed.split()) / 1024
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None

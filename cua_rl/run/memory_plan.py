@@ -278,7 +278,7 @@ def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str
         parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
         parts["trainer"] = number * _TRAINER_BASE
     if gpus.server_gpus:
-        parts["server"] = gpus.data_parallel * _SERVER_BASE
+        parts["server"] = len(gpus.server_copies) * _SERVER_BASE
     return parts
 
 

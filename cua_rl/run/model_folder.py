@@ -106,11 +106,6 @@ def find_max_model_len(model_path: Path, wanted: int | None, *, max_tokens: int)
     return max_model_len
 
 
-def num_attention_heads(model_path: Path) -> int:
-    """Heads of the language model, which tensor parallelism splits evenly."""
-    return int(_language_settings(model_path)["num_attention_heads"])
-
-
 def _language_settings(model_path: Path) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
     return settings.get("text_config", settings)

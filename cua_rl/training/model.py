@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
 
 from cua_rl.config import LoraConfig, TrainerConfig
@@ -32,6 +34,8 @@ from cua_rl.training.ranks import shard_frozen_weights
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 """Linear layers of the language model only: servers ignore adapters on the vision tower."""
 
+_PROBE_SHARE = 0.1
+"""Changes log-probabilities by about a nat, and leaves activations in the range of the base model's."""
 ADAPTER_FILE = "adapter_model.safetensors"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _WEIGHT_INDEX_SUFFIX = ".index.json"
@@ -43,7 +47,7 @@ class PolicyModel:
     def __init__(self, config: TrainerConfig, num_ranks: int = 1) -> None:
         self._config = config
         self.is_sharded = config.sharding == "full" and num_ranks > 1
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = find_device(config.gpus)
         # Any: Transformers' annotations do not hold for tensors on a device
         base: Any = self._load_base()
         is_streamed = config.sharding == "offload"
@@ -140,6 +144,18 @@ class PolicyModel:
             yield
 
     @contextmanager
+    def probe_weights(self, seed: int) -> Generator[None]:
+        """Inside the block the adapter is random, the same on every rank, and as strong in every layer."""
+        if self._peft is None:
+            raise TrainingError("expected a LoRA adapter for the probe, got full training: set trainer.lora")
+        with self._restored(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for layer in self.base.modules():
+                if isinstance(layer, LoraLayer):
+                    _randomise(layer)
+            yield
+
+    @contextmanager
     def _restored(self) -> Generator[None]:
         """Restore the trained weights after the block; no autograd graph may need them meanwhile."""
         kept = [parameter.detach().clone() for parameter in self.trainable_parameters]
@@ -210,6 +226,41 @@ class PolicyModel:
             attn_implementation={"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
             local_files_only=True,
         )
+
+
+def find_device(gpus: Sequence[str]) -> torch.device:
+    """Where this process computes: on a GPU, or on the CPU if none is assigned and none can be used.
+
+    Raises:
+        ConfigError: GPUs are assigned, but torch cannot use them.
+    """
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if not gpus:
+        return torch.device("cpu")
+    try:
+        torch.cuda.init()
+        reason = "no GPU that it can use"
+    except (RuntimeError, AssertionError) as error:  # without CUDA, PyTorch asserts
+        reason = str(error)
+    raise ConfigError(
+        f"trainer.gpus: expected GPUs that PyTorch can use ({', '.join(gpus)} are assigned), it says: {reason}; see "
+        "what nvidia-smi says and run set-up again (make setup), or set CUDA_VISIBLE_DEVICES= to train on the CPU"
+    )
+
+
+@torch.no_grad()
+def _randomise(layer: Any) -> None:
+    """Replace an adapter's B so that the update, scaling * B A, has `_PROBE_SHARE` of the weight's Frobenius norm."""
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight  # [rank, in], [out, rank]
+    weight = layer.get_base_layer().weight
+    norm = torch.linalg.vector_norm(weight, dtype=torch.float32)
+    if isinstance(norm, DTensor):  # of a sharded model: all ranks compute it together
+        norm = norm.full_tensor()
+    b.copy_(torch.randn(b.shape, dtype=torch.float32))
+    # |B A|^2 = trace(A^T B^T B A), through matrices of [rank, rank]
+    update = ((b.T @ b) * (a @ a.T)).sum().sqrt() * abs(layer.scaling["default"])
+    b.mul_(_PROBE_SHARE * norm / update)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ import os
 import secrets
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -31,19 +32,26 @@ from cua_rl.errors import TrainingError
 
 T = TypeVar("T")
 
+_IDLE_TIMEOUT = timedelta(days=365)
+"""While a baseline is evaluated, ranks have nothing to do for hours; PyTorch gives up after 30 minutes."""
+
 logger = logging.getLogger(__name__)
 
 
 class Ranks:
     """This process's place among the trainer processes."""
 
-    def __init__(self, rank: int = 0, size: int = 1) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, requests: distributed.ProcessGroup | None = None) -> None:
         self.rank = rank
         self.size = size
+        self._requests = requests
 
     @classmethod
-    def meet(cls, folder: Path, rank: int, size: int) -> Self:
+    def meet(cls, folder: Path, rank: int, size: int, timeout: timedelta | None = None) -> Self:
         """Join the other processes of this machine through files in a folder that other users cannot enter.
+
+        `timeout` limits how long ranks wait for each other within a request (None: PyTorch's default), not how long
+        they wait for one.
 
         Raises:
             TrainingError: somebody else has taken the place of a rank.
@@ -51,26 +59,34 @@ class Ranks:
         if size == 1:
             return cls()
         if torch.cuda.is_available():
+            if torch.cuda.device_count() < size:
+                raise TrainingError(
+                    f"expected a GPU for each of {size} trainer processes, got {torch.cuda.device_count()} that can be "
+                    "used; lower trainer.num_processes, or see what nvidia-smi says"
+                )
             torch.cuda.set_device(rank)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         store = distributed.FileStore(str(folder / "ranks"), size)  # pyright: ignore[reportPrivateImportUsage]
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         if rank == 0:
             store.set("proof", secrets.token_hex(32))
-        prove_ranks(store.get("proof"), rank, size)
-        return cls(rank, size)
+        requests = distributed.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+        assert isinstance(requests, distributed.ProcessGroup)  # an int stands for no member
+        for group in (None, requests):  # each has connections of its own
+            prove_ranks(store.get("proof"), rank, size, group)
+        return cls(rank, size, requests)
 
     def close(self) -> None:
         """Leave the process group."""
         if self.size > 1:
             distributed.destroy_process_group()
 
-    def broadcast(self, value: T | None) -> T:
-        """Rank 0's value, on every rank."""
+    def next_request(self, value: T | None) -> T:
+        """Rank 0's value, on every rank; the others wait for it however long it takes."""
         if self.size == 1:
             return value  # type: ignore[return-value]
         values = [value]
-        distributed.broadcast_object_list(values, src=0)
+        distributed.broadcast_object_list(values, src=0, group=self._requests)
         return values[0]  # type: ignore[return-value]
 
     def agreement(self) -> "Agreement":
@@ -123,7 +139,7 @@ class Ranks:
             gradient.copy_(part.view_as(gradient))
 
 
-def prove_ranks(secret: bytes, rank: int, size: int) -> None:
+def prove_ranks(secret: bytes, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:
     """Show every other rank that this one knows the secret, and see that they do; raises `TrainingError`.
 
     gloo's connections ask for no password: while the ranks meet, any program of this machine could take a rank's place,
@@ -135,8 +151,8 @@ def prove_ranks(secret: bytes, rank: int, size: int) -> None:
                 peer = one + other - rank
                 ours = torch.frombuffer(bytearray(_proof(secret, rank, peer)), dtype=torch.uint8)
                 theirs = torch.empty_like(ours)
-                sending = distributed.isend(ours, peer)
-                distributed.recv(theirs, peer)
+                sending = distributed.isend(ours, peer, group)
+                distributed.recv(theirs, peer, group)
                 if sending is not None:
                     sending.wait()
                 if not hmac.compare_digest(bytes(theirs.tolist()), _proof(secret, peer, rank)):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -94,6 +94,8 @@ class Trainer:
                     weights, has_adapter = nullcontext(), True
                 case "reference":
                     weights, has_adapter = self.model.reference_weights(), self.model.has_reference
+                case "probe":
+                    weights, has_adapter = self.model.probe_weights(self._config.seed), True
                 case "base":
                     weights, has_adapter = self.model.base_weights(), False
             scores, shortage = list[TokenScores](), None
@@ -274,10 +276,11 @@ class Trainer:
             torch.cuda.set_rng_state_all(state.rng[1:])
         self.policy_version = state.policy_version
 
-    def save_weights_for_sampler(self, path: Path) -> None:
+    def save_weights_for_sampler(self, path: Path, weights: Literal["policy", "probe"] = "policy") -> None:
         """Write the adapter folder, or the model folder if everything is trained."""
-        if self._ranks.rank == 0:
-            checkpoint.write_folder(path, self.model.save_weights)
+        with nullcontext() if weights == "policy" else self.model.probe_weights(self._config.seed):
+            if self._ranks.rank == 0:
+                checkpoint.write_folder(path, self.model.save_weights)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(self.model.trainable_parameters, fused=True)

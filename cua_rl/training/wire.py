@@ -34,7 +34,7 @@ class Forward:
 
     datums: tuple[Datum, ...]
     temperature: float
-    weights: Literal["policy", "reference", "base"]
+    weights: Literal["policy", "reference", "base", "probe"]
     """reference: the policy at the start of training (`LoadReference`); base: with the adapter disabled."""
 
 
@@ -89,9 +89,13 @@ class LoadReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveWeightsForSampler:
-    """Write what the sampler loads: the adapter, or the whole model in full training; answered by `Done`."""
+    """Write what the sampler loads: the adapter, or the whole model in full training; answered by `Done`.
+
+    The probe is a random adapter with a strong effect.
+    """
 
     path: Path
+    weights: Literal["policy", "probe"] = "policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def serve(connection: socket.socket, ranks: Ranks) -> None:
             request: wire.Request | None = wire.receive(connection)
         except EOFError:
             request = None
-        ranks.broadcast(request)
+        ranks.next_request(request)
         if request is None:
             return
         wire.send(connection, worker.reply(request))
@@ -53,7 +53,7 @@ def serve(connection: socket.socket, ranks: Ranks) -> None:
 def follow(ranks: Ranks) -> None:
     """Carry out the requests of rank 0 on another rank; its replies are discarded."""
     worker = _Worker(ranks)
-    while (request := cast("wire.Request | None", ranks.broadcast(None))) is not None:
+    while (request := cast("wire.Request | None", ranks.next_request(None))) is not None:
         worker.reply(request)
 
 
@@ -104,8 +104,8 @@ class _Worker:
                     trainer.load_state(path, with_optimizer=with_optimizer)
                 case wire.LoadReference(path=path):
                     trainer.model.load_reference(path)
-                case wire.SaveWeightsForSampler(path=path):
-                    trainer.save_weights_for_sampler(path)
+                case wire.SaveWeightsForSampler(path=path, weights=weights):
+                    trainer.save_weights_for_sampler(path, weights)
                 case _:
                     raise AssertionError(f"expected Start to be carried out by reply, got {request!r}")
         return wire.Done(policy_version=trainer.policy_version)

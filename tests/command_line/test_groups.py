@@ -32,6 +32,8 @@ EARLIER_NAMES = {
     "parity_limit": "trainer.parity_limit",
     "server_gpus": "server.gpus",
     "server_start_timeout_s": "server.start_timeout_s",
+    "server_dtype": "server.dtype",
+    "vllm_args": "server.vllm_args",
     "max_model_len": "server.max_model_len",
     "gateway_port": "gateway.port",
     "allowed_media_domains": "gateway.allowed_media_domains",

@@ -39,7 +39,7 @@ from cua_rl.recipes import (
 )
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
-from cua_rl.sampling.vllm_command import vllm_command
+from cua_rl.sampling.vllm_command import Platform, vllm_options
 from scripts.chaos_kill import ChaosConfig
 from scripts.red_team.__main__ import RedTeamConfig
 from tests.documentation.examples import ASSIGNMENT, ROOT, Example
@@ -73,7 +73,6 @@ WITHOUT_OPTIONS = {
     "scripts.metrics_page": 0,
 }
 """Programs without an argument parser, and how many arguments they take."""
-VLLM = "vllm.entrypoints.openai.api_server"
 NO_SUCH_OPTION = "--no-such-option"
 
 
@@ -153,6 +152,8 @@ class Reader:
             case ["./train.sh", *arguments]:
                 if arguments != ["--help"]:
                     _check_options(translate(arguments, {}), train.CLIConfig)
+            case ["vllm", "serve", _, *arguments]:
+                _check_server(arguments)
             case ["make", *arguments]:
                 self._make(arguments)
             case ["export", *assignments]:
@@ -164,8 +165,6 @@ class Reader:
     def _module(self, module: str, arguments: list[str]) -> None:
         if module in RECIPES:
             _recipe(module, arguments)
-        elif module == VLLM:
-            _check_server(arguments)
         elif module in CONFIGS:
             _check_options([word for word in arguments if "=" in word.split("://")[0]], CONFIGS[module])
         elif module in WITHOUT_OPTIONS:
@@ -255,10 +254,11 @@ def _json_of(text: str) -> dict[str, Any]:
 def _check_server(arguments: Sequence[str]) -> None:
     """The flags are those with which a run starts its own server, whatever the device; values may be others."""
     config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=8, max_model_len=64, max_num_seqs=1)
-    command = vllm_command(config, "http://127.0.0.1:8000")
-    own = {word for word in command if word.startswith("--")} | {"--gpu-memory-utilization"}
-    given = {word for word in arguments if word.startswith("--")}
-    always = own - {"--uvicorn-log-level", "--middleware", *_DEVICE_FLAGS}
+    platforms: tuple[Platform, ...] = ("cuda", "cpu")
+    command, on_cpu = (vllm_options(config, "http://127.0.0.1:8000", platform) for platform in platforms)
+    flags = [{word for word in options if word.startswith("--")} for options in (command, on_cpu, arguments)]
+    own, given = flags[0] | flags[1], flags[2]
+    always = flags[0] & flags[1] - {"--uvicorn-log-level", "--middleware", "--dtype"}
     if not always <= given <= own:
         raise WrongExample(f"expected the flags of a run's own server, got {sorted(given ^ always)} besides")
     fixed = {name: command[command.index(name) + 1] for name in _FIXED_FLAGS}
@@ -268,10 +268,6 @@ def _check_server(arguments: Sequence[str]) -> None:
 
 
 _FIXED_FLAGS = ("--served-model-name", "--logprobs-mode", "--generation-config")
-_DEVICE_FLAGS = (
-    *("--gpu-memory-utilization", "--tensor-parallel-size", "--data-parallel-size", "--dtype", "--enforce-eager"),
-    *("--kv-cache-memory-bytes", "--worker-cls", "--distributed-executor-backend"),
-)
 
 
 def _check_options(words: Sequence[str], config_class: type[Any] | None = None) -> None:

@@ -1,15 +1,24 @@
 """Who uses which GPU."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cua_rl.errors import ConfigError
-from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
+from cua_rl.run.gpus import (
+    GpuPlan,
+    GpuWishes,
+    ask_nvidia_smi,
+    plan_gpus,
+    require_platform,
+    visible_gpus,
+)
 
 
-def plan(num_gpus: int, wishes: GpuWishes | None = None, num_heads: int = 32) -> GpuPlan:
-    return plan_gpus([f"gpu{index}" for index in range(num_gpus)], wishes or GpuWishes(), num_heads)
+def plan(num_gpus: int, wishes: GpuWishes | None = None) -> GpuPlan:
+    return plan_gpus([f"gpu{index}" for index in range(num_gpus)], wishes or GpuWishes(), num_heads=32)
 
 
 def split(found: GpuPlan) -> tuple[str, str]:
@@ -31,7 +40,7 @@ def test_the_server_gets_the_largest_power_of_two_up_to_half() -> None:
     splits = [split(plan(num_gpus)) for num_gpus in (2, 3, 4, 6, 8)]
 
     assert splits == [("0", "1"), ("0", "12"), ("01", "23"), ("01", "2345"), ("0123", "4567")]
-    assert plan(8).tensor_parallel == plan(8).num_trainer_processes == 4
+    assert plan(8).num_trainer_processes == 4
 
 
 def test_who_is_named_gpus_leaves_the_others_to_the_other_side() -> None:
@@ -43,12 +52,11 @@ def test_who_is_named_gpus_leaves_the_others_to_the_other_side() -> None:
     assert split(plan(4, GpuWishes(trainer_num_processes=1))) == ("01", "2")
 
 
-def test_gpus_of_the_server_are_tensor_parallel_as_far_as_heads_can_be_split() -> None:
-    three = plan(4, GpuWishes(trainer_gpus=[0]))
-    four = plan(8, GpuWishes(server_tensor_parallel=2))
-
-    assert (three.tensor_parallel, three.data_parallel) == (1, 3)
-    assert (four.tensor_parallel, four.data_parallel) == (2, 2)
+def test_every_gpu_of_the_server_holds_a_copy_of_the_model_unless_they_hold_it_together() -> None:
+    assert plan(8).server_copies == (("gpu0",), ("gpu1",), ("gpu2",), ("gpu3",))
+    assert plan(8, GpuWishes(server_tensor_parallel=2)).server_copies == (("gpu0", "gpu1"), ("gpu2", "gpu3"))
+    assert plan(8, GpuWishes(server_tensor_parallel=4)).server_copies == (("gpu0", "gpu1", "gpu2", "gpu3"),)
+    assert plan(0).server_copies == ((),)  # on the CPU
 
 
 @pytest.mark.parametrize(
@@ -68,11 +76,43 @@ def test_what_cannot_be_is_refused(num_gpus: int, wishes: GpuWishes, message: st
         plan(num_gpus, wishes)
 
 
-def test_gpus_are_named_as_a_process_sees_them(tmp_path: Path) -> None:
-    for name in ("0000:01:00.0", "0000:02:00.0"):
-        (tmp_path / name).mkdir()
+TWO_GPUS = "0, GPU-8932-a, 81559\n1, GPU-4711-b, [N/A]\n"
 
-    assert visible_gpus({}, tmp_path) == ("0", "1")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-8932"}, tmp_path) == ("3", "GPU-8932")
-    assert [visible_gpus({"CUDA_VISIBLE_DEVICES": none}, tmp_path) for none in ("", "-1")] == [(), ()]
-    assert visible_gpus({}, tmp_path / "none") == ()
+
+def names(environ: dict[str, str], smi: str = TWO_GPUS) -> list[tuple[str, float | None]]:
+    return [(gpu.name, gpu.memory_gib) for gpu in visible_gpus(environ, lambda: smi)]
+
+
+def test_gpus_are_named_as_a_process_sees_them() -> None:
+    assert names({}) == [("0", 81559 / 1024), ("1", None)]
+    assert names({"CUDA_VISIBLE_DEVICES": "1, GPU-8932"}) == [("1", None), ("GPU-8932", 81559 / 1024)]
+    assert names({"CUDA_VISIBLE_DEVICES": "MIG-1-2-3"}) == [("MIG-1-2-3", None)]
+    assert [names({"CUDA_VISIBLE_DEVICES": none}) for none in ("", "-1")] == [[], []]
+    assert names({}, "") == []
+
+
+@pytest.mark.parametrize(("visible", "smi"), [("2", TWO_GPUS), ("0", ""), ("GPU-8932", "")])
+def test_a_named_gpu_that_is_not_here_is_refused(visible: str, smi: str) -> None:
+    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES: expected GPUs that are here \((0, 1|none)\), got"):
+        visible_gpus({"CUDA_VISIBLE_DEVICES": visible}, lambda: smi)
+
+
+def test_gpus_are_counted_by_the_driver_of_the_container(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    asked = f'case "$1" in *index,uuid,memory.total) printf "{TWO_GPUS[:-1]}\\n";; esac'
+    program.write_text(f"#!{shutil.which('sh')}\n{asked}\n")
+    program.chmod(0o755)
+    assert ask_nvidia_smi(str(tmp_path)) == TWO_GPUS
+
+    program.write_text(f"#!{shutil.which('sh')}\necho NVIDIA-SMI has failed; exit 9\n")
+    assert ask_nvidia_smi(str(tmp_path)) == ""
+    assert ask_nvidia_smi(os.devnull) == ""
+
+
+def test_a_server_that_would_leave_its_gpus_idle_is_refused() -> None:
+    require_platform(plan(1), "cuda")
+    require_platform(plan(0), "cpu")
+    with pytest.raises(ConfigError, match=r"server\.gpus: expected vLLM for CUDA, as GPUs are here \(gpu0\)"):
+        require_platform(plan(1), "cpu")
+    with pytest.raises(ConfigError, match=r"expected a GPU for the installed vLLM, which computes with CUDA, got none"):
+        require_platform(plan(0), "cuda")

@@ -88,13 +88,13 @@ def test_a_small_model_keeps_its_activations() -> None:
 def test_a_model_larger_than_a_gpu_is_split_on_both_sides() -> None:
     plan = plan_memory(request("32B", "4x80"))
 
-    assert (plan.sharding, plan.gpus.tensor_parallel, plan.gpus.data_parallel) == ("full", 2, 1)
+    assert (plan.sharding, plan.gpus.tensor_parallel, len(plan.gpus.server_copies)) == ("full", 2, 1)
 
 
 def test_a_model_that_one_gpu_holds_is_copied_instead_of_split() -> None:
     plan = plan_memory(request("8B", "8x80"))
 
-    assert (plan.gpus.tensor_parallel, plan.gpus.data_parallel) == (1, 4)
+    assert (plan.gpus.tensor_parallel, len(plan.gpus.server_copies)) == (1, 4)
 
 
 def test_4b_trains_on_one_gpu_of_24_gb_beside_its_server() -> None:

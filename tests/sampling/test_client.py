@@ -94,13 +94,30 @@ async def test_a_fresh_adapter_may_change_nothing(client: SamplingClient) -> Non
 async def test_an_adapter_must_give_the_trainers_logprobs(
     client: SamplingClient, trainer_says: float, is_accepted: bool
 ) -> None:
-    # the fake answers -1.75 for each token of an adapter; the limit is 0.05
-    canary = Canary(tokens=(1, 2, 3), changes_model=True, training_logprobs=(0.0, trainer_says, trainer_says))
+    # the fake answers -1.75 for each token of an adapter and -2 for the base model; the limit is 0.05
+    canary = Canary(
+        tokens=(1, 2, 3),
+        changes_model=True,
+        training_logprobs=(0.0, trainer_says, trainer_says),
+        training_base_logprobs=(0.0, -2.0, -2.0),
+    )
     if is_accepted:
         await client.publish(adapter(1), canary)
         return
     with pytest.raises(AdapterError, match=r"mean difference of 1\.000"):
         await client.publish(adapter(1), canary)
+
+
+async def test_a_probe_is_proven_and_never_announced(client: SamplingClient, fake: FakeVllm) -> None:
+    await client.publish(adapter(1))
+    canary = Canary(tokens=(1, 2, 3), changes_model=True)
+
+    await client.probe(adapter(999_999), canary)
+    with pytest.raises(AdapterError, match="match no module"):
+        await client.probe(adapter(999_999, "inert"), canary)
+
+    assert client.current == adapter(1)
+    assert served_names(fake) == ["policy-000001"]
 
 
 async def test_an_adapter_that_the_server_cannot_load_is_an_adapter_error(client: SamplingClient) -> None:

@@ -4,7 +4,7 @@ import signal
 import socket
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pytest
@@ -16,7 +16,7 @@ from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
-from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
+from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environment, vllm_options
 from tests.sampling.fake_vllm import fake_command
 
 
@@ -109,3 +109,22 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     assert environment["TORCH_COMPILE_DISABLE"] == "1"
     on_gpus = vllm_environment(ServerConfig(model_path=folder, gpus=("2", "3")), "key", folder)
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert on_gpus["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_logits_in_half_precision_are_computed_in_float32(folder: Path) -> None:
+    def head(platform: Platform, dtype: Literal["auto", "float32", "bfloat16"]) -> str | None:
+        options = vllm_options(ServerConfig(model_path=folder, dtype=dtype), "unix:/vllm.sock", platform)
+        return dict(pairwise(options)).get("--hf-overrides")
+
+    assert head("cuda", "auto") == head("cuda", "bfloat16") == head("cpu", "bfloat16") == '{"head_dtype": "float32"}'
+    assert head("cuda", "float32") is head("cpu", "auto") is None
+
+
+def test_the_options_of_the_run_count_more_than_those_of_the_user(folder: Path) -> None:
+    config = ServerConfig(model_path=folder, vllm_args=("--block-size", "32", "--max-num-seqs", "1"))
+
+    options = vllm_options(config, "unix:/vllm.sock", "cuda")
+
+    assert options[:5] == [str(folder), "--block-size", "32", "--max-num-seqs", "1"]
+    assert options[5:].count("--max-num-seqs") == 1

@@ -98,7 +98,7 @@ async def run_steps(
     async with SamplingClient(server, namespace=folder.name) as sampler:
 
         async def canary() -> Canary | None:
-            return await make_canary(local, canary_tokens(renderer)) if has_canary else None
+            return await make_canary(local, canary_tokens(renderer), 0.02) if has_canary else None
 
         async def serve(adapter: AdapterRef, canary: Canary | None) -> None:
             await sampler.publish(change_adapter(adapter), canary)

@@ -156,7 +156,13 @@ async def test_the_canary_tells_adapters_apart(
 ) -> None:
     tokens = canary_tokens(tiny_renderer)
     trainer_says = adapter_logprobs(tiny_model, adapters["one"], tokens)
-    proven = Canary(tokens=tokens, changes_model=True, training_logprobs=trainer_says, limit=1e-3)
+    proven = Canary(
+        tokens=tokens,
+        changes_model=True,
+        training_logprobs=trainer_says,
+        training_base_logprobs=adapter_logprobs(tiny_model, None, tokens),
+        limit=1e-3,
+    )
     await client.publish(
         AdapterRef(path=adapters["fresh"], policy_version=0), Canary(tokens=tokens, changes_model=False)
     )
@@ -179,7 +185,13 @@ async def test_an_adapter_is_proven_beside_requests_to_another(
     """The canary's tokens share batches with tokens that other adapters sample, of more requests than it has tokens."""
     tokens = canary_tokens(tiny_renderer)[:6]
     trainer_says = adapter_logprobs(tiny_model, adapters["other"], tokens)
-    proven = Canary(tokens=tokens, changes_model=True, training_logprobs=trainer_says, limit=1e-3)
+    proven = Canary(
+        tokens=tokens,
+        changes_model=True,
+        training_logprobs=trainer_says,
+        training_base_logprobs=adapter_logprobs(tiny_model, None, tokens),
+        limit=1e-3,
+    )
     gateway.open_rollout("busy", adapter=AdapterRef(path=adapters["one"], policy_version=1))
     agent = gateway.openai_client("busy")
 

@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.errors import TrainingError
+from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.model import find_device
 from cua_rl.training.ranks import Agreement, Ranks, combine_accounts, share_out
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
@@ -164,6 +165,41 @@ def test_a_rank_that_does_not_know_the_secret_is_refused_before_anything_is_unpi
     ):
         _, complaint = honest.communicate(timeout=120)
     assert "expected trainer process 1 on its connection, got another program" in complaint
+
+
+IDLE_RANK = """
+import sys, time
+from datetime import timedelta
+from pathlib import Path
+from cua_rl.training.ranks import Ranks
+folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+ranks = Ranks.meet(folder, rank, 2, timeout=timedelta(seconds=2))
+if rank == 0:
+    time.sleep(5)  # an evaluation
+print(ranks.next_request("train" if rank == 0 else None))
+if rank == 0:
+    time.sleep(5)  # within a request, ranks do not wait for ever
+ranks.gather(rank)
+"""
+
+
+def test_ranks_wait_for_a_request_longer_than_for_each_other(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IDLE_RANK, str(tmp_path)]
+    with (
+        subprocess.Popen([*command, "0"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL),
+        subprocess.Popen([*command, "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as idle,
+    ):
+        said, complaint = idle.communicate(timeout=120)
+
+    assert said == "train\n"
+    assert "Timed out waiting" in complaint
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs can be used here")
+def test_a_gpu_that_is_assigned_but_cannot_be_used_is_refused() -> None:
+    assert find_device(()) == torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"trainer\.gpus: expected GPUs that PyTorch can use \(3 are assigned\)"):
+        find_device(("3",))
 
 
 async def test_trainer_processes_listen_on_the_loopback_interface_only(config: TrainerConfig, tmp_path: Path) -> None:

@@ -78,6 +78,27 @@ def test_base_logprobs_ignore_the_adapter(config: TrainerConfig, datums: list[Da
     assert after.training_logprobs[0] != pytest.approx(before.training_logprobs[0], abs=1e-3)
 
 
+def test_the_probe_changes_log_probabilities_by_far_more_than_rounding_and_the_policy_not_at_all(
+    config: TrainerConfig, datums: list[Datum], tmp_path: Path
+) -> None:
+    def ask(weights: Literal["policy", "base", "probe"]) -> list[float]:
+        output = trainer.forward(wire.Forward(datums=tuple(datums), temperature=1.0, weights=weights))
+        return [logprob for row in output.training_logprobs for logprob in row if logprob]
+
+    trainer = Trainer(config)
+    moved(trainer, datums)
+    policy, base, probe = ask("policy"), ask("base"), ask("probe")
+    trainer.save_weights_for_sampler(tmp_path / "probe", "probe")
+    trainer.save_weights_for_sampler(tmp_path / "policy")
+
+    assert sum(abs(one - other) for one, other in zip(probe, base, strict=True)) / len(base) > 0.05
+    assert ask("policy") == policy
+    trainer.model.load_weights(tmp_path / "probe")
+    assert ask("policy") == probe  # what the server loads is what was computed
+    trainer.model.load_weights(tmp_path / "policy")
+    assert ask("policy") == policy
+
+
 def test_the_reference_is_the_adapter_that_training_started_from(
     config: TrainerConfig, datums: list[Datum], tmp_path: Path
 ) -> None:

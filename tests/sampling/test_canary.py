@@ -1,0 +1,57 @@
+"""What the canary tells apart, in nats; the first token of a text has no log-probability."""
+
+from pathlib import Path
+
+import pytest
+
+from cua_rl.errors import AdapterError
+from cua_rl.policy import AdapterRef
+from cua_rl.sampling.canary import Canary, check_canary
+
+ADAPTER = AdapterRef(path=Path("adapter"), policy_version=1)
+BASE = (-1.0, -2.0, -3.0, -4.0)
+STRONG = (1.0, -0.6, 0.8, -1.2)
+"""A probe's effect, 0.9 on average."""
+NOISE = (0.03, -0.04, 0.02, -0.03)
+"""Of two computations in bfloat16, 0.03 on average."""
+HALF = 0.1
+
+
+def check(*, trained: tuple[float, ...], served: tuple[float, ...], served_base: tuple[float, ...] = BASE) -> None:
+    """`trained` and `served` are changes from the two base models."""
+    canary = Canary(
+        tokens=(1, 2, 3, 4, 5),
+        changes_model=True,
+        training_logprobs=(0.0, *added(BASE, trained)),
+        training_base_logprobs=(0.0, *BASE),
+        limit=HALF,
+    )
+    check_canary(ADAPTER, canary, served=added(served_base, served), base=served_base)
+
+
+def added(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def scaled(factor: float) -> tuple[float, ...]:
+    return tuple(factor * change for change in STRONG)
+
+
+def test_a_strong_adapter_that_is_applied_passes_in_spite_of_rounding() -> None:
+    check(trained=STRONG, served=added(STRONG, NOISE), served_base=added(BASE, NOISE))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.75, 2.0])
+def test_a_strong_adapter_that_is_ignored_or_applied_in_part_is_refused(part: float) -> None:
+    # 0.9 * 0.25 = 0.225 are missing where 0.1 + 0.09 may
+    with pytest.raises(AdapterError, match="another adapter than the trainer's, only some of its keys"):
+        check(trained=STRONG, served=added(scaled(part), NOISE))
+
+
+def test_the_first_step_of_a_run_is_smaller_than_rounding_so_that_it_proves_nothing() -> None:
+    check(trained=(0.02, -0.03, 0.02, -0.02), served=NOISE)
+
+
+def test_another_base_model_is_told_from_another_adapter() -> None:
+    with pytest.raises(AdapterError, match=r"server's base model .* got a mean difference of 0\.900"):
+        check(trained=STRONG, served=STRONG, served_base=added(BASE, STRONG))
