@@ -131,6 +131,7 @@ def make_server(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_images=max_images,
+        max_pixels=config.server.max_pixels,
         gpu_memory_utilization=gpus.gpu_memory_utilization,
         gpus=gpus.server_gpus,
         tensor_parallel=gpus.tensor_parallel,
