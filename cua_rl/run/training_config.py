@@ -44,7 +44,7 @@ EMBEDDED_DEMO: dict[str, object] = {
 def train_presets(given: Given) -> Given:
     """Defaults that depend on given settings: the machine, the demo if no model is given, tasks of the same site."""
     name = given.get("preset")
-    chosen = MACHINE_PRESETS[cast("PresetName", name)].settings if name in MACHINE_PRESETS else {}
+    chosen: Given = MACHINE_PRESETS[cast("PresetName", name)].settings if name in MACHINE_PRESETS else {}
     given = MappingProxyType({**chosen, **given})
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
     tasks, site = given.get("tasks"), given_site(given.get("tasks"))
