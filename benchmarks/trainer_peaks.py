@@ -1,8 +1,9 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Peak memory of one training step of our trainer at the real shapes of models, without holding any of it.
 
-    .venv/bin/python -m benchmarks.trainer_peaks MODEL_FOLDER... [--tokens 4096 16384] > tests/run/trainer_peaks.jsonl
+    .venv/bin/python -m benchmarks.trainer_peaks MODEL_FOLDER... [--tokens 4096 16384]
 
+What it prints for the folders of tests/run/model_configs is tests/run/trainer_peaks.jsonl.
 The trainer's own model code runs on fake tensors, which have shapes and no data, and a dispatch mode adds up the
 storages that are alive. One row of text and screenshots, forward, backward, and the optimizer's moments; one JSON line
 each. What differs on a GPU: its allocator rounds up and fragments, and libraries take work space.

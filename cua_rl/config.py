@@ -41,6 +41,7 @@ class TrainerConfig:
         "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
         "time, from main memory",
     )
+    max_pixels: int | None = setting(None, "maximum pixels of a screenshot as the model sees it; None is the model's")
     vision_cache_gib: float = setting(
         2.0, "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step"
     )
@@ -133,6 +134,7 @@ class ServerConfig:
     max_model_len: int = setting(4096, "maximum tokens of prompt and response together")
     max_num_seqs: int = setting(128, "maximum batch size, requests")
     max_images: int = setting(32, "maximum images per prompt")
+    max_pixels: int | None = setting(None, "maximum pixels of an image as the model sees it; None is the model's")
     max_adapters: int = setting(4, "maximum number of loaded adapters")
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     kv_cache_gib: float = setting(1.0, "memory for the KV cache on CPU, GiB")

@@ -16,6 +16,7 @@ from cua_rl.system import (
     peak_resident_bytes,
     refusal,
     resident_bytes,
+    total_memory_bytes,
 )
 
 VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
@@ -91,3 +92,13 @@ def test_the_share_of_free_memory() -> None:
     # (10000 + 20000 + 2768) pages of 16 KiB are half of a GiB
     assert free_frac_of_vm_stat(VM_STAT, 2**30) == 0.5
     assert free_frac_of_vm_stat("something else", 2**30) == 1.0
+
+
+def test_a_container_has_the_memory_that_it_may_use(tmp_path: Path) -> None:
+    installed = total_memory_bytes(limit=tmp_path / "none")
+    (tmp_path / "unlimited").write_text("max\n")
+    (tmp_path / "small").write_text("1048576\n")
+
+    assert installed > 2**28
+    assert total_memory_bytes(limit=tmp_path / "unlimited") == installed
+    assert total_memory_bytes(limit=tmp_path / "small") == 1048576

@@ -94,6 +94,12 @@ def num_image_tokens(width_px: int, height_px: int, settings: ImageSettings) -> 
     return (width // settings.factor_px) * (height // settings.factor_px)
 
 
+def largest_image_tokens(model_path: Path, max_pixels: int | None) -> int:
+    """Tokens of the largest image that a model takes, with a limit on its pixels if there is one."""
+    settings = load_image_settings(model_path)
+    return (max_pixels or settings.max_pixels) // settings.factor_px**2
+
+
 MAX_PIXELS = 40_000_000
 """Of an image: an 8K screen has 33 million, and decoded each takes three bytes."""
 

@@ -16,7 +16,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.evaluation.openai_endpoint import Endpoint
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.policy import SamplingParams
-from cua_rl.renderers.images import load_image_settings
+from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
@@ -29,7 +29,7 @@ from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
 from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer
 from cua_rl.run.model_sizes import load_model_sizes
-from cua_rl.run.preflight import plan_prompts
+from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
 from cua_rl.sampling.vllm_command import installed_platform
@@ -143,6 +143,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         require_precision(judge, least=None, record=None, log_dir=None, is_forced=False)
     num_turns = min(config.max_turns, max(task.max_turns for task in tasks))
     contexts = [(engine.renderer, engine.max_model_len) for engine in engines.values()]
+    config = choose_history(config, site.usual_screen, contexts, num_turns)
     max_images = await plan_prompts(config, site.smallest_screen, contexts, num_turns)
     return EvaluationPlan(
         config=config,
@@ -155,7 +156,7 @@ async def plan_evaluation(config: EvaluateConfig) -> EvaluationPlan:
         reward=load_reward(config.reward),
         judge=judge,
         history=make_history(
-            config.agent.history, max_images=config.agent.history_images, block=config.agent.history_block
+            config.agent.history or "full", max_images=config.agent.history_images, block=config.agent.history_block
         ),
         params=SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature),
     )
@@ -183,18 +184,17 @@ def _name(model: Mapping[str, Any]) -> str:
 
 
 def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
-    renderer = make_image_renderer(model_path, config.renderer_name)
+    renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     adapters = [one.adapter for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
     rank = max_lora_rank(max((adapter.rank for adapter in adapters if adapter), default=8))
-    images = load_image_settings(model_path)
     request = Request(
         model=load_model_sizes(model_path),
-        machine=find_machine(config.machine, os.environ),
+        machine=find_machine(config.machine, os.environ, is_dry_run=config.dry_run),
         demand=Demand(
             context_tokens=max_model_len,
             lora_rank=rank,
-            largest_image_tokens=images.max_pixels // images.factor_px**2,
+            largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
             vision_cache_gib=0.0,
         ),
         gpu_wishes=GpuWishes(

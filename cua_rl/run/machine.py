@@ -23,8 +23,8 @@ class Machine:
     """Main memory; None if it is not known."""
 
 
-def find_machine(described: str | None, environ: Mapping[str, str]) -> Machine:
-    """This machine, or the one that `described` stands for: `4x80`, four GPUs of 80 GiB each."""
+def find_machine(described: str | None, environ: Mapping[str, str], *, is_dry_run: bool) -> Machine:
+    """This machine, or in a dry run the one that `described` stands for: `4x80`, four GPUs of 80 GiB each."""
     if described is None:
         gpus = visible_gpus(environ)
         sizes = [gpu.memory_gib for gpu in gpus if gpu.memory_gib is not None]
@@ -32,6 +32,11 @@ def find_machine(described: str | None, environ: Mapping[str, str]) -> Machine:
             gpus=tuple(gpu.name for gpu in gpus),
             gpu_gib=min(sizes) if sizes and len(sizes) == len(gpus) else None,
             host_gib=system.total_memory_bytes() / 2**30,
+        )
+    if not is_dry_run:
+        raise ConfigError(
+            f"machine: expected it only with dry_run=true, which plans for another machine, got {described!r} in a "
+            "run; leave it out"
         )
     found = re.fullmatch(r"(\d+)x(\d+(?:\.\d+)?)", described)
     if found is None or not 1 <= int(found[1]) <= _MOST_GPUS:

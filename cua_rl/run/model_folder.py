@@ -1,6 +1,7 @@
 """Finds a model's files: in a folder, the hub's cache, on the hub, or the tiny model of this package."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,19 @@ def require_trainable(model_path: Path) -> None:
         )
 
 
-def make_image_renderer(model_path: Path, renderer_name: str | None) -> Renderer:
-    """The model's renderer, or the named one; raises `ConfigError` for one that cannot show the model screenshots."""
+def make_image_renderer(model_path: Path, renderer_name: str | None, max_pixels: int | None = None) -> Renderer:
+    """The model's renderer, or the named one, for screenshots of at most `max_pixels` after scaling.
+
+    Raises `ConfigError` for a renderer that cannot show the model screenshots.
+    """
     renderer = make_renderer(model_path, renderer_name)
-    if not renderer.supports_images:
+    if renderer.image_settings is None:
         raise ConfigError(
             f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
             "or leave renderer_name out"
         )
+    if max_pixels is not None:
+        renderer.image_settings = replace(renderer.image_settings, max_pixels=max_pixels)
     return renderer
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cua_rl.errors import ConfigError
+
 BYTES_16, BYTES_32 = 2, 4
 _LOGITS = 3 * 128 * 2**20
 """The head holds logits, probabilities and their residuals of so many tokens that each takes 128 MiB."""
@@ -113,8 +115,18 @@ class ModelSizes:
 
 
 def load_model_sizes(model_path: Path) -> ModelSizes:
-    """Read a model folder's config.json."""
+    """Read a model folder's config.json; raises `ConfigError` if it does not state its dimensions."""
     settings: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    try:
+        return _model_sizes(settings)
+    except KeyError as error:
+        raise ConfigError(
+            f"model_name: expected a config.json that states {error.args[0]}, got {str(model_path / 'config.json')!r} "
+            "without; use the published one of the model"
+        ) from None
+
+
+def _model_sizes(settings: Mapping[str, Any]) -> ModelSizes:
     text: Mapping[str, Any] = settings.get("text_config", settings)
     vision: Mapping[str, Any] = settings.get("vision_config", {})
     num_heads, hidden = int(text["num_attention_heads"]), int(text["hidden_size"])

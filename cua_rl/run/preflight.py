@@ -5,6 +5,7 @@ Nothing is loaded or downloaded, and every request to a server has a short timeo
 
 import asyncio
 import base64
+import logging
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from PIL import Image
@@ -30,9 +31,16 @@ from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client
 from cua_rl.sampling.server import ServedModel, fetch_model
 from cua_rl.sampling.vllm_command import require_vllm
+from cua_rl.settings import with_values
 from cua_rl.system_users import computing_environment
 
+logger = logging.getLogger(__name__)
+
+AnyRollouts = TypeVar("AnyRollouts", bound=RolloutConfig)
+
 QUESTION_TIMEOUT_S = 2.0
+_USUAL_ANSWER_TOKENS = 200  # a thought and a call
+_FEWEST_IN_BLOCKS = 2
 _EMPTY_BATCH_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 _PROBE_SIDE_PX = 64
 _PLENTY_OF_IMAGES = 32
@@ -40,7 +48,7 @@ _PLENTY_OF_IMAGES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """The smallest screenshot that a kind of device gives."""
+    """The size of a device's screenshots."""
 
     kind: DeviceKind
     width_px: int
@@ -62,7 +70,7 @@ def require_adb(program: str = "adb") -> None:
 
 def most_screenshots(config: RolloutConfig, num_turns: int) -> int:
     """Most screenshots of one prompt of our agent; every turn shows one, and old ones may be dropped."""
-    return num_turns if config.agent.history == "full" else min(num_turns, config.agent.history_images)
+    return num_turns if config.agent.history in (None, "full") else min(num_turns, config.agent.history_images)
 
 
 def plan_max_images(config: RolloutConfig, num_turns: int) -> int:
@@ -100,6 +108,44 @@ def require_room(
             f"earlier answers on top), got {max_model_len}; raise max_model_len, lower max_turns, or let old "
             "screenshots go with history=block_drop"
         )
+
+
+def choose_history(
+    config: AnyRollouts, screen: Screen | None, models: Sequence[tuple[Renderer, int]], num_turns: int
+) -> AnyRollouts:
+    """The configuration with a history: what is set, else full where every turn fits, else as many screens as fit.
+
+    `screen` is what the device usually shows, None for agents that take their own screenshots; `models` are renderers
+    and context lengths.
+    """
+    agent = config.agent
+    if agent.history is not None:
+        return config
+    chosen = with_values(agent, history="full")
+    for renderer, max_model_len in models:
+        if screen is None:
+            break
+        none, one = (_prompt_tokens(renderer, screen, num_images=number) for number in (0, 1))
+        answers = num_turns * min(config.max_tokens, _USUAL_ANSWER_TOKENS)
+        num_fitting = (max_model_len - none - config.max_tokens - answers) // (one - none)
+        if num_turns > num_fitting >= _FEWEST_IN_BLOCKS:
+            num_images = min(agent.history_images, chosen.history_images, num_fitting)
+            block = min(agent.history_block, num_images)
+            chosen = with_values(agent, history="block_drop", history_images=num_images, history_block=block)
+            _say_dropped(num_turns, one - none, max_model_len, num_images)
+    return with_values(config, agent=chosen)
+
+
+def _say_dropped(num_turns: int, screen_tokens: int, max_model_len: int, num_images: int) -> None:
+    logger.warning(
+        "history=block_drop history_images=%d: %d turns, each with a screenshot of %d tokens, do not fit into "
+        "max_model_len=%d, so the oldest screenshots are dropped in blocks; set history, max_model_len or max_turns to "
+        "decide otherwise",
+        num_images,
+        num_turns,
+        screen_tokens,
+        max_model_len,
+    )
 
 
 async def plan_prompts(

@@ -40,6 +40,7 @@ def given_site(tasks: object) -> str | None:
         return None  # load_tasks reports what is wrong with them
 
 
+@remembers_given
 @chz.chz
 class AgentSettings:
     """The agent, and which screenshots its prompts contain."""
@@ -68,9 +69,10 @@ class AgentSettings:
     gbox_mini_agent_standard_action_space: Literal["mobile", "pc"] = setting(
         "mobile", "agent=mini_agent: its action space"
     )
-    history: HistoryPolicy = setting(
-        "full",
-        "screenshots in the prompt: full: all; block_drop: the oldest are dropped in blocks; last_n: only the newest",
+    history: HistoryPolicy | None = setting(
+        None,
+        "screenshots in the prompt: full: all; block_drop: the oldest are dropped in blocks; last_n: only the newest; "
+        "None is full if every turn fits into max_model_len, otherwise block_drop with as many as fit",
     )
     history_images: int = setting(8, "block_drop, last_n: maximum number of screenshots in the prompt", at_least=1)
     history_block: int = setting(4, "block_drop: number of screenshots dropped at once", at_least=1)
@@ -138,6 +140,12 @@ class ServerSettings:
     )
     max_images: int | None = setting(
         None, "maximum screenshots per prompt; None derives it from history and turns", at_least=1
+    )
+    max_pixels: int | None = setting(
+        None,
+        "maximum pixels of a screenshot as the model sees it; larger ones are scaled down, and a token is 32 x 32 "
+        "pixels; None is the model's limit",
+        at_least=4096,
     )
     gpus: list[int] | None = setting(
         None, "GPUs, such as 0,1; None is about half of several GPUs, all of them in an evaluation"
@@ -294,11 +302,6 @@ class RolloutConfig:
     @chz.validate
     def _values_make_sense(self) -> None:
         check_numbers(self)
-        if self.machine is not None and not self.dry_run:
-            raise ValueError(
-                f"machine: expected it only with dry_run=true, which plans for another machine, got {self.machine!r} "
-                "in a run; leave it out"
-            )
         check_judge_settings(self.judge)
 
 

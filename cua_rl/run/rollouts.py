@@ -137,6 +137,7 @@ def make_servers(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_images=max_images,
+        max_pixels=config.server.max_pixels,
         gpu_memory_utilization=gpus.gpu_memory_utilization,
         tensor_parallel=gpus.tensor_parallel,
         dtype=config.server.dtype,

@@ -41,6 +41,7 @@ _SMALLEST_SCREENS = {
     "page": Screen(kind="browser", width_px=1024, height_px=768),
     "miniwob": Screen(kind="browser", width_px=160, height_px=210),
 }
+_USUAL_PHONE = Screen(kind="android", width_px=1080, height_px=2400)
 _SPARE_S = 300.0  # a box outlives its rollout by this, for what the time limits do not cover
 
 
@@ -53,6 +54,8 @@ class Site:
     """Not yet entered."""
     smallest_screen: Screen | None
     """Lower bound on the size of screenshots; None if an external agent takes its own."""
+    usual_screen: Screen | None
+    """What to expect of a device whose size is not known before it is leased."""
 
 
 def find_place(tasks: Tasks, device: Literal["simulator", "gbox", "adb"] = "simulator") -> Place:
@@ -64,7 +67,13 @@ def make_site(config: RolloutConfig, log_path: Path, environ: Mapping[str, str] 
     """Resolve the configured site; raises `ConfigError` if it cannot work."""
     place = find_place(config.tasks, config.device)
     screen = _smallest_screen(place, config) if config.agent.name == "gbox" else None
-    return Site(place=place, backend=_make_backend(place, config, log_path, environ), smallest_screen=screen)
+    is_phone = screen == _SMALLEST_SCREENS["android"]
+    return Site(
+        place=place,
+        backend=_make_backend(place, config, log_path, environ),
+        smallest_screen=screen,
+        usual_screen=_USUAL_PHONE if is_phone else screen,
+    )
 
 
 def _make_backend(place: Place, config: RolloutConfig, log_path: Path, environ: Mapping[str, str]) -> DeviceBackend:

@@ -170,6 +170,7 @@ async def _start_engine(
             num_processes=plan.gpus.num_trainer_processes,
             gpus=plan.gpus.trainer_gpus,
             sharding=plan.memory.sharding,
+            max_pixels=config.server.max_pixels,
             vision_cache_gib=config.trainer.vision_cache_gib,
             seed=config.seed,
         ),

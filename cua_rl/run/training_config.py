@@ -1,12 +1,14 @@
 """Training configuration, and the presets of the embedded demo."""
 
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, cast
 
 import chz
 
 from cua_rl.command_line.settings import explain_field
 from cua_rl.config import LossConfig, OptimConfig, Sharding
 from cua_rl.rl.advantages import AdvantageKind
+from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
 from cua_rl.run.rollout_config import (
     PAID_DEVICES,
     ROLLOUT_SECTIONS,
@@ -40,12 +42,15 @@ EMBEDDED_DEMO: dict[str, object] = {
 
 
 def train_presets(given: Given) -> Given:
-    """Defaults that depend on given settings: the demo if no model is given, held-out tasks of the same site."""
+    """Defaults that depend on given settings: the machine, the demo if no model is given, tasks of the same site."""
+    name = given.get("preset")
+    chosen: Given = MACHINE_PRESETS[cast("PresetName", name)].settings if name in MACHINE_PRESETS else {}
+    given = MappingProxyType({**chosen, **given})
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
     tasks, site = given.get("tasks"), given_site(given.get("tasks"))
     # custom pages are the same for every seed, so they have no held-out tasks
     held_out = {} if site is None else {"eval_tasks": None if site == "page" else tasks}
-    return {**demo, **held_out, **device_presets(given)}
+    return {**chosen, **demo, **held_out, **device_presets(given)}
 
 
 @remembers_given
@@ -186,6 +191,9 @@ class CLIConfig(RolloutConfig):
     """Train a vision computer-use agent with group-relative policy gradients."""
 
     # Model
+    preset: PresetName | None = setting(
+        None, "defaults for a machine: model, context, screens and number of devices that fit (docs/gpus.md)"
+    )
     lora_rank: int = setting(32, "rank of the LoRA adapter", at_least=1)
     load_checkpoint_path: str | None = setting(
         None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"
@@ -275,7 +283,7 @@ class CLIConfig(RolloutConfig):
 
 
 TRAIN_SECTIONS = {
-    "Model": ("model_name", "lora_rank", "load_checkpoint_path", "base_url"),
+    "Model": ("preset", "model_name", "lora_rank", "load_checkpoint_path", "base_url"),
     "Tasks": ("tasks", "eval_tasks", "reward", "seed"),
     **ROLLOUT_SECTIONS,
     "Training": (
@@ -292,6 +300,7 @@ TRAIN_SECTIONS = {
 
 TRAIN_PRESETS = {
     "Without model_name, the embedded demo presets": EMBEDDED_DEMO,
+    **{f"With preset={name}": dict(preset.settings) for name, preset in MACHINE_PRESETS.items()},
     "With GBox boxes or a gym": PAID_DEVICES,
     "With box_type=linux": {"device": "gbox"},
 }

@@ -12,7 +12,7 @@ from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.processes import free_port
-from cua_rl.renderers.images import load_image_settings
+from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
@@ -31,7 +31,7 @@ from cua_rl.run.model_folder import (
 )
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
-from cua_rl.run.preflight import plan_prompts, require_monitor
+from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
@@ -120,7 +120,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     require_own_model(place, config.model_name)
     site = make_site(config, log_path(config), environ)
     model_path = find_model(config.model_name)
-    renderer = make_image_renderer(model_path, config.renderer_name)
+    renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     require_trainable(model_path)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = _load_task_sets(config, site)
@@ -140,6 +140,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
+    config = choose_history(config, site.usual_screen, [(renderer, max_model_len)], num_turns)
     max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
     # a resumed run may start while its monitor is down: it sends its events later
@@ -157,7 +158,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         reward=load_reward(config.reward),
         judge=judge,
         history=make_history(
-            config.agent.history, max_images=config.agent.history_images, block=config.agent.history_block
+            config.agent.history or "full", max_images=config.agent.history_images, block=config.agent.history_block
         ),
         max_model_len=max_model_len,
         max_images=max_images,
@@ -218,13 +219,12 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
         sharding=config.trainer.sharding,
         max_num_seqs=config.server.max_num_seqs,
     )
-    machine = find_machine(config.machine, environ)
-    images = load_image_settings(model_path)
+    machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
     dtype = config.trainer.dtype
     demand = Demand(
         context_tokens=max_model_len,
         lora_rank=config.lora_rank,
-        largest_image_tokens=images.max_pixels // images.factor_px**2,
+        largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
         vision_cache_gib=config.trainer.vision_cache_gib,
     )

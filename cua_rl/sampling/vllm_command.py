@@ -59,6 +59,8 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
         "middleware": "cua_rl.sampling.vllm_access.RequireKey",
         "allowed-media-domains": "images-come-as-data.invalid",  # an empty list would allow every host
     }
+    if config.max_pixels is not None:
+        settings["mm-processor-kwargs"] = json.dumps({"max_pixels": config.max_pixels})
     url, socket_path = split_address(address)
     if socket_path is None:
         settings |= {"host": "127.0.0.1", "port": url.rpartition(":")[2]}

@@ -158,9 +158,10 @@ class StreamedLinear(nn.Module):
     of one decoder layer, so the device never holds more than one layer's weights and what is being copied.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, frozen: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
+        self.weight = frozen.weight
+        self.bias: nn.Parameter | None = frozen.bias
         if torch.cuda.is_available():  # copies from pinned memory do not wait for the device
             self.weight.data = self.weight.data.pin_memory()
 

@@ -64,7 +64,7 @@ class Trainer:
         self._ranks = ranks or Ranks()
         self._config = config
         self.model = PolicyModel(config, self._ranks.size)
-        self._preprocessor = ImagePreprocessor(config.model_path)
+        self._preprocessor = ImagePreprocessor(config.model_path, config.max_pixels)
         self._features = FeatureCache(int(config.vision_cache_gib * 2**30))
         self.account = Account(
             shape=measure_shape(self.model.base),

@@ -39,8 +39,9 @@ class PreparedImage:
 class ImagePreprocessor:
     """Converts encoded images to patches with the preprocessor settings of the model folder."""
 
-    def __init__(self, model_path: Path) -> None:
-        self._processor = Qwen2VLImageProcessor.from_pretrained(model_path)
+    def __init__(self, model_path: Path, max_pixels: int | None = None) -> None:
+        limit: dict[str, Any] = {} if max_pixels is None else {"max_pixels": max_pixels}
+        self._processor = Qwen2VLImageProcessor.from_pretrained(model_path, **limit)
 
     def grid(self, chunk: ImageChunk) -> Grid:
         """Patches of the image.

@@ -1,6 +1,5 @@
 """Every command, block and option on our pages and in our usage lines does what it says."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -46,18 +45,7 @@ MODULES = sorted(
     for path in ROOT.glob(pattern)
     if any(example.kind == "command" for example in read_examples(path))
 )
-MODEL_SIZES = {
-    "model_type": "qwen3_vl",
-    "architectures": ["Qwen3VLForConditionalGeneration"],
-    "text_config": {
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262144,
-        "model_type": "qwen3_vl_text",
-    },
-}
+MODEL_SIZES = ROOT / "tests" / "run" / "model_configs" / "Qwen3-VL-4B-Instruct" / "config.json"
 """Those of the 4B model that pages name."""
 ADB = """#!/bin/sh
 case "$*" in
@@ -65,6 +53,10 @@ case "$*" in
   *version*) echo 'Android Debug Bridge version 1.0.41';;
 esac
 """
+
+
+NVIDIA_SMI = "#!/bin/sh\necho 81559\n"
+"""A machine with one GPU of 80 GB, on which the models that pages name fit."""
 
 
 class ServerDouble:
@@ -104,7 +96,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     model = build_small_folder(folder / "model")
     write_settings(model, REAL_RANGE)
-    (model / "config.json").write_text(json.dumps(MODEL_SIZES))
+    (model / "config.json").write_text(MODEL_SIZES.read_text())
     (model / "model.safetensors").touch()
     make_page_model(folder / "tiny_page_model")
     return folder
@@ -142,8 +134,9 @@ def place(tmp_path: Path, models: Path, stands_for: dict[str, str], monkeypatch:
     """A folder with models, an adb and whatever else pages take for granted."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "adb").write_text(ADB)
-    (tmp_path / "bin" / "adb").chmod(0o755)
+    for program, text in (("adb", ADB), ("nvidia-smi", NVIDIA_SMI)):
+        (tmp_path / "bin" / program).write_text(text)
+        (tmp_path / "bin" / program).chmod(0o755)
     (tmp_path / "shots").mkdir()
     Image.new("RGB", (192, 320)).save(tmp_path / "shots" / "1.png")
     for model in models.iterdir():
@@ -151,6 +144,7 @@ def place(tmp_path: Path, models: Path, stands_for: dict[str, str], monkeypatch:
     for name in ("DATABASE_URL", "POSTGRES_HOST", "MONITOR_BASE_URL", "MONITOR_PROJECT_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("OTHER_API_KEY", "a-key")
     monkeypatch.chdir(tmp_path)
     return Reader(stands_for=stands_for, set_variable=monkeypatch.setenv)

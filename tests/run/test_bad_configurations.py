@@ -135,7 +135,10 @@ BAD = [
     (["monitor_base_url={server}", "project_token=t"], "monitor.base_url: expected a monitor that takes runs"),
     (["max_model_len=700", "tasks.source_type=demo_all"], "max_model_len: expected at least"),
     (["max_images=3", "tasks.source_type=demo_all"], "max_images: expected at least"),
-    (["screen_scale=4", "tasks.source_type=demo_all"], "let old screenshots go with history=block_drop"),
+    (
+        ["screen_scale=4", "history=full", "tasks.source_type=demo_all"],
+        "let old screenshots go with history=block_drop",
+    ),
     (['tasks={{"source_type": "miniwob"}}'], "model_name: expected the name of a model for miniwob"),
     (['tasks={{"source_type": "desktop"}}'], "model_name: expected the name of a model for desktop"),
     (

@@ -12,8 +12,10 @@ from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.machine import Machine, find_machine
+from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
 from cua_rl.run.memory_plan import GIB, Demand, MemoryPlan, MemoryWishes, Request, plan_memory
 from cua_rl.run.model_sizes import BYTES_16, BYTES_32, load_model_sizes
+from cua_rl.run.training_config import CLIConfig
 
 MODELS = Path(__file__).parent / "model_configs"
 PEAKS = [json.loads(line) for line in (Path(__file__).parent / "trainer_peaks.jsonl").read_text().splitlines()]
@@ -32,7 +34,7 @@ def request(
 ) -> Request:
     return Request(
         model=load_model_sizes(MODELS / f"Qwen3-VL-{size}-Instruct"),
-        machine=find_machine(machine, {}),
+        machine=find_machine(machine, {}, is_dry_run=True),
         demand=Demand(context_tokens=context, lora_rank=rank, largest_image_tokens=image_tokens),
         gpu_wishes=gpus or GpuWishes(),
         wishes=wishes or MemoryWishes(),
@@ -226,5 +228,62 @@ def test_the_table_adds_up() -> None:
 @pytest.mark.parametrize("text", ["80", "4 x 80", "x80", "0x80", "65x80"])
 def test_a_machine_is_a_number_of_gpus_and_their_size(text: str) -> None:
     with pytest.raises(ConfigError, match="machine: expected the number of GPUs and the GiB of each, such as 4x80"):
-        find_machine(text, {})
-    assert find_machine("2x22.5", {}) == Machine(gpus=("0", "1"), gpu_gib=22.5, host_gib=None)
+        find_machine(text, {}, is_dry_run=True)
+    assert find_machine("2x22.5", {}, is_dry_run=True) == Machine(gpus=("0", "1"), gpu_gib=22.5, host_gib=None)
+
+
+_INSTRUCTIONS, _ANSWER = 1200, 200  # tokens of system prompt and tools, and of a thought and a call
+
+
+@pytest.mark.parametrize("name", [name for name, preset in MACHINE_PRESETS.items() if preset.machine])
+def test_a_preset_fits_its_machine_and_its_screens_fit_its_context(name: PresetName) -> None:
+    preset = MACHINE_PRESETS[name]
+    assert preset.machine is not None
+    config = CLIConfig(preset=name)
+    size = str(config.model_name).removeprefix("Qwen/Qwen3-VL-").removesuffix("-Instruct")
+    context, pixels = config.server.max_model_len or 0, config.server.max_pixels or 0
+
+    plan = plan_memory(request(size, preset.machine, context=context, image_tokens=pixels // 1024))
+
+    is_full = config.agent.history is None
+    num_screens = config.max_turns if is_full else config.agent.history_images
+    needed = _INSTRUCTIONS + num_screens * (pixels // 1024 + 2) + config.max_turns * _ANSWER + config.max_tokens
+    assert needed <= context
+    assert plan.max_num_seqs >= 4
+
+
+def test_settings_beside_a_preset_win() -> None:
+    config = CLIConfig(preset="h100-4b", model_name="Qwen/Qwen3-VL-2B-Instruct", max_turns=7)
+
+    assert (config.model_name, config.max_turns, config.max_tokens) == ("Qwen/Qwen3-VL-2B-Instruct", 7, 1024)
+    # boxes cost money while they run, whatever the machine could serve
+    assert CLIConfig(preset="h100-4b", device="gbox", gbox_api_key="key").max_concurrent_rollouts == 8
+    assert CLIConfig(preset="laptop") == CLIConfig(preset="laptop", max_concurrent_rollouts=16)
+
+
+def test_the_machine_is_asked_for_the_memory_of_its_smallest_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '81559\\n24564\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    machine = find_machine(None, {"CUDA_VISIBLE_DEVICES": "0,1"}, is_dry_run=False)
+
+    assert (machine.gpus, machine.gpu_gib) == (("0", "1"), pytest.approx(23.99, abs=0.01))
+    program.unlink()
+    assert find_machine(None, {"CUDA_VISIBLE_DEVICES": "0"}, is_dry_run=False).gpu_gib is None
+    assert find_machine(None, {"CUDA_VISIBLE_DEVICES": ""}, is_dry_run=False).gpu_gib is None
+
+
+def test_another_machine_is_for_dry_runs_alone() -> None:
+    with pytest.raises(ConfigError, match="machine: expected it only with dry_run=true"):
+        find_machine("4x80", {}, is_dry_run=False)
+
+
+def test_dimensions_that_a_folder_does_not_state_are_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl", "text_config": {"num_attention_heads": 4}}')
+
+    with pytest.raises(ConfigError, match=r"expected a config\.json that states hidden_size"):
+        load_model_sizes(tmp_path)

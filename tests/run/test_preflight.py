@@ -16,6 +16,7 @@ from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.run.preflight import (
     Screen,
+    choose_history,
     most_screenshots,
     plan_max_images,
     require_model_server,
@@ -52,6 +53,29 @@ def test_room_is_counted_to_the_token() -> None:
     require_room(config, renderer, PHONE, num_turns=9, max_model_len=needed)
     with pytest.raises(ConfigError):
         require_room(config, renderer, PHONE, num_turns=9, max_model_len=needed - 1)
+
+
+def test_screens_that_do_not_fit_are_dropped_in_blocks_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    renderer = load_qwen3_vl(TINY_QWEN3_VL)
+    config = CLIConfig(max_turns=20, max_tokens=256, agent=AgentSettings(history_images=12))
+    full_hd = Screen(kind="android", width_px=1080, height_px=2400)
+
+    roomy = choose_history(config, full_hd, [(renderer, 65536)], 20)
+    tight = choose_history(config, full_hd, [(renderer, 65536), (renderer, 8192)], 20)
+
+    assert roomy.agent.history == "full"
+    # 8,192 less 20 answers of 200, a last one of 256 and the instructions hold three screens of 21 x 47 + 2 tokens
+    assert (tight.agent.history, tight.agent.history_images, tight.agent.history_block) == ("block_drop", 3, 3)
+    assert "20 turns, each with a screenshot of 989 tokens, do not fit into max_model_len=8192" in caplog.text
+    require_room(tight, renderer, full_hd, num_turns=20, max_model_len=8192)
+
+
+def test_a_history_that_was_set_stays() -> None:
+    config = CLIConfig(agent=AgentSettings(history="full"))
+
+    assert choose_history(config, PHONE, [(load_qwen3_vl(TINY_QWEN3_VL), 64)], 20) is config
+    # an agent that takes its own screenshots edits its own history
+    assert choose_history(CLIConfig(), None, [], 20).agent.history == "full"
 
 
 async def test_a_server_that_holds_all_this_is_taken() -> None:

@@ -92,13 +92,14 @@ async def test_a_port_in_use_is_a_config_error(folder: Path, tmp_path: Path) -> 
 
 
 def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
-    config = ServerConfig(model_path=folder, max_lora_rank=64, max_images=7)
+    config = ServerConfig(model_path=folder, max_lora_rank=64, max_images=7, max_pixels=786432)
     command = vllm_command(config, "unix:/run/cua_rl/vllm.sock")
     options = dict(pairwise(command))
     assert "--enable-lora" in command
     assert options["--max-lora-rank"] == "64"
     assert options["--logprobs-mode"] == "processed_logprobs"
     assert options["--limit-mm-per-prompt"] == '{"image": 7, "video": 0}'
+    assert options["--mm-processor-kwargs"] == '{"max_pixels": 786432}'
     assert not any("parser" in word for word in command)
     assert options["--uds"] == "/run/cua_rl/vllm.sock"
     on_port = dict(pairwise(vllm_command(config, "http://127.0.0.1:1234")))

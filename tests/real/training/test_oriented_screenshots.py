@@ -8,8 +8,11 @@ import torch
 from PIL import Image
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 
-from cua_rl.conversation import Message
+from cua_rl.conversation import EncodedImage, Message, TextPart
+from cua_rl.errors import TrainingError
+from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.run.model_folder import make_image_renderer
 from cua_rl.training.vision import ImagePreprocessor, read_patches
 from tests.builders import stored_image
 
@@ -45,3 +48,20 @@ def test_the_trainer_sees_the_pixels_that_the_model_server_sees(
     assert ImagePreprocessor(small_folder).grid(chunk) == prepared.grid == tuple(grids[0].tolist())
     assert torch.equal(prepared.patches, patches)
     assert chunk.expected_tokens == prepared.num_tokens == 6
+
+
+def test_a_limit_on_pixels_is_the_same_for_renderer_and_trainer() -> None:
+    data = BytesIO()
+    Image.new("RGB", (1080, 2400)).save(data, "PNG")
+    image = EncodedImage(data=data.getvalue(), format="png", width_px=1080, height_px=2400)
+    renderer = make_image_renderer(TINY_QWEN3_VL, None, max_pixels=200_000)
+    rendered = renderer.render((Message(role="user", content=(TextPart(text="."), image)),))
+    (chunk,) = rendered.image_chunks
+
+    prepared = ImagePreprocessor(TINY_QWEN3_VL, max_pixels=200_000).prepare([chunk])[image.sha256]
+
+    # 200,000 pixels are at most 195 tokens of 32 x 32; the trainer refuses a number other than the prompt's
+    assert ImagePreprocessor(TINY_QWEN3_VL, max_pixels=200_000).grid(chunk) == prepared.grid
+    assert 150 < chunk.expected_tokens == len(prepared.patches) // 4 <= 195
+    with pytest.raises(TrainingError, match="sampler and trainer must load the same preprocessor settings"):
+        ImagePreprocessor(TINY_QWEN3_VL).grid(chunk)

@@ -4,8 +4,11 @@
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
+from typing import Any, TypeVar
 
 import chz
 import psutil
@@ -22,7 +25,10 @@ from cua_rl.training.ranks import Agreement, Ranks, combine_accounts, share_out
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
 from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, draw_screenshot, make_datum
+from tests.real.training.trainer_calls import run_out_of_memory, train
 from tests.rounding import assert_equal_but_for_rounding
+
+T = TypeVar("T")
 
 # With eps and the rate 1, AdamW's first step is about g / (|g| + 1): weights differ as much as gradients do.
 PLAIN_STEP = OptimConfig(learning_rate=1.0, eps=1.0, grad_clip_norm=0.0)
@@ -234,3 +240,38 @@ def test_accounts_of_ranks_add_up() -> None:
     assert combine_accounts([one, other]) == pytest.approx(
         {"trainer/tokens": 7.0, "trainer/busy_s": 3.0, "trainer/tflop_per_s": 11.0, "trainer/mfu_frac": 0.3}
     )
+
+
+class RankInThread(Ranks):
+    """A rank that shares values with the others of this process."""
+
+    def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
+        super().__init__(rank, len(values))
+        self._values, self._barrier = values, barrier
+
+    def gather(self, value: T) -> list[T]:
+        self._values[self.rank] = value
+        self._barrier.wait()
+        values = list(self._values)
+        self._barrier.wait()  # nobody writes the next value before all have read this one
+        return values
+
+
+def test_when_memory_runs_out_on_one_rank_all_try_again(config: TrainerConfig) -> None:
+    rng = random.Random(0)
+    datums = [make_datum(rng, [draw_screenshot(rng)]) for _ in range(4)]
+    longest = max(datum.model_input.length for datum in datums)
+    config = chz.replace(config, micro_batch_tokens=2 * longest)  # two datums a rank, in one row or in two
+    expected = train(Trainer(config), datums)
+    values, barrier = [None, None], Barrier(2, timeout=60)
+    ranks = [Trainer(config, RankInThread(rank, values, barrier)) for rank in range(2)]
+    run_out_of_memory(ranks[1], above=longest)
+
+    with ThreadPoolExecutor(2) as threads:
+        outputs = list(threads.map(lambda trainer: train(trainer, datums), ranks))
+
+    assert [trainer.account.take()["trainer/memory_retries"] for trainer in ranks] == [1, 1]
+    for output in outputs:
+        assert output.metrics["optim/num_micro_batches"] == 4.0
+        for one, other in zip(output.training_logprobs, expected.training_logprobs, strict=True):
+            assert_equal_but_for_rounding(one, other, TINY_ROUNDINGS)

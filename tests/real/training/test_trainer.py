@@ -19,7 +19,7 @@ from cua_rl.training.model import PolicyModel
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
 from tests.real.training.tiny_qwen3_vl import PREPROCESSOR, TINY_ROUNDINGS
-from tests.real.training.trainer_calls import STEP, forward, gradients, moved, train, weights
+from tests.real.training.trainer_calls import STEP, forward, gradients, moved, run_out_of_memory, train, weights
 from tests.rounding import assert_equal_but_for_rounding
 
 
@@ -227,16 +227,6 @@ def test_datums_the_model_cannot_read_are_refused(config: TrainerConfig, datums:
 def test_a_folder_without_a_model_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         PolicyModel(TrainerConfig(model_path=tmp_path))
-
-
-def run_out_of_memory(trainer: Trainer, *, above: int) -> None:
-    """Let the device have no memory for rows of more tokens, as the allocator of a GPU says it."""
-
-    def refuse(_: object, args: object, kwargs: dict[str, Tensor]) -> None:
-        if kwargs["inputs_embeds"].shape[1] > above:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    trainer.model.base.model.language_model.register_forward_pre_hook(refuse, with_kwargs=True)
 
 
 def test_a_step_that_runs_out_of_memory_is_tried_again_with_half_the_row(

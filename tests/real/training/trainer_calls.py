@@ -36,3 +36,13 @@ def moved(trainer: Trainer, datums: Sequence[Datum]) -> Trainer:
     train(trainer, datums)
     trainer.optim_step(STEP)
     return trainer
+
+
+def run_out_of_memory(trainer: Trainer, *, above: int) -> None:
+    """Let the device have no memory for rows of more tokens, as the allocator of a GPU says it."""
+
+    def refuse(_: object, args: object, kwargs: dict[str, Tensor]) -> None:
+        if kwargs["inputs_embeds"].shape[1] > above:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trainer.model.base.model.language_model.register_forward_pre_hook(refuse, with_kwargs=True)
