@@ -23,7 +23,7 @@ check_capabilities() {
         if [ "${capability/./}" -lt 75 ]; then
             fail "expected GPUs of compute capability 7.5 or higher, for which the wheels have kernels, got $capability; leave that GPU out with CUDA_VISIBLE_DEVICES, or use another machine"
         elif [ "${capability/./}" -lt 80 ]; then
-            echo "set-up of GPUs: compute capability $capability has no bfloat16: set trainer.dtype=float32 server_dtype=float32, which takes twice the memory" >&2
+            echo "set-up of GPUs: compute capability $capability has no bfloat16: set trainer.dtype=float32 server.dtype=float32, which takes twice the memory" >&2
         fi
     done < <(query compute_cap | sort -u)
 }

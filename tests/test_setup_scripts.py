@@ -165,7 +165,7 @@ def test_a_gpu_without_bfloat16_is_told_what_to_set(path: Path) -> None:
     status, _, said = check_gpus(path, capabilities="7.5\\n")
 
     assert status == 0
-    assert "7.5 has no bfloat16: set trainer.dtype=float32 server_dtype=float32" in said
+    assert "7.5 has no bfloat16: set trainer.dtype=float32 server.dtype=float32" in said
 
 
 def test_everything_that_gpus_lack_is_said_at_once(path: Path) -> None:

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cua_rl.errors import TrainingError
 from cua_rl.policy import AdapterRef
 from cua_rl.sampling.canary import Canary, canary_datum
 from cua_rl.training.client import TrainingClient
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
+PROBE_STRENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6)  # models differ in how much they resist
+PROBE_CHANGE = 0.5  # nats; five times what half precision may explain
 PROBE_VERSION = 999_999  # servers cache prompts by the adapter's name: no policy of a run has this one
 NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still use it), and one more for inspection
 
@@ -106,16 +109,28 @@ async def make_probe(
     server that ignores adapters would pass.
     """
     datum = canary_datum(tokens)
-    await trainer.save_probe(folder)
-    (probe,), (base,) = await trainer.probe_logprobs([datum]), await trainer.base_logprobs([datum])
-    return AdapterRef(path=folder, policy_version=PROBE_VERSION), _canary(tokens, probe, base, limit)
+    (base,) = await trainer.base_logprobs([datum])
+    change = 0.0
+    for strength in PROBE_STRENGTHS:
+        (probe,) = await trainer.probe_logprobs([datum], strength)
+        change = _mean_change(probe, base)
+        if change > PROBE_CHANGE:
+            await trainer.save_probe(folder, strength)
+            return AdapterRef(path=folder, policy_version=PROBE_VERSION), _canary(tokens, probe, base, limit)
+    raise TrainingError(
+        f"expected a random adapter of {PROBE_STRENGTHS[-1]} times the weights' norm to change the canary's "
+        f"log-probabilities by {PROBE_CHANGE}, got {change:.3f}: the trainer's adapter has no effect"
+    )
+
+
+def _mean_change(policy: tuple[float, ...], base: tuple[float, ...]) -> float:
+    return sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(policy)
 
 
 def _canary(tokens: tuple[int, ...], policy: tuple[float, ...], base: tuple[float, ...], limit: float) -> Canary:
-    change = sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(tokens)
     return Canary(
         tokens=tokens,
-        changes_model=change > CANARY_CHANGE,
+        changes_model=_mean_change(policy, base) > CANARY_CHANGE,
         training_logprobs=policy,
         training_base_logprobs=base,
         limit=limit,

@@ -34,8 +34,6 @@ from cua_rl.training.ranks import shard_frozen_weights
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 """Linear layers of the language model only: servers ignore adapters on the vision tower."""
 
-_PROBE_SHARE = 0.1
-"""Changes log-probabilities by about a nat, and leaves activations in the range of the base model's."""
 ADAPTER_FILE = "adapter_model.safetensors"
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _WEIGHT_INDEX_SUFFIX = ".index.json"
@@ -144,15 +142,15 @@ class PolicyModel:
             yield
 
     @contextmanager
-    def probe_weights(self, seed: int) -> Generator[None]:
-        """Inside the block the adapter is random, the same on every rank, and as strong in every layer."""
+    def probe_weights(self, strength: float) -> Generator[None]:
+        """Inside the block the adapter is random, the same on every rank, and of this strength in every layer."""
         if self._peft is None:
             raise TrainingError("expected a LoRA adapter for the probe, got full training: set trainer.lora")
         with self._restored(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(self._config.seed)
             for layer in self.base.modules():
                 if isinstance(layer, LoraLayer):
-                    _randomise(layer)
+                    _randomise(layer, strength)
             yield
 
     @contextmanager
@@ -250,8 +248,8 @@ def find_device(gpus: Sequence[str]) -> torch.device:
 
 
 @torch.no_grad()
-def _randomise(layer: Any) -> None:
-    """Replace an adapter's B so that the update, scaling * B A, has `_PROBE_SHARE` of the weight's Frobenius norm."""
+def _randomise(layer: Any, strength: float) -> None:
+    """Replace an adapter's B so that the update, scaling * B A, has `strength` times the weight's Frobenius norm."""
     a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight  # [rank, in], [out, rank]
     weight = layer.get_base_layer().weight
     norm = torch.linalg.vector_norm(weight, dtype=torch.float32)
@@ -260,7 +258,7 @@ def _randomise(layer: Any) -> None:
     b.copy_(torch.randn(b.shape, dtype=torch.float32))
     # |B A|^2 = trace(A^T B^T B A), through matrices of [rank, rank]
     update = ((b.T @ b) * (a @ a.T)).sum().sqrt() * abs(layer.scaling["default"])
-    b.mul_(_PROBE_SHARE * norm / update)
+    b.mul_(strength * norm / update)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -95,7 +95,7 @@ class Trainer:
                 case "reference":
                     weights, has_adapter = self.model.reference_weights(), self.model.has_reference
                 case "probe":
-                    weights, has_adapter = self.model.probe_weights(self._config.seed), True
+                    weights, has_adapter = self.model.probe_weights(request.probe_strength), True
                 case "base":
                     weights, has_adapter = self.model.base_weights(), False
             scores, shortage = list[TokenScores](), None
@@ -276,9 +276,9 @@ class Trainer:
             torch.cuda.set_rng_state_all(state.rng[1:])
         self.policy_version = state.policy_version
 
-    def save_weights_for_sampler(self, path: Path, weights: Literal["policy", "probe"] = "policy") -> None:
-        """Write the adapter folder, or the model folder if everything is trained."""
-        with nullcontext() if weights == "policy" else self.model.probe_weights(self._config.seed):
+    def save_weights_for_sampler(self, path: Path, probe_strength: float | None = None) -> None:
+        """Write the adapter folder, or the model folder if everything is trained; or a probe of this strength."""
+        with nullcontext() if probe_strength is None else self.model.probe_weights(probe_strength):
             if self._ranks.rank == 0:
                 checkpoint.write_folder(path, self.model.save_weights)
 

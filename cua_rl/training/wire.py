@@ -35,6 +35,8 @@ class Forward:
     datums: tuple[Datum, ...]
     temperature: float
     weights: Literal["policy", "reference", "base", "probe"]
+    probe_strength: float = 0.1
+    """Of a probe, a random adapter: norm of its updates as a share of the weights' norm."""
     """reference: the policy at the start of training (`LoadReference`); base: with the adapter disabled."""
 
 
@@ -89,13 +91,11 @@ class LoadReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveWeightsForSampler:
-    """Write what the sampler loads: the adapter, or the whole model in full training; answered by `Done`.
-
-    The probe is a random adapter with a strong effect.
-    """
+    """Write what the sampler loads: the adapter, or the whole model in full training; answered by `Done`."""
 
     path: Path
-    weights: Literal["policy", "probe"] = "policy"
+    probe_strength: float | None = None
+    """Write a probe of this strength, as in `Forward`, instead of the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
