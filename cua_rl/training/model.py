@@ -3,7 +3,6 @@
 """Qwen3-VL with trainable weights: a LoRA adapter on the language model, or everything."""
 
 import json
-import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -26,14 +25,11 @@ from cua_rl.training.layers import (
     keep_predictors_only,
     use_linear_patch_embedding,
 )
+from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
 from cua_rl.training.ranks import shard_frozen_weights
 
 LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 """Linear layers of the language model only: servers ignore adapters on the vision tower."""
-
-ADAPTER_FILE = "adapter_model.safetensors"
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_WEIGHT_INDEX_SUFFIX = ".index.json"
 
 
 class PolicyModel:
@@ -169,13 +165,10 @@ class PolicyModel:
             settings = self._peft.peft_config["default"].to_dict()
             settings |= {"inference_mode": True, "base_model_name_or_path": None}
             plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
-            (folder / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
+            (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
             return
         self.base.save_pretrained(folder)
-        for file in self._config.model_path.iterdir():
-            is_weights = file.name.endswith((*_WEIGHT_SUFFIXES, _WEIGHT_INDEX_SUFFIX))
-            if file.is_file() and not is_weights and not (folder / file.name).exists():
-                shutil.copy2(file, folder / file.name)
+        copy_settings(self._config.model_path, folder)
 
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote."""
