@@ -24,7 +24,13 @@ from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.gpus import GpuPlan, GpuWishes, plan_gpus, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
-from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, num_attention_heads
+from cua_rl.run.model_folder import (
+    find_max_model_len,
+    find_model,
+    make_image_renderer,
+    num_attention_heads,
+    require_servable,
+)
 from cua_rl.run.preflight import plan_prompts
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Site, find_place, make_site, name_gym, require_own_model
@@ -178,6 +184,7 @@ def _name(model: Mapping[str, Any]) -> str:
 
 def _plan_engine(model_path: Path, config: EvaluateConfig) -> LocalEngine:
     renderer = make_image_renderer(model_path, config.renderer_name)
+    require_servable(model_path, config.base_url)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     wishes = GpuWishes(
         server_gpus=config.server.gpus,

@@ -25,6 +25,7 @@ from cua_rl.run.model_folder import (
     find_model,
     make_image_renderer,
     num_attention_heads,
+    require_servable,
     require_trainable,
 )
 from cua_rl.run.monitor import find_monitor, spool_folder
@@ -95,6 +96,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     model_path = find_model(config.model_name)
     renderer = make_image_renderer(model_path, config.renderer_name)
     require_trainable(model_path)
+    require_servable(model_path, config.base_url)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     train_tasks, held_out = _load_task_sets(config, site)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))

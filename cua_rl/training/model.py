@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
-"""Qwen3-VL with trainable weights: a LoRA adapter on the language model, or everything."""
+"""A model with trainable weights: a LoRA adapter on the language model, or everything."""
 
 import json
 from collections.abc import Generator, Mapping, Sequence
@@ -13,10 +13,11 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.families import FAMILIES, Family
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
@@ -28,9 +29,6 @@ from cua_rl.training.layers import (
 from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
 from cua_rl.training.ranks import shard_frozen_weights
 
-LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
-"""Linear layers of the language model only: servers ignore adapters on the vision tower."""
-
 
 class PolicyModel:
     """The trained model: log-probabilities of trained tokens, and its weights as files."""
@@ -39,6 +37,7 @@ class PolicyModel:
         self._config = config
         self.is_sharded = config.sharding == "full" and num_ranks > 1
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        family = _find_family(config.model_path)
         # Any: Transformers' annotations do not hold for tensors on a device
         base: Any = self._load_base()
         if not self.is_sharded:
@@ -46,7 +45,7 @@ class PolicyModel:
         use_linear_patch_embedding(base.model.visual)
         keep_predictors_only(base.model)
         self.base: Any = base
-        self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
+        self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
             if self._peft is None:
                 raise ConfigError("sharding: expected 'none' where everything is trained, got 'full'; train an adapter")
@@ -139,18 +138,19 @@ class PolicyModel:
         with self.precision():
             embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
             is_image = micro_batch.is_image.to(self.device)
-            levels = None
+            deepstack: dict[str, object] = {}
             if micro_batch.image_hashes:
                 levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
                 embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
+                if len(levels) > 1:
+                    deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(levels[1:])}
             output = language_model(
                 inputs_embeds=embeddings,
                 position_ids=micro_batch.position_ids.to(self.device),
-                visual_pos_masks=None if levels is None else is_image,
-                deepstack_visual_embeds=None if levels is None else list(levels[1:]),
                 sequence_lengths=micro_batch.lengths,
                 predictors=[places.to(self.device) for places in micro_batch.predictors],
                 use_cache=False,
+                **deepstack,
             )
         # only of the tokens that predict a trained one, [n, hidden]: see `keep_predictors_only`
         hidden = output.last_hidden_state[0]
@@ -175,23 +175,26 @@ class PolicyModel:
         if self._peft is not None:
             _load_adapter(self._peft, folder)
             return
-        saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        saved: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         self.base.load_state_dict(saved.state_dict())
 
-    def _load_base(self) -> Qwen3VLForConditionalGeneration:
+    def _load_base(self) -> Any:
         """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
-        path = self._config.model_path
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"expected a model folder with config.json in trainer.model_path, got {str(path)!r}")
-        kind = json.loads((path / "config.json").read_text()).get("model_type")
-        if kind != "qwen3_vl":
-            raise ConfigError(f"expected a model of type 'qwen3_vl' in {str(path)!r}, got {kind!r}")
-        return Qwen3VLForConditionalGeneration.from_pretrained(
-            path,
+        return AutoModelForImageTextToText.from_pretrained(
+            self._config.model_path,
             dtype=self.dtype if self._config.lora is not None else torch.float32,
             attn_implementation={"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
             local_files_only=True,
         )
+
+
+def _find_family(path: Path) -> Family:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"expected a model folder with config.json in trainer.model_path, got {str(path)!r}")
+    kind = json.loads((path / "config.json").read_text()).get("model_type")
+    if kind not in FAMILIES:
+        raise ConfigError(f"expected a model of a type among {sorted(FAMILIES)} in {str(path)!r}, got {kind!r}")
+    return FAMILIES[kind]
 
 
 @torch.no_grad()
@@ -200,9 +203,9 @@ def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         target.copy_(source)
 
 
-def _attach_lora(base: Qwen3VLForConditionalGeneration, lora: LoraConfig) -> PeftModel:
+def _attach_lora(base: Any, family: Family, lora: LoraConfig) -> PeftModel:
     peft_config = PeftLoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=LORA_TARGETS, bias="none"
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=family.lora_targets, bias="none"
     )
     peft_config._register_custom_module({torch.nn.Linear: FusedLoraLinear})  # pyright: ignore[reportPrivateUsage]
     with torch.random.fork_rng():

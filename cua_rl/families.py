@@ -1,0 +1,40 @@
+"""Families of models that can be trained: what this package has to know of each beyond the files of a checkpoint.
+
+Transformers and vLLM find the model's classes by `model_type`; image settings are read from the checkpoint. What else
+differs shows in the modules themselves: norms of queries and keys, and visual features for the first decoder layers
+(deepstack). docs/models.md says how to add a family.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_LAYERS = r"model\.language_model\.layers\.\d+\."
+_ATTENTION = r"self_attn\.(q|k|v|o)_proj"
+_DENSE = rf"{_LAYERS}({_ATTENTION}|mlp\.(gate|up|down)_proj)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models with one architecture and one chat format."""
+
+    renderer: str
+    """The renderer of its chat format (`renderers/renderer.py`); Thinking models are told by their chat template."""
+    lora_targets: str
+    """Regular expression of the linear layers that get an adapter, by their names in Transformers. Only layers of the
+    language model: servers ignore adapters on the vision tower.
+    """
+    cpu_problem: str | None = None
+    """Why vLLM on a CPU cannot serve it with adapters; None if it can."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_5_vl": Family(renderer="qwen2_5_vl", lora_targets=_DENSE),
+    "qwen3_vl": Family(renderer="qwen3_vl", lora_targets=_DENSE),
+    # attention only: router and experts stay as they are, so that sampler and trainer choose the same experts
+    "qwen3_vl_moe": Family(
+        renderer="qwen3_vl",
+        lora_targets=_LAYERS + _ATTENTION,
+        cpu_problem="vLLM accepts an adapter for a mixture of experts on a CPU, and dies at the first request",
+    ),
+}
+"""By the `model_type` of the checkpoint's config.json."""
