@@ -68,12 +68,11 @@ def _tasks(tasks: object) -> str:
 
 
 def _method(settings: Mapping[str, Any]) -> str:
-    loss = settings["loss"]
-    loss_name = loss["name"] if isinstance(loss, Mapping) else loss
-    return (
-        f"reinforcement learning, loss {loss_name}, advantages {settings.get('advantages')}, "
-        f"{settings.get('groups_per_batch')} groups of {settings.get('group_size')} rollouts a step"
-    )
+    loss: Any = settings["loss"]
+    name = loss["name"] if isinstance(loss, dict) else loss  # runs of earlier versions stored the name
+    groups, size = settings.get("groups_per_batch"), settings.get("group_size")
+    advantages = settings.get("advantages")
+    return f"reinforcement learning, loss {name}, advantages {advantages}, {groups} groups of {size} rollouts a step"
 
 
 def _results(metrics: Sequence[Mapping[str, object]], step: int, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -1,11 +1,12 @@
 """Finds a model's files: in a folder, the hub's cache, on the hub, or the tiny model of this package."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cua_rl.errors import ConfigError, boundary
-from cua_rl.families import FAMILIES
+from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.sampling.vllm_command import runs_on_cpu
@@ -76,8 +77,16 @@ def require_trainable(model_path: Path) -> None:
         )
 
 
-def require_servable(model_path: Path, base_url: str | None) -> None:
-    """Raise `ConfigError` for a model that the server of a run on this machine cannot serve with adapters."""
+def require_servable(
+    model_path: Path, base_url: str | None, lora_modules: Sequence[LoraModule] = ("language",)
+) -> None:
+    """Raise `ConfigError` for a model or adapter that the server of a run on this machine cannot serve."""
+    if not lora_modules or (base_url is None and set(lora_modules) != {"language"}):
+        raise ConfigError(
+            f"trainer.lora_modules: expected language with a server that the run starts, which ignores adapters on "
+            f"merger and vision tower, got {','.join(lora_modules)}; start a server on GPUs with "
+            "--enable-tower-connector-lora and name it in base_url, or leave lora_modules out"
+        )
     family = FAMILIES.get(_model_type(model_path))
     if base_url is not None or family is None or family.cpu_problem is None or not runs_on_cpu():
         return

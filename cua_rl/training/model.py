@@ -1,6 +1,6 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
-"""A model with trainable weights: a LoRA adapter on the language model, or everything."""
+"""A model with trainable weights: a LoRA adapter, or everything."""
 
 import json
 from collections.abc import Generator, Mapping, Sequence
@@ -47,12 +47,16 @@ class PolicyModel:
         self.base: Any = base
         self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
-            if self._peft is None:
-                raise ConfigError("sharding: expected 'none' where everything is trained, got 'full'; train an adapter")
+            if config.lora is None or set(config.lora.modules) != {"language"}:
+                raise ConfigError(
+                    "sharding: expected 'none' where all weights or adapters on the vision tower are trained, got "
+                    "'full'; train an adapter on the language model"
+                )
             shard_frozen_weights(base, self.device, num_ranks)
             base.to(self.device)
         self._reference: list[Tensor] | None = None
-        self.trains_vision = self._peft is None
+        self.trains_base = config.lora is None
+        self.trains_vision = config.lora is None or set(config.lora.modules) != {"language"}
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         base.train()
@@ -204,8 +208,9 @@ def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
 
 
 def _attach_lora(base: Any, family: Family, lora: LoraConfig) -> PeftModel:
+    targets = "|".join(family.lora_targets[module] for module in lora.modules)
     peft_config = PeftLoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=family.lora_targets, bias="none"
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, bias="none"
     )
     peft_config._register_custom_module({torch.nn.Linear: FusedLoraLinear})  # pyright: ignore[reportPrivateUsage]
     with torch.random.fork_rng():

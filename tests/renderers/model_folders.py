@@ -75,6 +75,8 @@ def build_qwen2_5_folder(source: Path, folder: Path) -> Path:
         if file.suffix != ".safetensors":
             shutil.copy(file, folder)
     pixels = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 784, "max_pixels": 65536}
+    # without them, vLLM and Transformers have defaults of their own
+    pixels |= {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
     image = {**pixels, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}
     video = {**pixels, "video_processor_type": "Qwen2VLVideoProcessor", "processor_class": "Qwen2_5_VLProcessor"}
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))

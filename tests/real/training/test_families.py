@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import chz
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 
 from cua_rl.config import LoraConfig, TrainerConfig
-from cua_rl.families import FAMILIES
+from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.training.model_files import merge_adapter
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
@@ -34,11 +35,12 @@ def family_datums(family: str) -> list[Datum]:
     return make_datums(family)
 
 
+@pytest.mark.parametrize("modules", [("language",), ("language", "merger", "vision")], ids=["language", "everywhere"])
 def test_logprobs_and_gradients_are_as_exact_as_those_of_peft_on_the_stock_model(
-    family_config: TrainerConfig, family_datums: list[Datum], tmp_path: Path
+    family_config: TrainerConfig, family_datums: list[Datum], tmp_path: Path, modules: tuple[LoraModule, ...]
 ) -> None:
     path, datums = family_config.model_path, family_datums
-    trainer = moved(Trainer(family_config), datums)
+    trainer = moved(Trainer(chz.replace(family_config, lora=LoraConfig(rank=4, alpha=8, modules=modules))), datums)
     trainer.save_weights_for_sampler(tmp_path / "adapter")
     stock, exact = (
         PeftModel.from_pretrained(load_stock(path, dtype), tmp_path / "adapter", is_trainable=True)
@@ -88,6 +90,19 @@ def test_adapters_change_the_layers_that_the_family_names(
     dense = {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
     assert layers == (attention if family.endswith("_moe") else attention | dense)
     assert all("language_model.layers." in name for name in names)
+
+
+def test_adapters_on_merger_and_vision_tower_reach_every_linear_layer_there(
+    family_config: TrainerConfig, tmp_path: Path
+) -> None:
+    lora = LoraConfig(rank=4, alpha=8, modules=("merger", "vision"))
+    trainer = Trainer(chz.replace(family_config, lora=lora))
+    trainer.save_weights_for_sampler(tmp_path / "adapter")
+
+    names = load_file(tmp_path / "adapter" / "adapter_model.safetensors").keys()
+    found = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in names}
+    stock = load_stock(family_config.model_path).named_modules()
+    assert found == {name for name, module in stock if ".visual." in name and isinstance(module, torch.nn.Linear)}
 
 
 def test_a_merged_model_computes_what_the_base_model_computes_with_the_adapter(
