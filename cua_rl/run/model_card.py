@@ -88,16 +88,13 @@ def _results(metrics: Sequence[Mapping[str, object]], step: int, settings: Mappi
 
 
 def _held_out(record: Mapping[str, object]) -> str | None:
-    def value(name: str) -> float | None:
-        return cast("float | None", record.get(f"eval/held_out/{name}"))
-
-    rate, low, high, num_rollouts = (
-        value(name) for name in ("success_rate", "success_rate_low", "success_rate_high", "num_rollouts")
-    )
+    values = cast("Mapping[str, float | None]", record)
+    rate, num_rollouts = values.get("eval/held_out/success_rate"), values.get("eval/held_out/num_rollouts")
+    low, high = values.get("eval/held_out/success_rate_low"), values.get("eval/held_out/success_rate_high")
     if rate is not None and low is not None and high is not None:
         interval = f"95 % interval {100 * low:.1f}-{100 * high:.1f} %, {num_rollouts or 0:.0f} rollouts"
         return f"success {100 * rate:.1f} % ({interval})"
-    loss = value("cross_entropy")
+    loss = values.get("eval/held_out/cross_entropy")
     return None if loss is None else f"loss {loss:.4f} nats per token"
 
 

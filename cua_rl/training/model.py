@@ -230,6 +230,6 @@ def _load_adapter(model: PeftModel, folder: Path) -> None:
         name = next(name for name in sorted(expected | found) if expected.get(name) != found.get(name))
         raise TrainingError(
             f"expected {name!r} with shape {expected.get(name)} in {str(folder)!r}, got {found.get(name)}: the adapter "
-            "was made for another model or with another rank"
+            "was made for another model, with another rank or other lora_modules"
         )
     set_peft_model_state_dict(model, saved)

@@ -1,6 +1,7 @@
 """Tiny random models of families other than Qwen3-VL: trained with vLLM, exported, and served from the export."""
 
 import asyncio
+import json
 from pathlib import Path
 from random import random
 
@@ -74,5 +75,10 @@ def test_a_random_qwen2_5_vl_is_trained_exported_and_served(tmp_path: Path) -> N
     served = asyncio.run(served_logprobs(tmp_path / "export", canary))
     base = adapter_logprobs(model, None, canary.tokens)[1:]
     adapted = adapter_logprobs(model, run.folder / "sampler_weights" / "000002", canary.tokens)[1:]
+    assert export_model([f"run={run.folder}", f"out={tmp_path / 'adapter'}", "kind=adapter"]) == 0
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(model)
+    exported = adapter_logprobs(model, tmp_path / "adapter", canary.tokens)[1:]
+    assert exported == adapted
     assert served == pytest.approx(adapted, abs=1e-3)
     assert max(abs(one - other) for one, other in zip(base, adapted, strict=True)) > 0.01
