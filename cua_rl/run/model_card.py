@@ -68,8 +68,7 @@ def _tasks(tasks: object) -> str:
 
 
 def _method(settings: Mapping[str, Any]) -> str:
-    loss: Any = settings["loss"]
-    name = loss["name"] if isinstance(loss, dict) else loss  # runs of earlier versions stored the name
+    name = stored_setting(settings, "loss.name") or settings["loss"]  # earlier versions stored the name alone
     groups, size = settings.get("groups_per_batch"), settings.get("group_size")
     advantages = settings.get("advantages")
     return f"reinforcement learning, loss {name}, advantages {advantages}, {groups} groups of {size} rollouts a step"
