@@ -7,6 +7,7 @@ from typing import Literal
 
 import chz
 
+from cua_rl.families import LoraModule
 from cua_rl.settings import remembers_given, setting
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
@@ -16,11 +17,12 @@ Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
 @chz.chz
 class LoraConfig:
-    """Low-rank adapters on the language model's linear layers."""
+    """Low-rank adapters on linear layers."""
 
     rank: int = setting(32, "rank of every adapter")
     alpha: int = setting(32, "LoRA scale: the update is multiplied by alpha / rank")
     seed: int = setting(0, "seed of the adapter's initial weights")
+    modules: tuple[LoraModule, ...] = setting(("language",), "parts of the model that get an adapter")
 
 
 @chz.chz

@@ -12,6 +12,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import NO_PRESETS, REQUIRED, Setting, ShownPresets, list_settings
 from cua_rl.command_line.values import as_argument, type_name
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
+from cua_rl.recipes.export_model import ExportModelConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
 from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
@@ -40,6 +41,7 @@ RECIPES = (
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
+    Recipe(module="export_model", config_class=ExportModelConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
     Recipe(module="make_tiny_model", config_class=TinyModelConfig),

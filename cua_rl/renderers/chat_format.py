@@ -1,4 +1,4 @@
-"""Differences between the chat formats of Qwen3-VL Instruct and Thinking, and which of the two a model folder needs.
+"""Differences between the chat formats of Qwen3-VL Instruct, Qwen3-VL Thinking and Qwen2.5-VL.
 
 The published template of Thinking models
 
@@ -7,11 +7,15 @@ The published template of Thinking models
   user messages;
 - writes neither tool definitions nor tool calls: both have to be text of a message;
 - indents every image by sixteen spaces.
+
+That of Qwen2.5-VL begins a conversation without a system message with one of its own. It writes neither tool
+definitions nor tool calls, and tool results under a role that the models were not trained on; they become text of user
+messages, in the form that Qwen3-VL's template gives them.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -35,13 +39,17 @@ class WrittenAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """The parts that differ between Instruct and Thinking models."""
+    """The parts that differ between models."""
 
     answer_header: str
     """The end of a prompt."""
     before_image: str
     tools_are_text: bool
     """The server's template ignores tools: they have to be sent inside the system message."""
+    results_are_text: bool
+    """The server's template has no form for tool results: they have to be sent as user messages."""
+    default_system: str
+    """The system message of a conversation without one; empty for none."""
     write_answers: Callable[[Sequence[ReplayedItem]], Mapping[int, WrittenAnswer]]
     """The answers of a conversation by their index in it."""
     complete: Callable[[str], str]
@@ -89,13 +97,18 @@ INSTRUCT = ChatFormat(
     answer_header=_ANSWER,
     before_image="",
     tools_are_text=False,
+    results_are_text=False,
+    default_system="",
     write_answers=answers_as_sampled,
     complete=lambda text: text,
 )
+QWEN2_5 = replace(INSTRUCT, tools_are_text=True, results_are_text=True, default_system="You are a helpful assistant.")
 THINKING = ChatFormat(
     answer_header=_THINKING_ANSWER,
     before_image=" " * 16,
     tools_are_text=True,
+    results_are_text=False,
+    default_system="",
     write_answers=answers_with_recent_thinking,
     complete=lambda text: text if text.lstrip().startswith(_OPEN) else f"{_OPEN}\n{text}",
 )

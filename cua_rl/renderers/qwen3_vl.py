@@ -1,8 +1,8 @@
-"""Qwen3-VL's chat format: a conversation as text and image chunks, token for token as the model server reads it.
+"""Qwen's chat format: a conversation as text and image chunks, token for token as the model server reads it.
 
 Qwen3-VL Instruct keeps reasoning in earlier answers, so that each prompt extends the previous one; `chat_format` tells
-how Qwen3-VL Thinking differs. `replay` defines how items become messages; `qwen3_vl_chat_template.jinja` is the
-Instruct format for servers.
+how Qwen3-VL Thinking and Qwen2.5-VL differ. `replay` defines how items become messages; `qwen3_vl_chat_template.jinja`
+is the Instruct format for servers.
 """
 
 import json
@@ -27,7 +27,7 @@ from cua_rl.conversation import (
 from cua_rl.errors import ConfigError
 from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.renderers.answers import parse_answer
-from cua_rl.renderers.chat_format import INSTRUCT, THINKING, ChatFormat
+from cua_rl.renderers.chat_format import INSTRUCT, QWEN2_5, THINKING, ChatFormat
 from cua_rl.renderers.images import ImageSettings, load_image_settings, num_image_tokens
 from cua_rl.renderers.replay import ReplayedItem, replay, text_of
 from cua_rl.renderers.request_error import RequestError
@@ -60,7 +60,7 @@ _Piece = str | EncodedImage | _Answer
 
 
 class Qwen3VLRenderer:
-    """Renders conversations for Qwen3-VL, dense and mixture of experts; without image settings, for text-only Qwen3.
+    """Renders conversations for Qwen3-VL and Qwen2.5-VL; without image settings, for text-only Qwen3.
 
     The text-only format keeps earlier reasoning, too, unlike the template that ships with Qwen3.
     """
@@ -92,6 +92,8 @@ class Qwen3VLRenderer:
     ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:
         """Conversation and tools to send to the model server, so that its prompt equals that of `render`."""
         replayed = replay(items)
+        if self._format.results_are_text:
+            replayed = tuple(_with_results_as_messages(replayed))
         if not tools or not self._format.tools_are_text:
             return replayed, tuple(tools)
         system, conversation = _take_system(replayed)
@@ -182,6 +184,16 @@ def load_qwen3_vl_thinking(model_path: Path) -> Qwen3VLRenderer:
     )
 
 
+def load_qwen2_5_vl(model_path: Path) -> Qwen3VLRenderer:
+    """The renderer of a Qwen2.5-VL model folder."""
+    return Qwen3VLRenderer(
+        name="qwen2_5_vl",
+        tokenizer=_load_tokenizer(model_path),
+        image_settings=load_image_settings(model_path),
+        chat_format=QWEN2_5,
+    )
+
+
 def load_qwen3(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a text-only Qwen3 model folder."""
     return Qwen3VLRenderer(name="qwen3", tokenizer=_load_tokenizer(model_path), image_settings=None)
@@ -202,7 +214,7 @@ def _load_tokenizer(model_path: Path) -> Tokenizer:
 def _token_id(tokenizer: Tokenizer, token: str) -> int:
     token_id = tokenizer.token_to_id(token)
     if token_id is None:
-        raise ConfigError(f"expected {token!r} in the tokenizer, got a vocabulary without it; use a Qwen3 tokenizer")
+        raise ConfigError(f"expected {token!r} in the tokenizer, got a vocabulary without it; use a Qwen tokenizer")
     return token_id
 
 
@@ -210,24 +222,35 @@ def _pieces(items: Sequence[ReplayedItem], tools: Sequence[Tool], chat_format: C
     system, conversation = _take_system(items)
     if system is not None or tools:
         yield f"<|im_start|>system\n{_system_text(system, tools)}{END_OF_TURN}\n"
-    answers = chat_format.write_answers(conversation)
-    for index, item in enumerate(conversation):
+    elif chat_format.default_system and conversation:
+        yield f"<|im_start|>system\n{chat_format.default_system}{END_OF_TURN}\n"
+    messages = list(_with_results_as_messages(conversation))
+    answers = chat_format.write_answers(messages)
+    for index, item in enumerate(messages):
         match item:
             case Message():
                 yield from ("<|im_start|>user\n", *_content(item.content, chat_format), f"{END_OF_TURN}\n")
             case SampledAnswer():
                 answer = answers[index]
                 yield from (answer.header, _Answer(f"{answer.text}{END_OF_TURN}"), "\n")
-            case ToolResult():
-                is_first = index == 0 or not isinstance(conversation[index - 1], ToolResult)
-                is_last = index + 1 == len(conversation) or not isinstance(conversation[index + 1], ToolResult)
-                yield "<|im_start|>user\n<tool_response>\n" if is_first else "\n<tool_response>\n"
-                texts = [part.text for part in item.content if isinstance(part, TextPart)]
-                # vLLM joins a result of only text parts with line breaks, but not one with an image
-                yield from (
-                    ["\n".join(texts)] if len(texts) == len(item.content) else _content(item.content, chat_format)
-                )
-                yield f"\n</tool_response>{END_OF_TURN}\n" if is_last else "\n</tool_response>"
+
+
+def _with_results_as_messages(items: Sequence[ReplayedItem]) -> Iterator[Message | SampledAnswer]:
+    """The conversation with tool results as user messages, consecutive ones in one, as Qwen3-VL's template has them."""
+    parts: list[Part] = []
+    for item in (*items, None):
+        if isinstance(item, ToolResult):
+            texts = [part.text for part in item.content if isinstance(part, TextPart)]
+            # vLLM joins a result of only text parts with line breaks, but not one with an image
+            content = [TextPart(text="\n".join(texts))] if len(texts) == len(item.content) else item.content
+            opening = "\n<tool_response>\n" if parts else "<tool_response>\n"
+            parts += [TextPart(text=opening), *content, TextPart(text="\n</tool_response>")]
+            continue
+        if parts:
+            yield Message(role="user", content=tuple(parts))
+            parts = []
+        if item is not None:
+            yield item
 
 
 def _take_system(items: Sequence[ReplayedItem]) -> tuple[Message | None, Sequence[ReplayedItem]]:

@@ -5,22 +5,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cua_rl.errors import ConfigError
+from cua_rl.families import FAMILIES
 from cua_rl.renderers.chat_format import is_thinking_model
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3, load_qwen3_vl, load_qwen3_vl_thinking
+from cua_rl.renderers.qwen3_vl import (
+    Qwen3VLRenderer,
+    load_qwen2_5_vl,
+    load_qwen3,
+    load_qwen3_vl,
+    load_qwen3_vl_thinking,
+)
 
 Renderer = Qwen3VLRenderer
 """One class renders every supported family; loaders differ in its chat format and image settings."""
 
 _LOADERS: Mapping[str, Callable[[Path], Renderer]] = {
+    "qwen2_5_vl": load_qwen2_5_vl,
     "qwen3": load_qwen3,
     "qwen3_vl": load_qwen3_vl,
     "qwen3_vl_thinking": load_qwen3_vl_thinking,
 }
 _NAME_OF_MODEL_TYPE = {
+    **{model_type: family.renderer for model_type, family in FAMILIES.items()},
+    # text only: they can be rendered, but see no screenshots
     "qwen3": "qwen3",
     "qwen3_moe": "qwen3",
-    "qwen3_vl": "qwen3_vl",
-    "qwen3_vl_moe": "qwen3_vl",
 }
 
 

@@ -27,7 +27,7 @@ from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
 from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
-from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer
+from cua_rl.run.model_folder import find_max_model_len, find_model, make_image_renderer, require_servable
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import choose_history, plan_prompts
 from cua_rl.run.rollouts import check_agent
@@ -185,6 +185,7 @@ def _name(model: Mapping[str, Any]) -> str:
 
 def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Model]) -> LocalEngine:
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
+    require_servable(model_path, config.base_url)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
     adapters = [one.adapter for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
     rank = max_lora_rank(max((adapter.rank for adapter in adapters if adapter), default=8))

@@ -1,17 +1,19 @@
 """Finds a model's files: in a folder, the hub's cache, on the hub, or the tiny model of this package."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cua_rl.errors import ConfigError, boundary
+from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.renderers.renderer import Renderer, make_renderer
+from cua_rl.sampling.vllm_command import installed_platform
 
 HUB_TIMEOUT_S = 3.0
 LONGEST_BY_DEFAULT = 16384
-TRAINABLE_TYPE = "qwen3_vl"
 _SETTINGS_FILES = ("*.json", "*.jinja", "*.txt")
 
 
@@ -29,7 +31,7 @@ def find_model(name: str | None) -> Path:
         if missing:
             raise ConfigError(
                 f"model_name: expected a model folder with config.json and tokenizer.json, got {name!r} without "
-                f"{' and '.join(missing)}; name the folder of a Qwen3-VL checkpoint"
+                f"{' and '.join(missing)}; name the folder of a checkpoint such as Qwen3-VL's"
             )
         if not _has_weights(folder):
             raise ConfigError(
@@ -67,14 +69,36 @@ def fetch_weights(name: str | None, model_path: Path) -> None:
 
 
 def require_trainable(model_path: Path) -> None:
-    """Raise `ConfigError` for a model that the trainer does not know, such as a mixture of experts."""
-    kind = json.loads((model_path / "config.json").read_text(encoding="utf-8")).get("model_type")
-    if kind != TRAINABLE_TYPE:
-        experts = " (a mixture of experts)" if str(kind).endswith("_moe") else ""
+    """Raise `ConfigError` for a model of a family that the trainer does not know."""
+    kind = _model_type(model_path)
+    if kind not in FAMILIES:
         raise ConfigError(
-            f"model_name: expected a model of type {TRAINABLE_TYPE!r} to train, got {kind!r}{experts} in "
-            f"{str(model_path)!r}; choose a dense Qwen3-VL model, such as Qwen/Qwen3-VL-4B-Instruct"
+            f"model_name: expected a model of a type among {sorted(FAMILIES)} to train, got {kind!r} in "
+            f"{str(model_path)!r}; choose one, such as Qwen/Qwen3-VL-4B-Instruct"
         )
+
+
+def require_servable(
+    model_path: Path, base_url: str | None, lora_modules: Sequence[LoraModule] = ("language",)
+) -> None:
+    """Raise `ConfigError` for a model or adapter that the server of a run on this machine cannot serve."""
+    if not lora_modules or (base_url is None and set(lora_modules) != {"language"}):
+        raise ConfigError(
+            f"trainer.lora_modules: expected language with a server that the run starts, which ignores adapters on "
+            f"merger and vision tower, got {','.join(lora_modules)}; start a server on GPUs with "
+            "--enable-tower-connector-lora and name it in base_url, or leave lora_modules out"
+        )
+    family = FAMILIES.get(_model_type(model_path))
+    if base_url is not None or family is None or family.cpu_problem is None or installed_platform() != "cpu":
+        return
+    raise ConfigError(
+        f"model_name: expected a model that vLLM serves with adapters on a CPU, got {_model_type(model_path)!r} in "
+        f"{str(model_path)!r}: {family.cpu_problem}; use a GPU, a server elsewhere (base_url), or a dense model"
+    )
+
+
+def _model_type(model_path: Path) -> str:
+    return str(json.loads((model_path / "config.json").read_text(encoding="utf-8")).get("model_type"))
 
 
 def make_image_renderer(model_path: Path, renderer_name: str | None, max_pixels: int | None = None) -> Renderer:
@@ -85,7 +109,7 @@ def make_image_renderer(model_path: Path, renderer_name: str | None, max_pixels:
     renderer = make_renderer(model_path, renderer_name)
     if renderer.image_settings is None:
         raise ConfigError(
-            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a Qwen3-VL model, "
+            f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a vision model, "
             "or leave renderer_name out"
         )
     if max_pixels is not None:

@@ -256,12 +256,13 @@ class RolloutConfig:
     """The settings that training and evaluation share."""
 
     model_name: str | None = setting(
-        None, "folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
+        None, "folder or hub id of a Qwen3-VL or Qwen2.5-VL model; None uses the included tiny model"
     )
     base_url: str | None = setting(None, "URL of a running vLLM server (with runtime LoRA updating); None starts one")
     renderer_name: str | None = setting(
         None,
-        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
+        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3; None detects it from "
+        "the model",
     )
     tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"})
     device: Literal["simulator", "gbox", "adb"] = setting(

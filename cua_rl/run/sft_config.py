@@ -29,13 +29,14 @@ class SftConfig:
 
     # Model
     model_name: str | None = setting(
-        None, "folder or hub id of a dense Qwen3-VL model; None uses the included tiny model"
+        None, "folder or hub id of a Qwen3-VL or Qwen2.5-VL model; None uses the included tiny model"
     )
     lora_rank: int = setting(32, "rank of the LoRA adapter; 0 trains all weights of the model", at_least=0)
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     renderer_name: str | None = setting(
         None,
-        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen3; None detects it from the model",
+        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3; None detects it from "
+        "the model",
     )
     load_checkpoint_path: str | None = setting(
         None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"

@@ -163,7 +163,12 @@ async def _start_engine(
     trainer = TrainingClient(
         TrainerConfig(
             model_path=plan.model_path,
-            lora=LoraConfig(rank=config.lora_rank, alpha=config.trainer.lora_alpha, seed=config.seed),
+            lora=LoraConfig(
+                rank=config.lora_rank,
+                alpha=config.trainer.lora_alpha,
+                seed=config.seed,
+                modules=tuple(config.trainer.lora_modules),
+            ),
             dtype=config.trainer.dtype,
             micro_batch_tokens=plan.memory.micro_batch_tokens,
             gradient_checkpointing=plan.memory.gradient_checkpointing,

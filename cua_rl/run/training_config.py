@@ -7,6 +7,7 @@ import chz
 
 from cua_rl.command_line.settings import explain_field
 from cua_rl.config import LossConfig, OptimConfig, Sharding
+from cua_rl.families import LoraModule
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
 from cua_rl.run.rollout_config import (
@@ -59,6 +60,11 @@ class TrainerSettings:
     """The trainer processes: precision, memory, GPUs, and the check against the sampler (docs/performance.md)."""
 
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
+    lora_modules: list[LoraModule] = setting(
+        doc="parts of the model that get an adapter: language, and merger and vision where the server at base_url "
+        "applies them (docs/models.md)",
+        factory=lambda: ["language"],
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "precision; auto is bfloat16 on a GPU and float32 on a CPU"
     )

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""Faster layers for Qwen3-VL with the same results: packed attention, the last layer, LoRA, the patch embedding."""
+"""Faster layers for Qwen models with the same results: packed attention, the last layer, LoRA, the patch embedding."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers.modeling_utils import AttentionInterface
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel, rotate_half
+from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
 
 from cua_rl.errors import ConfigError
 
@@ -57,7 +57,8 @@ def keep_predictors_only(model: Any) -> None:
     the n tokens in each sequence. Raises `ConfigError` if visual features are added after the last layer.
     """
     layers = model.language_model.layers
-    num_layers, num_levels = len(layers), len(model.config.vision_config.deepstack_visual_indexes)
+    num_layers = len(layers)
+    num_levels = len(model.config.vision_config.to_dict().get("deepstack_visual_indexes", ()))
     if num_layers <= num_levels:
         raise ConfigError(
             f"expected a model with more decoder layers than levels of visual features, got {num_layers} layers and "
@@ -87,9 +88,10 @@ def last_layer_forward(
 
     # rotated to their positions: queries [1, heads, n, head_dim], keys and values [1, kv_heads, seq, head_dim]
     cos, sin = (part[:, None] for part in position_embeddings)
-    query = attention.q_norm(heads(attention.q_proj(normed[:, kept])))
+    norms, no_norm = dict(attention.named_children()), nn.Identity()  # Qwen2.5-VL has none
+    query = norms.get("q_norm", no_norm)(heads(attention.q_proj(normed[:, kept])))
     query = query * cos[:, :, kept] + rotate_half(query) * sin[:, :, kept]
-    key = attention.k_norm(heads(attention.k_proj(normed)))
+    key = norms.get("k_norm", no_norm)(heads(attention.k_proj(normed)))
     key = key * cos + rotate_half(key) * sin
     value = heads(attention.v_proj(normed))
 
@@ -199,6 +201,6 @@ class LinearPatchEmbed(nn.Module):
         return linear(frames.flatten(1), weight.flatten(1), self.proj.bias)
 
 
-def use_linear_patch_embedding(tower: Qwen3VLVisionModel) -> None:
+def use_linear_patch_embedding(tower: Any) -> None:
     """Replace the tower's patch embedding; parameters keep their names."""
     tower.add_module("patch_embed", LinearPatchEmbed(tower.patch_embed.proj))

@@ -52,9 +52,12 @@ class ModelShape:
 
 
 def measure_shape(base: Any) -> ModelShape:
-    """The shape of a Qwen3-VL model, with or without a LoRA adapter."""
+    """The shape of a model, with or without a LoRA adapter; of the experts in a layer, as many as a token visits."""
     text, vision = base.config.text_config, base.config.vision_config
     matrices = {name: parameter.numel() for name, parameter in base.named_parameters() if parameter.ndim > 1}
+    for name, parameter in base.named_parameters():
+        if ".experts." in name:  # [experts, out, in]
+            matrices[name] = matrices[name] // len(parameter) * text.num_experts_per_tok
 
     def total(pattern: str) -> int:
         return sum(count for name, count in matrices.items() if re.search(pattern, name))
@@ -64,7 +67,7 @@ def measure_shape(base: Any) -> ModelShape:
     return ModelShape(
         language=total(frozen),
         language_last=total(rf"language_model\.{last}(?!.*lora_)"),
-        language_attention=2 * text.num_attention_heads * text.head_dim,
+        language_attention=2 * text.num_attention_heads * base.model.language_model.layers[0].self_attn.head_dim,
         num_layers=text.num_hidden_layers,
         lora=total(adapter),
         lora_last=total(rf"language_model\.{last}.*lora_[AB]\."),

@@ -1,9 +1,8 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
-"""Qwen3-VL with trainable weights: a LoRA adapter on the language model, or everything."""
+"""A model with trainable weights: a LoRA adapter, or everything."""
 
 import json
-import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -16,10 +15,11 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.families import FAMILIES, Family
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
@@ -29,14 +29,8 @@ from cua_rl.training.layers import (
     stream_frozen_weights,
     use_linear_patch_embedding,
 )
+from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
 from cua_rl.training.ranks import shard_frozen_weights
-
-LORA_TARGETS = r"model\.language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
-"""Linear layers of the language model only: servers ignore adapters on the vision tower."""
-
-ADAPTER_FILE = "adapter_model.safetensors"
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_WEIGHT_INDEX_SUFFIX = ".index.json"
 
 
 class PolicyModel:
@@ -46,6 +40,7 @@ class PolicyModel:
         self._config = config
         self.is_sharded = config.sharding == "full" and num_ranks > 1
         self.device = find_device(config.gpus)
+        family = _find_family(config.model_path)
         # Any: Transformers' annotations do not hold for tensors on a device
         base: Any = self._load_base()
         is_streamed = config.sharding == "offload"
@@ -54,10 +49,12 @@ class PolicyModel:
         use_linear_patch_embedding(base.model.visual)
         keep_predictors_only(base.model)
         self.base: Any = base
-        self._peft = _attach_lora(base, config.lora) if config.lora is not None else None
-        if self._peft is None and (self.is_sharded or is_streamed):
+        self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
+        trains_language_only = config.lora is not None and set(config.lora.modules) == {"language"}
+        if (self.is_sharded or is_streamed) and not trains_language_only:
             raise ConfigError(
-                f"sharding: expected 'none' where everything is trained, got {config.sharding!r}; train an adapter"
+                "sharding: expected 'none' where all weights or adapters on the vision tower are trained, got "
+                f"{config.sharding!r}; train an adapter on the language model"
             )
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
             shard_frozen_weights(base, self.device, num_ranks)
@@ -66,7 +63,8 @@ class PolicyModel:
             stream_frozen_weights(base)
             base.to(self.device)
         self._reference: list[Tensor] | None = None
-        self.trains_vision = self._peft is None
+        self.trains_base = config.lora is None
+        self.trains_vision = config.lora is None or set(config.lora.modules) != {"language"}
         if config.gradient_checkpointing:
             self.recompute_activations()
         base.train()
@@ -168,18 +166,19 @@ class PolicyModel:
         with self.precision():
             embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
             is_image = micro_batch.is_image.to(self.device)
-            levels = None
+            deepstack: dict[str, object] = {}
             if micro_batch.image_hashes:
                 levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
                 embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
+                if len(levels) > 1:
+                    deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(levels[1:])}
             output = language_model(
                 inputs_embeds=embeddings,
                 position_ids=micro_batch.position_ids.to(self.device),
-                visual_pos_masks=None if levels is None else is_image,
-                deepstack_visual_embeds=None if levels is None else list(levels[1:]),
                 sequence_lengths=micro_batch.lengths,
                 predictors=[places.to(self.device) for places in micro_batch.predictors],
                 use_cache=False,
+                **deepstack,
             )
         # only of the tokens that predict a trained one, [n, hidden]: see `keep_predictors_only`
         hidden = output.last_hidden_state[0]
@@ -194,32 +193,23 @@ class PolicyModel:
             settings = self._peft.peft_config["default"].to_dict()
             settings |= {"inference_mode": True, "base_model_name_or_path": None}
             plain = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
-            (folder / "adapter_config.json").write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
+            (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(plain, indent=2, sort_keys=True, default=str))
             return
         self.base.save_pretrained(folder)
-        for file in self._config.model_path.iterdir():
-            is_weights = file.name.endswith((*_WEIGHT_SUFFIXES, _WEIGHT_INDEX_SUFFIX))
-            if file.is_file() and not is_weights and not (folder / file.name).exists():
-                shutil.copy2(file, folder / file.name)
+        copy_settings(self._config.model_path, folder)
 
     def load_weights(self, folder: Path) -> None:
         """Load what `save_weights` wrote."""
         if self._peft is not None:
             _load_adapter(self._peft, folder)
             return
-        saved = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        saved: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         self.base.load_state_dict(saved.state_dict())
 
-    def _load_base(self) -> Qwen3VLForConditionalGeneration:
+    def _load_base(self) -> Any:
         """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
-        path = self._config.model_path
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"expected a model folder with config.json in trainer.model_path, got {str(path)!r}")
-        kind = json.loads((path / "config.json").read_text()).get("model_type")
-        if kind != "qwen3_vl":
-            raise ConfigError(f"expected a model of type 'qwen3_vl' in {str(path)!r}, got {kind!r}")
-        return Qwen3VLForConditionalGeneration.from_pretrained(
-            path,
+        return AutoModelForImageTextToText.from_pretrained(
+            self._config.model_path,
             dtype=self.dtype if self._config.lora is not None else torch.float32,
             attn_implementation={"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
             local_files_only=True,
@@ -261,15 +251,25 @@ def _randomise(layer: Any, strength: float) -> None:
     b.mul_(strength * norm / update)
 
 
+def _find_family(path: Path) -> Family:
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"expected a model folder with config.json in trainer.model_path, got {str(path)!r}")
+    kind = json.loads((path / "config.json").read_text()).get("model_type")
+    if kind not in FAMILIES:
+        raise ConfigError(f"expected a model of a type among {sorted(FAMILIES)} in {str(path)!r}, got {kind!r}")
+    return FAMILIES[kind]
+
+
 @torch.no_grad()
 def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     for source, target in zip(sources, targets, strict=True):
         target.copy_(source)
 
 
-def _attach_lora(base: Qwen3VLForConditionalGeneration, lora: LoraConfig) -> PeftModel:
+def _attach_lora(base: Any, family: Family, lora: LoraConfig) -> PeftModel:
+    targets = "|".join(family.lora_targets[module] for module in lora.modules)
     peft_config = PeftLoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=LORA_TARGETS, bias="none"
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules=targets, bias="none"
     )
     peft_config._register_custom_module({torch.nn.Linear: FusedLoraLinear})  # pyright: ignore[reportPrivateUsage]
     with torch.random.fork_rng():
@@ -289,6 +289,6 @@ def _load_adapter(model: PeftModel, folder: Path) -> None:
         name = next(name for name in sorted(expected | found) if expected.get(name) != found.get(name))
         raise TrainingError(
             f"expected {name!r} with shape {expected.get(name)} in {str(folder)!r}, got {found.get(name)}: the adapter "
-            "was made for another model or with another rank"
+            "was made for another model, with another rank or other lora_modules"
         )
     set_peft_model_state_dict(model, saved)

@@ -225,7 +225,7 @@ def shard_frozen_weights(base: Any, device: torch.device, num_ranks: int) -> Non
     mesh = init_device_mesh(device.type, (num_ranks,))
     vision, language = base.model.visual, base.model.language_model
     for tower, layers in (
-        (vision, [*vision.blocks, vision.merger, *vision.deepstack_merger_list]),
+        (vision, [*vision.blocks, vision.merger, *dict(vision.named_children()).get("deepstack_merger_list", ())]),
         (language, list(language.layers)),
     ):
         trained = {parameter for parameter in tower.parameters() if parameter.requires_grad}

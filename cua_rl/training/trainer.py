@@ -70,7 +70,7 @@ class Trainer:
             shape=measure_shape(self.model.base),
             device=self.model.device,
             dtype=self.model.dtype,
-            trains_base=self.model.trains_vision,
+            trains_base=self.model.trains_base,
             held_bytes=held_bytes(self.model.base),
         )
         self._optimizer = self._make_optimizer()
@@ -340,7 +340,7 @@ class Trainer:
             micro_batch.lengths,
             micro_batch.predictors,
             backward=backward,
-            adapter=adapter and not self.model.trains_vision,
+            adapter=adapter and not self.model.trains_base,
         )
         return self.model.scores(micro_batch, features, temperature)
 

@@ -14,7 +14,6 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers.models.qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from cua_rl.errors import TrainingError
 from cua_rl.model_input import ImageChunk
@@ -104,9 +103,9 @@ def read_patches(processor: Qwen2VLImageProcessor, images: Sequence[Image.Image]
 
 
 def encode_images(
-    tower: Qwen3VLVisionModel, images: Mapping[str, PreparedImage], agree_on_passes: Callable[[int], int] = int
+    tower: Any, images: Mapping[str, PreparedImage], agree_on_passes: Callable[[int], int] = int
 ) -> dict[str, Tensor]:
-    """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: the merger's, then every deepstack level's.
+    """Features by sha256, [1 + deepstack levels, num_tokens, hidden]: the merger's, then those of deepstack levels.
 
     `agree_on_passes` maps the passes that these images take to those that every rank makes; the rest are of a blank.
     """
@@ -119,7 +118,7 @@ def encode_images(
         patches = torch.cat([image.patches for image in group]).to(tower.device)
         grids = torch.tensor([image.grid for image in group], device=tower.device)
         output = tower(patches, grid_thw=grids, return_dict=True)
-        stacked = torch.stack([output.pooler_output, *output.deepstack_features])
+        stacked = torch.stack([output.pooler_output, *output.get("deepstack_features", ())])
         features |= zip(group_names, stacked.split([image.num_tokens for image in group], dim=1), strict=True)
     for _ in range(num_passes - len(groups)):
         # the smallest image there is

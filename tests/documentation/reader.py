@@ -30,6 +30,7 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes import (
     calibrate_judge,
     evaluate,
+    export_model,
     export_rollout,
     make_tiny_model,
     make_tiny_page_model,
@@ -54,6 +55,7 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
+    "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,

@@ -1,6 +1,7 @@
 """Model folders without weights: what a renderer and Transformers' processor need, and nothing else."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
 
 THINKING_TEMPLATE = Path(__file__).parent / "published" / "thinking_chat_template.jinja"
+QWEN2_5_TEMPLATE = Path(__file__).parent / "published" / "qwen2_5_vl_chat_template.jinja"
 SPECIAL_TOKENS = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -64,3 +66,21 @@ def write_settings(folder: Path, size: Mapping[str, int]) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE_PATH.read_text(encoding="utf-8"))
+
+
+def build_qwen2_5_folder(source: Path, folder: Path) -> Path:
+    """The folder in `source` as one of Qwen2.5-VL: patches of 14 pixels, settings as it is published with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    pixels = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "min_pixels": 784, "max_pixels": 65536}
+    # without them, vLLM and Transformers have defaults of their own
+    pixels |= {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+    image = {**pixels, "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"}
+    video = {**pixels, "video_processor_type": "Qwen2VLVideoProcessor", "processor_class": "Qwen2_5_VLProcessor"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(image))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+    (folder / "chat_template.jinja").write_text(QWEN2_5_TEMPLATE.read_text(encoding="utf-8"))
+    return folder

@@ -1,7 +1,8 @@
-"""Rendered text against what the published chat templates of Qwen3-VL Instruct and Thinking make of 60 conversations.
+"""Rendered text against what the published chat templates of Qwen3-VL and Qwen2.5-VL make of 60 conversations.
 
 `published/qwen3_vl.jsonl` has, a line each, `messages` and `tools` as Transformers' chat templates take them, and the
-text that each template made of them, generation prompt included, images as one placeholder.
+text that each template made of them, generation prompt included, images as one placeholder. `qwen2_5_vl.jsonl` has what
+Qwen2.5-VL's template made of the same messages, consecutive tool results written as one user message.
 """
 
 import json
@@ -12,15 +13,24 @@ from typing import Any, cast
 import pytest
 
 from cua_rl.conversation import Item, Message, Part, SampledAnswer, TextPart, Tool, ToolCall, ToolResult
-from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH, Qwen3VLRenderer, load_qwen3_vl_thinking
+from cua_rl.renderers.qwen3_vl import (
+    CHAT_TEMPLATE_PATH,
+    Qwen3VLRenderer,
+    load_qwen2_5_vl,
+    load_qwen3_vl_thinking,
+)
+from cua_rl.renderers.replay import ReplayedItem
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, make_image
-from tests.renderers.model_folders import THINKING_TEMPLATE
+from tests.renderers.model_folders import QWEN2_5_TEMPLATE, THINKING_TEMPLATE, build_qwen2_5_folder
 
 PUBLISHED = Path(__file__).parent / "published"
 ONE_TOKEN = stored_image(encode_image(make_image(32, 32)))
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in (PUBLISHED / "qwen3_vl.jsonl").read_text(encoding="utf-8").splitlines()
+]
+QWEN2_5_TEXTS: list[str] = [
+    json.loads(line)["text"] for line in (PUBLISHED / "qwen2_5_vl.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 
 
@@ -59,6 +69,29 @@ def thinking(small_folder: Path) -> Qwen3VLRenderer:
     return load_qwen3_vl_thinking(small_folder)
 
 
+@pytest.fixture(scope="module")
+def qwen2_5(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Qwen3VLRenderer:
+    return load_qwen2_5_vl(build_qwen2_5_folder(small_folder, tmp_path_factory.mktemp("qwen2_5_vl")))
+
+
+def messages_of(items: Sequence[ReplayedItem]) -> list[dict[str, object]]:
+    """Sent items as a server hands them to its template."""
+    messages: list[dict[str, object]] = []
+    for item in items:
+        match item:
+            case SampledAnswer(text=text):
+                messages.append({"role": "assistant", "content": text})
+            case Message():
+                content = [
+                    {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+                    for part in item.content
+                ]
+                messages.append({"role": item.role, "content": content})
+            case ToolResult():
+                raise AssertionError("expected no tool results, which the template does not know")
+    return messages
+
+
 def test_instruct_prompts_are_those_of_the_published_template(small_renderer: Qwen3VLRenderer) -> None:
     for row in ROWS:
         rendered = small_renderer.render(items_of(row["messages"], with_calls=True), tools_of(row))
@@ -88,3 +121,22 @@ def test_our_templates_write_what_the_published_ones_write(path: Path, column: s
             add_generation_prompt=True,
         )
         assert texts == [row[column]], row["seed"]
+
+
+def test_qwen2_5_prompts_are_those_of_the_published_template(qwen2_5: Qwen3VLRenderer) -> None:
+    for row, expected in zip(ROWS, QWEN2_5_TEXTS, strict=True):
+        rendered = qwen2_5.render(items_of(row["messages"], with_calls=False))
+        assert rendered.token_ids(qwen2_5.image_token_id) == qwen2_5.encode(expected), row["seed"]
+
+
+def test_our_qwen2_5_template_writes_of_what_is_sent_what_the_published_one_writes(qwen2_5: Qwen3VLRenderer) -> None:
+    chat_templates = pytest.importorskip("transformers.utils.chat_template_utils")
+    for row, expected in zip(ROWS, QWEN2_5_TEXTS, strict=True):
+        sent, tools = qwen2_5.to_send(items_of(row["messages"], with_calls=False))
+        texts, _ = chat_templates.render_jinja_template(
+            conversations=[messages_of(sent)],
+            tools=list(tools),
+            chat_template=QWEN2_5_TEMPLATE.read_text(encoding="utf-8"),
+            add_generation_prompt=True,
+        )
+        assert texts == [expected], row["seed"]

@@ -15,7 +15,7 @@ from cua_rl.conversation import (
     ToolResult,
 )
 from cua_rl.errors import ConfigError
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_vl_thinking
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_vl_thinking
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.renderers.replay import replay
 from cua_rl.renderers.request_error import RequestError
@@ -121,12 +121,18 @@ def test_answers_are_parsed_with_or_without_their_end_of_turn(small_renderer: Qw
 
 @pytest.mark.parametrize(
     ("model_type", "name"),
-    [("qwen3_vl", "qwen3_vl"), ("qwen3_vl_moe", "qwen3_vl"), ("qwen3", "qwen3"), ("qwen3_moe", "qwen3")],
+    [
+        ("qwen3_vl", "qwen3_vl"),
+        ("qwen3_vl_moe", "qwen3_vl"),
+        ("qwen2_5_vl", "qwen2_5_vl"),
+        ("qwen3", "qwen3"),
+        ("qwen3_moe", "qwen3"),
+    ],
 )
 def test_the_renderer_is_detected_from_the_type_of_the_model(small_folder: Path, model_type: str, name: str) -> None:
     renderer = make_renderer(_folder_like(small_folder, model_type))
     assert renderer.name == name
-    assert renderer.supports_images == (name == "qwen3_vl")
+    assert renderer.supports_images == (name != "qwen3")
 
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
@@ -192,6 +198,22 @@ def test_a_thinking_answer_is_trained_without_the_mark_that_the_prompt_opened(sm
     assert renderer.decode(ids).endswith("<|im_start|>assistant\n<think>\nhm\n</think>\n\nyes<|im_end|>")
 
 
+def test_a_server_without_a_form_for_tools_is_sent_their_definitions_and_results_as_text(small_folder: Path) -> None:
+    renderer = load_qwen2_5_vl(small_folder)
+    results = [ToolResult(call_id=f"call_{i}", content=(TextPart(text=f"done {i}"),)) for i in range(2)]
+    items = [message("user", "Open Mail."), SampledAnswer(text="I tap."), *results]
+
+    sent, tools = renderer.to_send(items, (CLICK,))
+
+    assert tools == ()
+    assert [type(item) for item in sent] == [Message, Message, SampledAnswer, Message]
+    assert rendered_text(renderer, items, (CLICK,)) == rendered_text(renderer, list(sent))
+    assert rendered_text(renderer, items).endswith(
+        "<|im_start|>user\n<tool_response>\ndone 0\n</tool_response>\n<tool_response>\ndone 1\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
 def test_a_text_only_renderer_refuses_images(small_folder: Path) -> None:
     renderer: Renderer = make_renderer(small_folder, "qwen3")
     assert renderer.render([message("user", "a")]).length > 0
@@ -200,7 +222,7 @@ def test_a_text_only_renderer_refuses_images(small_folder: Path) -> None:
 
 
 def test_unknown_renderers_and_models_are_refused_with_the_known_ones(small_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\['qwen3', 'qwen3_vl', 'qwen3_vl_thinking'\], got 'qwen9'"):
+    with pytest.raises(ConfigError, match=r"\['qwen2_5_vl', 'qwen3', 'qwen3_vl', 'qwen3_vl_thinking'\], got 'qwen9'"):
         make_renderer(small_folder, "qwen9")
     with pytest.raises(ConfigError, match="got 'llama'"):
         make_renderer(_folder_like(small_folder, "llama"))

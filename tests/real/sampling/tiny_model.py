@@ -7,7 +7,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from tests.renderers.model_folders import build_small_folder
 
@@ -52,7 +52,7 @@ def rename_adapter_keys(source: Path, folder: Path) -> Path:
 
 def adapter_logprobs(model_folder: Path, adapter: Path | None, tokens: tuple[int, ...]) -> tuple[float, ...]:
     """Transformers' log-probability of each token of a text after those before it; 0 for the first."""
-    model = Qwen3VLForConditionalGeneration.from_pretrained(model_folder).eval()
+    model = AutoModelForImageTextToText.from_pretrained(model_folder).eval()
     if adapter is not None:
         model.load_adapter(str(adapter))
     ids = torch.tensor([tokens])

@@ -3,13 +3,14 @@
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
-from transformers import Qwen2VLImageProcessor, Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, Qwen2VLImageProcessor
 
 from cua_rl.config import TrainerConfig
 from cua_rl.training.trainer import Trainer
@@ -32,8 +33,9 @@ def stock_logprobs(model: torch.nn.Module, model_path: Path, datum: Datum, tempe
     return torch.cat([torch.zeros(1).to(logprobs), logprobs]) * torch.tensor(datum.loss_mask)
 
 
-def load_stock(model_path: Path, dtype: torch.dtype = torch.float32) -> Qwen3VLForConditionalGeneration:
-    return Qwen3VLForConditionalGeneration.from_pretrained(model_path, dtype=dtype).eval()
+def load_stock(model_path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    # grouped products, the default of mixtures of experts, know no float64
+    return AutoModelForImageTextToText.from_pretrained(model_path, dtype=dtype, experts_implementation="eager").eval()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

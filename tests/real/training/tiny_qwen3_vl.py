@@ -94,16 +94,16 @@ def build_random_qwen3_vl(
 def draw_screenshot(rng: random.Random, *, width: int = 96, height: int = 64) -> bytes:
     """A PNG of random blocks."""
     pixels = Image.new("RGB", (width // 8, height // 8))
-    pixels.putdata([tuple(rng.randrange(256) for _ in range(3)) for _ in range(width * height // 64)])
+    pixels.putdata([tuple(rng.randrange(256) for _ in range(3)) for _ in range((width // 8) * (height // 8))])
     buffer = io.BytesIO()
     pixels.resize((width, height), Image.Resampling.NEAREST).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-def image_chunk(png: bytes) -> ImageChunk:
-    """The image with its number of tokens: one per 32x32 pixels (sides are multiples of 32)."""
+def image_chunk(png: bytes, token_px: int = 32) -> ImageChunk:
+    """The image with its number of tokens: one per `token_px` squared (sides are multiples of that)."""
     image = stored_image(png)
-    return ImageChunk(image=image, expected_tokens=(image.width_px // 32) * (image.height_px // 32))
+    return ImageChunk(image=image, expected_tokens=(image.width_px // token_px) * (image.height_px // token_px))
 
 
 def make_datum(
@@ -113,6 +113,7 @@ def make_datum(
     text: int = 6,
     sampled: int = 5,
     vocabulary: int = 320,
+    token_px: int = 32,
     sampling_logprobs: Sequence[float] | None = None,
 ) -> Datum:
     """Per image: text, image, sampled tokens (trained). Without images: one turn of text."""
@@ -125,7 +126,7 @@ def make_datum(
     for png in pngs or [None]:
         turn: list[EncodedTextChunk | ImageChunk] = [EncodedTextChunk(tokens=tokens(text))]
         if png is not None:
-            turn = [EncodedTextChunk(tokens=(*tokens(text), VISION_START)), image_chunk(png)]
+            turn = [EncodedTextChunk(tokens=(*tokens(text), VISION_START)), image_chunk(png, token_px)]
             turn.append(EncodedTextChunk(tokens=(VISION_END,)))
         mask += [False] * sum(chunk.length for chunk in turn) + [True] * sampled
         chunks += [*turn, EncodedTextChunk(tokens=tokens(sampled))]

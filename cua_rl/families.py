@@ -1,0 +1,49 @@
+"""Families of models that can be trained: what this package has to know of each beyond the files of a checkpoint.
+
+Transformers and vLLM find the model's classes by `model_type`; image settings are read from the checkpoint. What else
+differs shows in the modules themselves: norms of queries and keys, and visual features for the first decoder layers
+(deepstack). docs/models.md says how to add a family.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+LoraModule = Literal["language", "merger", "vision"]
+_LAYERS = r"model\.language_model\.layers\.\d+\."
+_ATTENTION = r"self_attn\.(q|k|v|o)_proj"
+_DENSE = rf"{_LAYERS}({_ATTENTION}|mlp\.(gate|up|down)_proj)"
+_VISION_ATTENTION = r"model\.visual\.blocks\.\d+\.attn\.(qkv|proj)"
+_QWEN3_VISION: Mapping[LoraModule, str] = {
+    "merger": r"model\.visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]",
+    "vision": rf"{_VISION_ATTENTION}|model\.visual\.blocks\.\d+\.mlp\.linear_fc[12]",
+}
+_QWEN2_5_VISION: Mapping[LoraModule, str] = {
+    "merger": r"model\.visual\.merger\.mlp\.[02]",
+    "vision": rf"{_VISION_ATTENTION}|model\.visual\.blocks\.\d+\.mlp\.(gate|up|down)_proj",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models with one architecture and one chat format."""
+
+    renderer: str
+    """The renderer of its chat format (`renderers/renderer.py`); Thinking models are told by their chat template."""
+    lora_targets: Mapping[LoraModule, str]
+    """Regular expressions of the linear layers that get an adapter, by their names in Transformers."""
+    cpu_problem: str | None = None
+    """Why vLLM on a CPU cannot serve it with adapters; None if it can."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "qwen2_5_vl": Family(renderer="qwen2_5_vl", lora_targets={"language": _DENSE, **_QWEN2_5_VISION}),
+    "qwen3_vl": Family(renderer="qwen3_vl", lora_targets={"language": _DENSE, **_QWEN3_VISION}),
+    # attention only: router and experts stay as they are, so that sampler and trainer choose the same experts
+    "qwen3_vl_moe": Family(
+        renderer="qwen3_vl",
+        lora_targets={"language": _LAYERS + _ATTENTION, **_QWEN3_VISION},
+        cpu_problem="vLLM accepts an adapter for a mixture of experts on a CPU, and dies at the first request",
+    ),
+}
+"""By the `model_type` of the checkpoint's config.json."""

@@ -1,0 +1,84 @@
+"""Tiny random models of families other than Qwen3-VL: trained with vLLM, exported, and served from the export."""
+
+import asyncio
+import json
+from pathlib import Path
+from random import random
+
+import pytest
+from tokenizers import Tokenizer
+
+from cua_rl.config import ServerConfig
+from cua_rl.recipes.export_model import main as export_model
+from cua_rl.renderers.renderer import make_renderer
+from cua_rl.reporting.json_lines import read_records
+from cua_rl.rewards.evidence import Evidence
+from cua_rl.sampling.address import server_client
+from cua_rl.sampling.canary import Canary, canary_request, canary_tokens, parse_canary
+from cua_rl.sampling.server import VllmServer
+from tests.real.end_to_end.runs import Run
+from tests.real.sampling.tiny_model import adapter_logprobs
+from tests.real.training.tiny_families import build_random_qwen2_5_vl
+from tests.renderers.model_folders import build_qwen2_5_folder, build_small_folder
+
+pytestmark = pytest.mark.timeout(600)
+
+OPTIONS = (
+    *("max_steps=2", "group_size=2", "groups_per_batch=1", "max_turns=2", "max_tokens=12", "max_model_len=6144"),
+    *("learning_rate=0.01", "lora_rank=8", "parity_limit=0.0001", "eval_tasks=none", "monitor=false"),
+    "reward=tests.real.end_to_end.test_families:by_chance",
+    'tasks={"source_type": "demo_training", "tags": ["demo"]}',
+)
+WIDTHS = {"hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 8192}  # heads of 32, as vLLM wants
+
+
+def by_chance(_: Evidence) -> float:
+    """A random model solves nothing, and members of a group with equal rewards teach nothing."""
+    return random()
+
+
+def build_qwen2_5(folder: Path) -> Path:
+    build_qwen2_5_folder(build_small_folder(folder.parent / "small"), folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    names = ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>")
+    names += ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>")
+    return build_random_qwen2_5_vl(
+        folder,
+        text={**WIDTHS, "vocab_size": tokenizer.get_vocab_size() + 32},  # padded, as those of real models are
+        vision={"hidden_size": 96, "out_hidden_size": 128},
+        **{name: tokenizer.token_to_id(token) for name, token in names},
+    )
+
+
+async def served_logprobs(model: Path, canary: Canary) -> tuple[float, ...]:
+    config = ServerConfig(model_path=model, max_lora_rank=8, max_model_len=1024, max_num_seqs=4, max_images=1)
+    async with VllmServer(config, model.parent / "vllm.log") as server:
+        async with server_client(server.base_url, server.api_key, timeout_s=60.0) as client:
+            answer = await client.post("/v1/completions", json={"model": "base", **canary_request(canary)})
+    return parse_canary(answer.raise_for_status().json(), canary)
+
+
+def test_a_random_qwen2_5_vl_is_trained_exported_and_served(tmp_path: Path) -> None:
+    model = build_qwen2_5(tmp_path / "model")
+
+    run = Run(tmp_path / "run", f"model_name={model}", *OPTIONS)
+
+    assert run.finish() == 0, run.output()
+    steps = [record for record in read_records(run.folder / "metrics.jsonl") if "policy/parity_mean_abs" in record]
+    assert len(steps) == 2
+    assert all(step["policy/parity_mean_abs"] <= 1e-4 for step in steps)  # type: ignore[operator]
+    assert all(step["rollout/prompt_mismatches"] == 0 for step in steps)
+
+    assert export_model([f"run={run.folder}", f"out={tmp_path / 'export'}"]) == 0
+    renderer = make_renderer(tmp_path / "export")
+    canary = Canary(tokens=canary_tokens(renderer), changes_model=True)
+    served = asyncio.run(served_logprobs(tmp_path / "export", canary))
+    base = adapter_logprobs(model, None, canary.tokens)[1:]
+    adapted = adapter_logprobs(model, run.folder / "sampler_weights" / "000002", canary.tokens)[1:]
+    assert export_model([f"run={run.folder}", f"out={tmp_path / 'adapter'}", "kind=adapter"]) == 0
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(model)
+    exported = adapter_logprobs(model, tmp_path / "adapter", canary.tokens)[1:]
+    assert exported == adapted
+    assert served == pytest.approx(adapted, abs=1e-3)
+    assert max(abs(one - other) for one, other in zip(base, adapted, strict=True)) > 0.01
