@@ -58,6 +58,18 @@ async def test_exit_status_and_log_tail_are_the_commands(tmp_path: Path) -> None
     assert process.log_tail() == "broken\n"
 
 
+async def test_the_tail_of_an_endless_line_takes_no_memory(tmp_path: Path) -> None:
+    async with OwnedProcess(["true"], name="speaker", log_path=tmp_path / "log") as process:
+        await process.wait()
+    (tmp_path / "log").write_text("first\n")
+    os.truncate(tmp_path / "log", 8 * 2**30)
+    with (tmp_path / "log").open("ab") as log:
+        log.write(b"\nsecond\nlast\n")
+
+    assert process.log_tail(2) == "second\nlast\n"
+    assert len(process.log_tail(3)) < 2**17
+
+
 def test_killing_the_controller_ends_everything_it_owned(tmp_path: Path) -> None:
     log_path = tmp_path / "log"
     controller = f"""
