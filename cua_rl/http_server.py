@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from cua_rl.errors import ConfigError
@@ -29,6 +29,7 @@ class ConnectionLimits:
     stall_s: float = 60.0
     """How long it may leave an answer unread."""
     head_bytes: int = 64 * 2**10
+    """Of a head, or of headers after a body in chunks: parsers collect them in time that grows with their square."""
     max_waiting: int = 512
     """Connections of one peer without a whole head; with more, the oldest ones are closed."""
     burst_s: float = 5.0
@@ -43,8 +44,11 @@ _LIMITS = ConnectionLimits()
 class _Cycle(Protocol):
     """A request and its answer in uvicorn, with either of its parsers."""
 
+    scope: Scope
     response_complete: bool
     more_body: bool
+    body: bytes
+    """What has arrived and was not read yet."""
 
 
 class _Served(Protocol):
@@ -96,20 +100,24 @@ class LimitedConnection(asyncio.Protocol):
         self._served.connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        earlier = self._served.cycle
+        num_body_bytes = 0 if earlier is None else len(earlier.body)
         self._served.data_received(data)
         cycle = self._served.cycle
+        has_advanced = cycle is not None and (cycle is not earlier or len(cycle.body) > num_body_bytes)
+        if has_advanced:
+            self._head_bytes = 0
+        # the rest of a body that was refused may still be on its way
+        elif cycle is None or not _is_leaving_body(cycle):
+            self._head_bytes += len(data)
+            if self._head_bytes > self._peers.limits.head_bytes:
+                self.drop()
+                return
         if cycle is not None and not cycle.response_complete:
             if self._head_timer is not None:
                 self._stop_waiting()
-        elif self._transport.is_closing():
-            return
-        else:
-            if self._head_timer is None:
-                self._wait_for_head()
-            if cycle is None or not cycle.more_body:  # the rest of a body that was refused may still be on its way
-                self._head_bytes += len(data)
-                if self._head_bytes > self._peers.limits.head_bytes:
-                    self.drop()
+        elif self._head_timer is None and not self._transport.is_closing():
+            self._wait_for_head()
 
     def eof_received(self) -> bool | None:
         return self._served.eof_received()
@@ -129,7 +137,6 @@ class LimitedConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _wait_for_head(self) -> None:
-        self._head_bytes = 0
         self._head_timer = self._loop.call_later(self._peers.limits.head_s, self.drop)
         self._peers.wait(self)
 
@@ -138,6 +145,12 @@ class LimitedConnection(asyncio.Protocol):
             self._head_timer.cancel()
             self._head_timer = None
             self._peers.stop_waiting(self)
+
+
+def _is_leaving_body(cycle: _Cycle) -> bool:
+    """Whether what arrives is a body that nobody reads, of known length: after chunks, headers could go on for ever."""
+    is_in_chunks = any(name == b"transfer-encoding" for name, _ in cycle.scope["headers"])
+    return cycle.response_complete and cycle.more_body and not is_in_chunks
 
 
 class _Peers:

@@ -18,7 +18,8 @@ MASK = "***"
 
 _KEYS = (
     "access account admin api auth client deploy encryption functions license master private project secret service "
-    "session shared_access signing ssh subscription write"
+    "session shared_access signing ssh subscription write "
+    "anthropic azure gbox gemini groq hf huggingface mistral openai openrouter wandb"
 )
 _KEY = rf"(?:{'|'.join(_KEYS.replace('_', '[_-]?').split())})[_ -]?key(?:[_-]?id)?s?"
 # tokens of a text or vocabulary; names such as max_tokens and tokenizer do not end with "token"
@@ -30,7 +31,10 @@ _TOKEN = "token" + "".join(rf"(?<!{word}[_ -]token)" for word in _TEXT_TOKENS.sp
 _TOKENS = r"(?:access|api|auth|bearer|id|refresh|secret|session)[_ -]?tokens"
 _HEADER = r"(?:authorization|cookies?|x[_-]amz[_-](?:security[_-]token|signature|credential)|x[_-]auth(?:[_-]\w+)?)"
 _PASSWORD = r"(?:pass(?:word|wd|phrase|code)s?|(?<![a-z])pwd|secrets?(?:[_-](?:value|text|string))?|credentials?|dsn)"
-_NAME = rf"(?:{_KEY}|{_TOKENS}|{_TOKEN}|{_HEADER}|{_PASSWORD})(?:[_-]?\d{{1,2}})?"  # OPENAI_API_KEY_2
+# short for password and personal access token, which alone are words
+_OWNERS = "admin|database|db|email|ftp|http|mail|mysql|pg|postgres|proxy|redis|root|smtp|user"
+_SHORT = rf"(?:(?:{_OWNERS})_pass|(?:gh|github|gitlab)_pat)(?![a-z])"
+_NAME = rf"(?:{_KEY}|{_TOKENS}|{_TOKEN}|{_HEADER}|{_PASSWORD}|{_SHORT})(?:[_-]?\d{{1,2}})?"  # OPENAI_API_KEY_2
 
 _SECRET_NAME = re.compile(rf"(?:{_NAME}|(?:^|[_.-])(?:auth|jwt|sig|signature|userinfo))$", re.IGNORECASE)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -45,17 +49,26 @@ _URL_PASSWORD = re.compile(
     r"(://(?!user:password@)[^\s/:@\"'<>\\]{0,256}:)(?!\d{1,5}[/?])[^\s\"'<>\\]{1,512}(@)(?=[^\s@\"'<>]*(?:[\s\"'<>\\]|\Z))"
 )
 _QUERY = re.compile(
-    rf"([?&;](?:[\w.-]{{0,64}}?{_NAME}|key|auth|jwt|code|sig|signature)=)[^&\s\"'<>#\\;]+", re.IGNORECASE
+    rf"((?:[?&;]|%3f|%26)(?:[\w.-]{{0,64}}?{_NAME}|key|auth|jwt|code|sig|signature)(?:=|%3d))"
+    r"(?:(?!%26)[^&\s\"'<>#\\;])+",
+    re.IGNORECASE,
 )
+# an address inside an address
+_QUOTED_USER = re.compile(r"(%3a%2f%2f)(?:(?!%2f|%40|%3f)[^\s&\"'<>\\]){1,512}(%40)", re.IGNORECASE)
 _BEARER = re.compile(r"\b((?:bearer|basic|negotiate)\s+)(?![a-z]+\b(?![\w+/=.-]))[\w+/=.~-]{4,}", re.IGNORECASE)
 _CURL_USER = re.compile(r"((?<![\w-])(?:-u|--user|--proxy-user)[ =]['\"]?[^\s:'\"]+:)[^\s'\"]+")
 _FLAG = re.compile(
     rf"((?<![\w-])--?[\w.-]{{0,64}}?{_NAME}[\"']?(?:=|,?\s+))(\"[^\"]*\"|'[^']*'|[^\s\"',\]]+)",
     re.IGNORECASE,
 )
+_YAML = r"(?:[|>][+-]?[ \t]*\n[ \t]{0,40}|-[ ]+(?=\S)|(?:!!?|&)\w+[ ]+)?"  # a block of lines, a list's item, a tag
+_LISTED = re.compile(
+    rf"({_NAME}\\*[\"']?\s{{0,20}}[:=]\s{{0,20}}[\[(])(?=[^\])\n]{{0,200}}[A-Za-z])[^\])\n]{{1,1000}}([\])])",
+    re.IGNORECASE,
+)
 # name, then a separator; quotes may be escaped any number of times: JSON inside a string inside JSON
 _ASSIGNED = re.compile(
-    rf"""({_NAME}\\*["']?\]?(?:\s{{0,3}}(?:=>|:=|[:=])|(?<=["']),)\s{{0,3}})"""
+    rf"""({_NAME}\\*["']?\]?(?:\s{{0,20}}(?:=>|:=|[:=])|(?<=["']),)[ \t]{{0,20}}\s{{0,3}}{_YAML})"""
     r"""(?:(b?(\\*["']))(?:(?!\3).)*?(?:\3|(?=\n)|\Z)|((?:(?:bearer|basic|token|negotiate|apikey)\s+)?[^\s,;&"'<>(){}\[\]\\]+))""",
     re.IGNORECASE,
 )
@@ -66,7 +79,8 @@ _LINE = re.compile(
 )
 _FORMS = re.compile(
     r"\b(?:sk-[\w-]{16,}|(?:gh[opsur]|github_pat)_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|xox[abeprs]-[\w-]{10,}"
-    r"|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{30,})"
+    r"|A(?:KIA|SIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{30,}"
+    r"|hooks\.slack\.com/services/[\w/]{20,})"
 )
 _NO_SECRET = re.compile(
     r"none|null|true|false|required|\.{3},?|…,?|\*+|<\|.*\|>|\d{1,7}(?:\.\d*)?|not-needed", re.IGNORECASE
@@ -276,6 +290,8 @@ _RULES = (
     (_WEB_USER, _web_user),
     (_URL_PASSWORD, _simple),
     (_QUERY, _simple),
+    (_QUOTED_USER, _simple),
+    (_LISTED, _simple),
     (_LINE, _line),
     (_CURL_USER, _simple),
     (_FLAG, _flag),

@@ -5,7 +5,6 @@ import logging
 import os
 import socket
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +15,8 @@ from cua_rl.scratch import MARK, scratch_folder
 from cua_rl.system_users import SystemUser
 
 logger = logging.getLogger(__name__)
+
+_TAIL_BYTES = 64 * 2**10
 
 GUARD = (sys.executable, "-P", process_guard.__file__)
 """-P: a script's folder comes first on its path, and ours has a `types.py`, which Python's own modules would import."""
@@ -110,9 +111,11 @@ class OwnedProcess:
             await asyncio.shield(self._guard.wait())
 
     def log_tail(self, num_lines: int = 30) -> str:
-        """The last lines of the log, for error messages."""
-        with self.log_path.open(errors="replace") as log:
-            return "".join(deque(log, maxlen=num_lines))
+        """The last lines of the log, for error messages; of endless lines, their ends."""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = log.read(_TAIL_BYTES).decode(errors="replace")
+        return "".join(text.splitlines(keepends=True)[-num_lines:])
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -61,7 +61,8 @@ def _make(pid: int) -> tuple[Path, BinaryIO]:
     if os.geteuid() == 0:
         folder.chmod(0o711)  # services with users of their own reach what is theirs in it, if they know its name
     aside = folder / f"{_LOCK}.new"
-    lock = aside.open("xb")
+    # whoever may open it may lock it: the folder would stay for ever, or we would wait here
+    lock = os.fdopen(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
     aside.rename(folder / _LOCK)  # a lock that others can see is held
     atexit.register(_remove_own, folder, pid)
@@ -99,6 +100,8 @@ def _has_mark(pid: int, folder: Path) -> bool:
 
 def _is_guard(pid: int) -> bool:
     with suppress(OSError):
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():  # another user's program may call itself that
+            return False
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return any(word.endswith(b"process_guard.py") for word in words[:4])
     return False

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -29,9 +29,23 @@ async def forever(request: Request) -> Response:
     return StreamingResponse(pieces())
 
 
+async def silent(request: Request) -> Response:
+    async def pieces() -> AsyncGenerator[bytes]:
+        yield b"begun"
+        await asyncio.Event().wait()
+
+    return StreamingResponse(pieces())
+
+
 @asynccontextmanager
 async def served(limits: ConnectionLimits) -> AsyncGenerator[int]:
-    app = Starlette(routes=[Route("/", hello, methods=["GET", "POST"]), Route("/forever", forever)])
+    app = Starlette(
+        routes=[
+            Route("/", hello, methods=["GET", "POST"]),
+            Route("/forever", forever),
+            Route("/silent", silent, methods=["GET", "POST"]),
+        ]
+    )
     async with serve_app(app, "127.0.0.1", 0, grace_s=0, limits=limits) as url:
         yield int(url.rpartition(":")[2])
 
@@ -73,6 +87,37 @@ async def test_a_head_that_is_too_long_is_closed_before_its_time_is_up() -> None
             writer.write(b"X-%d: %s\r\n" % (number, bytes([97]) * 4000))
         async with asyncio.timeout(ConnectionLimits().head_s / 2):
             assert await is_closed(reader)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        GET.replace(b"/ ", b"/silent ", 1) + b"GET / HTTP/1.1\r\nX: ",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+        b"POST /silent HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+    ],
+    ids=["ahead of an answer", "after a body", "after a body without an answer"],
+)
+async def test_endless_headers_are_closed_wherever_they_come(begun: bytes) -> None:
+    async with served(ConnectionLimits()) as port:
+        reader, writer = await ask(port, begun)
+        async with asyncio.timeout(ConnectionLimits().head_s / 2):
+            with suppress(ConnectionError):
+                for _ in range(100):
+                    writer.write(b"a" * 2**16)
+                    await writer.drain()
+            assert await is_closed(reader)
+        writer.close()
+
+
+async def test_a_large_body_that_nobody_reads_leaves_the_connection_to_the_next_request() -> None:
+    async with served(ConnectionLimits()) as port:
+        reader, writer = await ask(port, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % 2**20)
+        await reader.readuntil(b"hello")
+        writer.write(bytes(2**20) + GET)
+        async with asyncio.timeout(10):
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
         writer.close()
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import string
+import time
 
 import pytest
 from hypothesis import given
@@ -180,3 +181,40 @@ def test_a_log_shows_no_secret_of_the_configuration_even_in_a_traceback() -> Non
     assert "asked with ***" in text
     assert "of-a-test" not in text
     assert "gbox-key-of-a-test" in known_secrets({})
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "api_key:          {}",
+        "OPENAI_API_KEY      =      {}",
+        "api_key: |\n  {}\nother: x",
+        "password:\n- {}\n",
+        "api_key: !!str {}",
+        "{{'X-Api-Key': ['{}']}}",
+        '{{"api_keys": ["first-of-two", "{}"]}}',
+        "redirect=https%3A%2F%2Fhost%2F%3Ftoken%3D{}",
+        "https://host/p?x=1%26token%3D{}",
+        "https%3A%2F%2Fuser%3A{}%40host%2F",
+        "DB_PASS={}",
+        "GITHUB_PAT={}",
+        "OPENAI_KEY={}",
+        "https://hooks.slack.com/services/T00000000/B00000000/{}",
+    ],
+)
+def test_layouts_of_yaml_addresses_in_addresses_lists_and_short_names_hide_no_secret(place: str) -> None:
+    assert "s3cr3tValue99x" not in mask_text(place.format("s3cr3tValue99x"))
+
+
+@pytest.mark.parametrize(
+    "text", ["token: [1, 2, 3]", "one_pass: 3", "first_pass=true", "compat=1", "keys: [a, b]", "hf: key", "key: value"]
+)
+def test_short_names_and_lists_that_are_no_secrets_stay(text: str) -> None:
+    assert mask_text(text) == text
+
+
+def test_no_text_takes_long_to_mask() -> None:
+    for piece in ("api_key=[", "token: ", "https%3A%2F%2Fa", "api_key: |\n", "?token%3D", "password" + " " * 20):
+        began = time.process_time()
+        mask_text(piece * (200_000 // len(piece)))
+        assert time.process_time() - began < 10

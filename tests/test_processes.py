@@ -11,6 +11,7 @@ import pytest
 
 from cua_rl.processes import GUARD, OwnedProcess
 from cua_rl.scratch import make_scratch_folder, remove_abandoned, scratch_folder
+from cua_rl.system_users import GUEST_UIDS, can_change_user, claim_user
 
 SPAWNER = (
     "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); import time; time.sleep(60)"
@@ -56,6 +57,18 @@ async def test_exit_status_and_log_tail_are_the_commands(tmp_path: Path) -> None
 
     assert status == 7
     assert process.log_tail() == "broken\n"
+
+
+async def test_the_tail_of_an_endless_line_takes_no_memory(tmp_path: Path) -> None:
+    async with OwnedProcess(["true"], name="speaker", log_path=tmp_path / "log") as process:
+        await process.wait()
+    (tmp_path / "log").write_text("first\n")
+    os.truncate(tmp_path / "log", 8 * 2**30)
+    with (tmp_path / "log").open("ab") as log:
+        log.write(b"\nsecond\nlast\n")
+
+    assert process.log_tail(2) == "second\nlast\n"
+    assert len(process.log_tail(3)) < 2**17
 
 
 def test_killing_the_controller_ends_everything_it_owned(tmp_path: Path) -> None:
@@ -147,6 +160,32 @@ def test_the_folder_of_a_living_process_stays(tmp_path: Path) -> None:
     inner = make_scratch_folder("x")
     assert inner.stat().st_mode & 0o777 == 0o700
     inner.rmdir()
+
+
+def test_the_lock_of_a_folder_is_closed_to_others(tmp_path: Path) -> None:
+    program = "import os; os.umask(0); from cua_rl.scratch import scratch_folder as made; print(made()); input()"
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        assert (folder / ".lock").stat().st_mode & 0o777 == 0o600
+        process.kill()
+
+
+@pytest.mark.skipif(not can_change_user(), reason="not root: only root starts programs of other users")
+def test_a_program_of_another_user_cannot_pass_for_a_guard_to_keep_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "cua_rl-left"
+    folder.mkdir()
+    (folder / ".lock").touch()
+    with claim_user(GUEST_UIDS) as user:
+        false_guard = user.command(["sh", "-c", "sleep 60; true", "/process_guard.py"])
+        with subprocess.Popen(false_guard, env={**os.environ, "CUA_RL_SCRATCH": str(folder)}, cwd="/") as process:
+            while b"process_guard.py" not in Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"setpriv")[0]:
+                time.sleep(0.01)
+            assert remove_abandoned(tmp_path) == [folder]
+            process.wait(timeout=30)
 
 
 def test_the_guard_starts_where_python_has_imported_nothing_yet() -> None:

@@ -122,7 +122,7 @@ def parse_element_action(call: ToolCall) -> Aim | Action | Finish | ParseFailure
     pointing, base = known[call.name]
     try:
         given: object = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     values = cast("dict[str, object]", given) if isinstance(given, dict) else {}
     action = values.get("action")

@@ -131,8 +131,9 @@ def unreadable_files(argv: tuple[str, ...]) -> tuple[str, ...]:
         closed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[:-1]
     if closed:
         logger.warning(
-            "agents run as root, without capabilities: a user of their own cannot read %s; move program, interpreter "
-            "and packages to a folder that every user can read, or start the run as another user",
+            "agents run as root, without capabilities, and can read and write root's files: a user of their own cannot "
+            "read %s; move program, interpreter and packages to a folder that every user can read, let others pass "
+            "through its parents (chmod o+x), or start the run as another user",
             ", ".join(closed),
         )
     return tuple(closed)

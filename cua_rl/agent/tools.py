@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from math import isfinite
+from math import inf
 from typing import cast
 
 from cua_rl.actions import (
@@ -33,6 +33,8 @@ from cua_rl.json_types import Json
 
 MAX_COORDINATE = 1000
 MAX_WAIT_S = 60.0
+MAX_SCROLL_PX = 100_000
+"""A device turns its wheel notch by notch."""
 _EXPECTED_OBJECT = 'Expected an object such as {"action": "wait", "time": 1}.'
 
 _POINT = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
@@ -169,6 +171,8 @@ def parse_action(
         return maker(arguments)
     except _BadArguments as error:
         return ParseFailure(kind="tool_arguments", message=str(error))
+    except RecursionError:
+        return ParseFailure(kind="tool_arguments", message=f"The arguments are nested too deeply. {_EXPECTED_OBJECT}")
 
 
 def _point(arguments: _Arguments, name: str = "coordinate") -> tuple[int, int]:
@@ -194,9 +198,12 @@ def _text(arguments: _Arguments) -> str:
 
 def _number(arguments: _Arguments, name: str, default: float | None = None) -> float:
     value = arguments.values.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
         raise _BadArguments(f"{name} is {value!r}. Expected {name}: a number.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # integers have no limit
+        raise _BadArguments(f"{name} is too large. Expected {name}: a number.") from None
 
 
 def _seconds(arguments: _Arguments, default: float) -> float:
@@ -240,7 +247,10 @@ def _scroll(arguments: _Arguments) -> Action:
         x, y = _point(arguments)
     else:
         x, y = arguments.cursor or (arguments.width_px // 2, arguments.height_px // 2)
-    return Scroll(x=x, y=y, down_px=-round(_number(arguments, "pixels")))
+    pixels = _number(arguments, "pixels")
+    if abs(pixels) > MAX_SCROLL_PX:
+        raise _BadArguments(f"pixels is {pixels:g}. Expected pixels: {-MAX_SCROLL_PX} to {MAX_SCROLL_PX}.")
+    return Scroll(x=x, y=y, down_px=-round(pixels))
 
 
 def _type(arguments: _Arguments) -> Action:

@@ -84,7 +84,9 @@ class LiveFeed:
     async def follow(
         self, last_event_id: str | None, run_id: str | None, peer: str = ""
     ) -> AsyncGenerator[LiveEvent | None]:
-        """Events of a run, or of all; None periodically, to keep the connection alive."""
+        """Events of a run, or of all; None periodically, to keep the connection alive. Ends at once without room."""
+        if not self.has_room(peer):  # streams that ask at the same moment are all told that there is some
+            return
         follower = Follower(run_id=run_id, peer=peer)
         greeting = self.greeting(last_event_id, run_id)
         self._followers.add(follower)  # in one go with the greeting: nothing falls between them

@@ -25,6 +25,7 @@ def write_answer(*, reasoning: str | None, text: str | None, tool_calls: Sequenc
     for call in tool_calls:
         try:
             parsed: object = json.loads(call.arguments)
+            json.dumps(parsed, ensure_ascii=False).encode()  # a lone surrogate is valid JSON, but no text
         except (ValueError, RecursionError):
             parsed = None
         arguments = json.dumps(parsed if isinstance(parsed, dict) else {}, ensure_ascii=False)

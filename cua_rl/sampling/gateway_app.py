@@ -6,6 +6,7 @@ path, `/rollouts/<rollout_id>/keys/<key>/v1/`. It is checked before anything of 
 """
 
 import hmac
+import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
@@ -146,7 +147,20 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
         body = await read_json(request, held)
         if not isinstance(body, dict):
             raise RequestError(expected="a JSON object", got=type(body).__name__, do="send an OpenAI request")
-        return await endpoint(request, cast("dict[str, Any]", body))
+        fields = cast("dict[str, Any]", body)
+        _require_echo(fields)
+        return await endpoint(request, fields)
+
+
+def _require_echo(body: Mapping[str, Any]) -> None:
+    """Raise `RequestError` for what an answer could not repeat: it was read as JSON, but cannot be written as such."""
+    echoed = {name: body.get(name) for name in ("instructions", "metadata", "temperature", "top_p", "tools")}
+    try:
+        json.dumps(echoed, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise RequestError(
+            expected="finite numbers and valid Unicode", got=str(error), do="correct the request"
+        ) from None
 
 
 def _guarded(gateway: Answerer, endpoint: _Endpoint, hosts: Container[str]) -> Callable[[Request], Awaitable[Response]]:

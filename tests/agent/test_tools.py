@@ -16,6 +16,7 @@ from cua_rl.actions import (
     TypeText,
     Wait,
 )
+from cua_rl.agent.element_tools import parse_element_action
 from cua_rl.agent.tools import COMPUTER_USE, MOBILE_USE, Finish, parse_action, tool_for
 from cua_rl.conversation import ParseFailure, ToolCall
 
@@ -108,3 +109,22 @@ def test_bad_calls_say_what_came_and_what_was_expected(name: str, arguments: obj
 
 def test_phones_get_mobile_use_and_desktops_and_browsers_computer_use() -> None:
     assert [tool_for("android"), tool_for("linux"), tool_for("browser")] == [MOBILE_USE, COMPUTER_USE, COMPUTER_USE]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f'{{"action": "wait", "time": {"1" * 400}}}',
+        f'{{"action": "scroll", "pixels": {"1" * 400}}}',
+        '{"action": "scroll", "pixels": 1e300}',
+        '{"action": "scroll", "pixels": NaN}',
+        f'{{"action": {"[" * 5000}{"]" * 5000}}}',
+        f'{{"action": "left_click", "coordinate": {"[" * 5000}{"]" * 5000}}}',
+    ],
+)
+def test_a_model_cannot_break_the_parser_or_scroll_for_ever(arguments: str) -> None:
+    call = ToolCall(call_id="c", name="computer_act", arguments=arguments)
+    for parsed in (parse("computer_use", arguments), parse_element_action(call)):
+        assert isinstance(parsed, ParseFailure)
+        assert parsed.kind == "tool_arguments"
+        assert len(parsed.message) < 20_000

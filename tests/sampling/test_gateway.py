@@ -320,6 +320,35 @@ async def test_json_that_is_no_request_is_a_400(gateway: Gateway, body: bytes) -
             assert (await client.post(path, content=body, headers=headers)).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"temperature": NaN',
+        b'"temperature": 1e999',
+        b'"metadata": {"a": "\\ud800"}',
+        b'"metadata": {"\\ud800": 1}',
+        b'"tools": [{"type": "function", "name": "x", "parameters": {"a": NaN}}]',
+        b'"tools": [{"type": "function", "name": "x", "parameters": {"a": "\\ud800"}}]',
+    ],
+)
+async def test_numbers_and_characters_that_no_answer_can_repeat_are_a_400(
+    gateway: Gateway, fake: FakeVllm, fields: bytes
+) -> None:
+    gateway.open_rollout("r")
+    headers = {"Authorization": f"Bearer {gateway.openai_client('r').api_key}", "Content-Type": "application/json"}
+    transport = httpx.ASGITransport(gateway.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway/rollouts/r/v1/") as client:
+        answer = await client.post("responses", content=b'{"input": "hi", ' + fields + b"}", headers=headers)
+    assert answer.status_code == 400
+    assert fake.requests == []
+
+
+async def test_a_call_whose_arguments_no_text_can_hold_is_sent_without_them(agent: AsyncOpenAI, fake: FakeVllm) -> None:
+    call: Any = {"type": "function_call", "call_id": "c", "name": "click", "arguments": '{"x": "\\ud800"}'}
+    answer = await agent.responses.create(model="policy", input=[{"role": "user", "content": "hi"}, call])
+    assert answer.status == "completed"
+
+
 async def test_a_server_that_keeps_failing_is_a_503_and_no_turn(
     agent: AsyncOpenAI, gateway: Gateway, fake: FakeVllm
 ) -> None:

@@ -184,11 +184,7 @@ class DesktopSession:
         }
 
     def _make_folders(self) -> None:
-        if can_change_user():
-            _SOCKETS.mkdir(exist_ok=True)
-            # whoever owns the folder may replace the sockets of others: made by an X server, it is a desktop's
-            os.chown(_SOCKETS, 0, 0, follow_symlinks=False)
-            _SOCKETS.chmod(0o1777)
+        take_socket_folder(_SOCKETS)
         self._logs.mkdir(mode=0o700)
         self.files.make()
         self._user.make_folder(self._settings)
@@ -199,13 +195,54 @@ class DesktopSession:
             self._user.give(path)
 
 
+def take_socket_folder(folder: Path) -> None:
+    """Make the folder of X sockets, or see that it is root's or ours: its owner may replace the sockets of others.
+
+    Run by root, it becomes root's: made by an X server, it is a desktop's.
+
+    Raises:
+        ConfigError: another user made it, or put something else there.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir()
+    try:
+        # not by its name: whoever made it may put a link to another folder there meanwhile
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise _not_ours(folder, str(error)) from None
+    try:
+        if can_change_user():
+            os.fchown(descriptor, 0, 0)
+        found, named = os.fstat(descriptor), folder.lstat()
+        if found.st_uid not in (0, os.geteuid()) or (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino):
+            raise _not_ours(folder, f"one of user {named.st_uid}")
+        if found.st_uid == os.geteuid():
+            os.fchmod(descriptor, 0o1777)
+    finally:
+        os.close(descriptor)
+
+
+def _not_ours(folder: Path, got: str) -> ConfigError:
+    return ConfigError(f"expected a folder of root or of this user at {str(folder)!r}, got {got}; let root remove it")
+
+
+def remove_stale_lock(path: Path) -> None:
+    """Remove the lock of a display if it is ours and the process in it has ended: a killed run left it."""
+    with suppress(OSError, ValueError):
+        # others may put there what never ends
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as lock:
+            found = os.fstat(descriptor)
+            is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if is_ours and not is_running(int(lock.read(20))):
+                path.unlink()
+
+
 def _reserve_display() -> int:
     """A display that no X server has, and that none starts on while our lock exists, whose form is theirs."""
     for number in _DISPLAYS:
         path = _lock_path(number)
-        with suppress(OSError, ValueError):
-            if path.stat().st_uid == os.geteuid() and not is_running(int(path.read_text())):
-                path.unlink()  # a killed run left it
+        remove_stale_lock(path)
         if os.path.lexists(_SOCKETS / f"X{number}"):
             continue
         with suppress(FileExistsError), path.open("x") as lock:

@@ -15,10 +15,11 @@ from threading import Lock
 
 import mss
 from mss.base import MSSBase
-from Xlib import XK, X
+from Xlib import XK, X, Xatom
 from Xlib.display import Display
 from Xlib.error import BadWindow
 from Xlib.ext import damage, xtest
+from Xlib.xobject.drawable import Window
 
 from cua_rl.devices.device import ActionRejected
 
@@ -29,6 +30,7 @@ PX_PER_NOTCH = 50
 _DOUBLE_CLICK_GAP_S = 0.05
 _DRAG_STEPS = 12
 _MAX_TITLE_LENGTH = 1000
+_MAX_WINDOWS = 1000
 _REMAP_S = 0.03
 """How long programs get to learn that a key has a new meaning."""
 
@@ -170,14 +172,14 @@ class XScreen:
     def window_titles(self) -> list[str]:
         """Titles of the windows that the window manager shows, oldest first."""
         root = self._display.screen().root
-        listed = root.get_full_property(self._display.intern_atom("_NET_CLIENT_LIST"), X.AnyPropertyType)
+        listed = root.get_property(self._display.intern_atom("_NET_CLIENT_LIST"), X.AnyPropertyType, 0, _MAX_WINDOWS)
         utf8_name = self._display.intern_atom("_NET_WM_NAME")
         titles: list[str] = []
-        for window_id in listed.value if listed is not None else ():
+        # any program may write the list, and titles without end
+        for window_id in listed.value if listed is not None and listed.format == 32 else ():
             window = self._display.create_resource_object("window", window_id)
             with suppress(BadWindow):  # it closed in between
-                title = window.get_full_property(utf8_name, X.AnyPropertyType)
-                text = title.value.decode(errors="replace") if title is not None else window.get_wm_name() or ""
+                text = _text_of(window, utf8_name) or _text_of(window, Xatom.WM_NAME) or ""
                 titles.append(text[:_MAX_TITLE_LENGTH].replace("\0", "\ufffd"))  # the database stores no NUL
         return titles
 
@@ -222,6 +224,14 @@ class XScreen:
         self._display.sync()
         time.sleep(_REMAP_S)
         return keycode, False
+
+
+def _text_of(window: Window, name: int) -> str | None:
+    """The beginning of a property that is text."""
+    found = window.get_property(name, X.AnyPropertyType, 0, _MAX_TITLE_LENGTH)  # in units of four bytes
+    if found is None or found.format != 8:
+        return None
+    return found.value.decode("latin-1" if found.property_type == Xatom.STRING else "utf-8", errors="replace")
 
 
 def keysym_of_key(name: str) -> int:

