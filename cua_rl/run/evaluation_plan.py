@@ -208,7 +208,7 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
         wishes=MemoryWishes(max_num_seqs=config.server.max_num_seqs),
     )
     plan = plan_memory(request)
-    if config.base_url is None and config.machine is None:
+    if config.base_url is None and not config.dry_run:  # a dry run may plan for another machine
         require_platform(plan.gpus, installed_platform())
     return LocalEngine(renderer=renderer, max_model_len=max_model_len, max_lora_rank=rank, memory=plan)
 

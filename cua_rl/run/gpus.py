@@ -75,12 +75,13 @@ class GpuWishes:
     has_trainer: bool = True
 
 
-def ask_nvidia_smi(search_path: str = os.environ.get("PATH", os.defpath)) -> str:
+def ask_nvidia_smi(search_path: str | None = None) -> str:
     """What NVML (NVIDIA's management library) says of every GPU here, "index, UUID, MiB" per line; "" without GPUs.
 
     Unlike /proc/driver/nvidia, it works inside WSL2, and lists only the GPUs that a container was given.
     """
-    program = shutil.which("nvidia-smi", path=f"{search_path}{os.pathsep}{_WSL_FOLDER}")
+    folders = (search_path or os.environ.get("PATH", os.defpath), _WSL_FOLDER)
+    program = shutil.which("nvidia-smi", path=os.pathsep.join(folders))
     if program is None:
         return ""
     command = [program, "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]

@@ -232,7 +232,7 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
     )
     model = load_model_sizes(model_path)
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
-    if config.base_url is None and config.machine is None:
+    if config.base_url is None and not config.dry_run:  # a dry run may plan for another machine
         require_platform(plan.gpus, installed_platform())
     num_processes = plan.gpus.num_trainer_processes
     if config.trainer.sharding == "full" and num_processes == 1:

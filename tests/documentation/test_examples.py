@@ -55,7 +55,7 @@ esac
 """
 
 
-NVIDIA_SMI = "#!/bin/sh\necho 81559\n"
+NVIDIA_SMI = "#!/bin/sh\necho 0, GPU-8932, 81559\n"
 """A machine with one GPU of 80 GB, on which the models that pages name fit."""
 
 

@@ -1,6 +1,7 @@
 """What fits where, against measured peaks, and that what does not fit is refused with a setting that does."""
 
 import json
+import os
 import re
 import time
 from dataclasses import replace
@@ -261,19 +262,16 @@ def test_settings_beside_a_preset_win() -> None:
     assert CLIConfig(preset="laptop") == CLIConfig(preset="laptop", max_concurrent_rollouts=16)
 
 
-def test_the_machine_is_asked_for_the_memory_of_its_smallest_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_is_as_small_as_its_smallest_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf '81559\\n24564\\n'\n")
+    program.write_text("#!/bin/sh\nprintf '0, GPU-a, 81559\\n1, GPU-b, 24564\\n2, GPU-c, [N/A]\\n'\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
 
     machine = find_machine(None, {"CUDA_VISIBLE_DEVICES": "0,1"}, is_dry_run=False)
 
     assert (machine.gpus, machine.gpu_gib) == (("0", "1"), pytest.approx(23.99, abs=0.01))
-    program.unlink()
-    assert find_machine(None, {"CUDA_VISIBLE_DEVICES": "0"}, is_dry_run=False).gpu_gib is None
+    assert find_machine(None, {}, is_dry_run=False).gpu_gib is None
     assert find_machine(None, {"CUDA_VISIBLE_DEVICES": ""}, is_dry_run=False).gpu_gib is None
 
 
