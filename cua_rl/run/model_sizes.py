@@ -155,7 +155,9 @@ def _vision_parameters(vision: Mapping[str, Any], levels: int) -> int:
     patch = (
         int(vision.get("in_channels", 3)) * int(vision.get("temporal_patch_size", 2)) * int(vision["patch_size"]) ** 2
     )
-    attention, feed_forward = 4 * hidden * (hidden + 1), 2 * hidden * intermediate + hidden + intermediate
+    matrices = 3 if vision.get("hidden_act") == "silu" else 2  # Qwen2.5-VL's are gated
+    attention = 4 * hidden * (hidden + 1)
+    feed_forward = matrices * hidden * intermediate + hidden + (matrices - 1) * intermediate
     merged = hidden * int(vision.get("spatial_merge_size", 2)) ** 2
     merger = merged * (merged + 1) + (merged + 1) * int(vision.get("out_hidden_size", hidden))
     norms = 2 * hidden + (levels - 1) * 2 * merged  # the merger's is over patches, those of the levels over tokens
