@@ -85,7 +85,7 @@ def require_servable(
     if not lora_modules or (base_url is None and set(lora_modules) != {"language"}):
         raise ConfigError(
             f"trainer.lora_modules: expected language with a server that the run starts, which ignores adapters on "
-            f"merger and vision tower, got {','.join(lora_modules)}; start a server on GPUs with "
+            f"merger and vision tower, got {','.join(lora_modules)}; start a server with "
             "--enable-tower-connector-lora and name it in base_url, or leave lora_modules out"
         )
     family = FAMILIES.get(_model_type(model_path))
