@@ -117,11 +117,7 @@ class Request:
 
 
 def plan_memory(request: Request) -> MemoryPlan:
-    """The fastest plan that fits.
-
-    Raises:
-        ConfigError: none fits; the message names settings with which one does.
-    """
+    """The fastest plan that fits; raises `ConfigError`, with settings that would help, if none does."""
     plan = _find_plan(request)
     if plan is None:
         raise ConfigError(_refusal(request))
