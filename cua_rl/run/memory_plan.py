@@ -67,8 +67,7 @@ class MemoryPlan:
     max_num_seqs: int
     trainer: Mapping[str, float]
     server: Mapping[str, float]
-    host: Mapping[str, float]
-    """Main memory of all processes together."""
+    host: Mapping[str, float]  # main memory of all processes together
 
     def table(self) -> str:
         """The plan for people."""
@@ -118,11 +117,7 @@ class Request:
 
 
 def plan_memory(request: Request) -> MemoryPlan:
-    """The fastest plan that fits.
-
-    Raises:
-        ConfigError: none fits; the message names settings with which one does.
-    """
+    """The fastest plan that fits; raises `ConfigError`, with settings that would help, if none does."""
     plan = _find_plan(request)
     if plan is None:
         raise ConfigError(_refusal(request))
@@ -324,7 +319,7 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
     recomputes = True if wishes.gradient_checkpointing is None else wishes.gradient_checkpointing
     row = max(wishes.micro_batch_tokens or LONGEST_ROW, request.demand.context_tokens)
-    sharding: Sharding = wishes.sharding or "none"
+    sharding = wishes.sharding or "none"
     return MemoryPlan(
         machine=request.machine,
         gpus=gpus,
@@ -341,12 +336,11 @@ def _plan_unmeasured(request: Request) -> MemoryPlan:
 def _refusal(request: Request) -> str:
     """What is too large, and what would make it fit."""
     gpus = plan_gpus(request.machine.gpus, request.gpu_wishes, request.model.num_heads)
-    ways = list(_ways_to_train(request, gpus))
-    most_frugal = [
-        _trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus)
-        for recomputes, sharding, row in ways
+    sizes = [
+        sum(_trainer_parts(request, recomputes=recomputes, sharding=sharding, row=row, gpus=gpus).values())
+        for recomputes, sharding, row in _ways_to_train(request, gpus)
     ]
-    trainer = min((sum(parts.values()) for parts in most_frugal), default=0.0)
+    trainer = min(sizes, default=0.0)
     server = 0.0
     if gpus.server_gpus:
         largest = max(size or 1 for size in _tensor_parallel_sizes(request))
@@ -382,8 +376,7 @@ def _remedies(request: Request) -> Iterator[str]:
         if other != request and _find_plan(other) is not None:
             yield f"{name} left out"
     for tokens in range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024):
-        shorter = replace(demand, context_tokens=tokens)
-        if _find_plan(replace(request, demand=shorter)) is not None:
+        if _find_plan(replace(request, demand=replace(demand, context_tokens=tokens))) is not None:
             yield f"server.max_model_len={tokens}"
             break
     placed = gpu_wishes.server_gpus is not None or gpu_wishes.trainer_gpus is not None
@@ -393,8 +386,9 @@ def _remedies(request: Request) -> Iterator[str]:
             yield f"{number} GPUs"
             break
     for gib in _GPU_SIZES:
-        larger = replace(machine, gpu_gib=float(gib))
-        if gib > (machine.gpu_gib or 0.0) and _find_plan(replace(request, machine=larger)) is not None:
+        if gib <= (machine.gpu_gib or 0.0):
+            continue
+        if _find_plan(replace(request, machine=replace(machine, gpu_gib=float(gib)))) is not None:
             yield f"GPUs of {gib} GiB"
             break
 
