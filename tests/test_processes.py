@@ -137,6 +137,7 @@ asyncio.run(main())
     (guard,) = (child.pid for child in psutil.Process(process.pid).children())
     folders = list(tmp_path.glob("cua_rl-*"))
     assert len(folders) == 1
+    os.kill(guard, signal.SIGSTOP)  # or it would be at work between the two
     for pid in (process.pid, guard):
         os.kill(pid, signal.SIGKILL)
     process.wait()

@@ -22,7 +22,7 @@ _CONTEXT = 0.7 * GIB  # CUDA context and libraries of a process; an estimate
 _GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
 _FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
 _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
-_COMFORTABLE_CONTEXTS = 8  # full contexts in the KV cache, if there is room: sixteen rollouts halfway through
+_NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
 _TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 6.0 * GIB  # main memory of the processes, vLLM's cache of images included
 _KV_ON_CPU = 1.0 * GIB
 _GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
@@ -137,7 +137,7 @@ def _find_plan(request: Request) -> MemoryPlan | None:
         return _plan_on_cpu(request)
     if request.machine.gpu_gib is None:
         return _plan_unmeasured(request)
-    for num_contexts in (_COMFORTABLE_CONTEXTS, 1):
+    for num_contexts in _NUM_CONTEXTS:
         for tensor_parallel in _tensor_parallel_sizes(request):
             wishes = replace(request.gpu_wishes, server_tensor_parallel=tensor_parallel)
             gpus = plan_gpus(request.machine.gpus, wishes, request.model.num_heads)

@@ -84,9 +84,9 @@ class ModelSizes:
 
     def layer_activations(self, rank: int) -> int:
         """Bytes per token that one decoder layer keeps for its backward pass."""
-        # two inputs of norms in float32, and of each projection's adapter a bfloat16 copy of its input
-        copies = 3 if self.num_experts else 5
-        hidden = (2 * BYTES_32 + copies * BYTES_16) * self.hidden
+        # inputs of norms in float32; queries, keys and values share one input in bfloat16, gate and up another
+        inputs = 1 if self.num_experts else 2
+        hidden = (2 * BYTES_32 + inputs * BYTES_16) * self.hidden
         # inputs of the query and key norms in float32; rotated queries, attended values and the output's adapter copy
         attention = (BYTES_32 + 3 * BYTES_16) * self.query + 2 * BYTES_32 * self.key
         norms = 2 * BYTES_32 * self.num_heads + BYTES_32 * self.num_kv_heads
@@ -101,16 +101,19 @@ class ModelSizes:
         """Bytes per token that the backward pass of one layer's feed-forward part needs for a moment."""
         if self.num_experts:
             return 2 * self.experts_per_token * (self.hidden + 4 * self.intermediate)
-        return 3 * BYTES_16 * self.intermediate
+        return 2 * BYTES_16 * self.intermediate
 
     def activation_bytes(self, num_tokens: int, rank: int, *, recomputes: bool) -> int:
         """Of one row of `num_tokens`, at the peak of a step; embeddings, features and head included."""
         layer, backward = self.layer_activations(rank), self.layer_backward()
         inner = self.num_layers - 1  # the last layer computes the few tokens that predict a trained one
+        # what is alive beside them at the peak follows from measured ones
         if recomputes:  # the input of every layer, and one layer in full
-            per_token = inner * BYTES_16 * self.hidden + layer + backward + 12 * self.hidden
+            beside = (16 if self.num_experts else 4) * self.hidden
+            per_token = inner * BYTES_16 * self.hidden + layer + backward + beside
         else:
-            per_token = inner * layer + backward + 19 * self.hidden
+            beside = 19 * self.hidden if self.num_experts else 3 * self.intermediate + 7 * self.hidden
+            per_token = inner * layer + backward + beside
         return num_tokens * per_token + _LOGITS
 
 

@@ -77,11 +77,11 @@ def test_the_measured_peaks_cover_what_the_plan_is_for() -> None:
 def test_a_model_that_nearly_fills_a_gpu_is_trained_with_recomputation() -> None:
     plan = plan_memory(request("4B", "1x80"))
 
-    # 8.3 GiB of weights, 36 layers of one vector a token, one layer in full: 105 GiB without
+    # 8.3 GiB of weights, 36 layers of one vector a token, one layer in full: 96 GiB without
     assert plan.gradient_checkpointing
-    assert total_gib(plan, "trainer") == pytest.approx(17.6, abs=0.2)
+    assert total_gib(plan, "trainer") == pytest.approx(16.7, abs=0.2)
     assert total_gib(plan, "trainer") + total_gib(plan, "server") <= 80
-    assert plan.gpus.gpu_memory_utilization == pytest.approx(0.78)
+    assert plan.gpus.gpu_memory_utilization == pytest.approx(0.79)
 
 
 def test_a_small_model_keeps_its_activations() -> None:
