@@ -2,11 +2,12 @@
 
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +20,21 @@ logger = logging.getLogger(__name__)
 
 Verdict = Literal["ok", "warn", "fail", "not tried"]
 _STYLES: Mapping[Verdict, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "not tried": "dim"}
+_REMEDIES: Mapping[str, str] = {
+    r"No available memory for the cache|less than desired GPU memory": "leave the GPU to the run alone, or lower "
+    "server.max_model_len and server.max_pixels",
+    r"out of memory|OutOfMemoryError": "lower server.max_model_len, server.gpu_memory_utilization or "
+    "trainer.micro_batch_tokens",
+    r"driver version is insufficient|driver on your system is too old": "update the driver to 580 or newer, or run "
+    "make setup again, which finds builds for it",
+    r"no kernel image": "use a GPU of compute capability 7.5 or higher",
+    r"find C compiler|Python\.h: No such": "install them: sudo apt-get install gcc libc6-dev python3-dev",
+    # stricter than the name, which healthy logs contain
+    r"NCCL error|nccl\w+Error|DistBackendError": "give a container more shared memory (--shm-size=8g), see what "
+    "NCCL_DEBUG=INFO says in the logs, and try NCCL_P2P_DISABLE=1",
+    r"No space left on device": "free disk space, or put log_dir elsewhere",
+}
+"""What libraries say when they fail on a new machine, and what to do."""
 _LONGEST_CELL = 300  # the file has all of it, with logs of hundreds of lines
 
 
@@ -56,13 +72,13 @@ class Diagnosis:
 
     def _failure(self, error: BaseException) -> Finding:
         while isinstance(error, BaseExceptionGroup):  # of parts that start together
-            error = error.exceptions[0]
+            error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
         said = mask_known(f"{type(error).__name__}: {error}")
         _, _, rest = said.partition(", got ")
         advice = rest.partition("; ")[2]  # messages of this project say what to do
-        return Finding(
-            verdict="fail", got=said, do=advice or f"read the logs in {self.folder}, and report it with doctor.json"
-        )
+        known = next((remedy for cause, remedy in _REMEDIES.items() if re.search(cause, said)), "")
+        unknown = f"read the logs in {self.folder / 'logs'}, and report it with doctor.json"
+        return Finding(verdict="fail", got=said, do=advice or known or unknown)
 
     def failed(self) -> list[str]:
         """The names of failed checks."""

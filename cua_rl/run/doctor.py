@@ -19,7 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from PIL import Image, ImageDraw
 
@@ -137,6 +138,11 @@ async def _try(exam: Examination, find: Callable[[Examination], Awaitable[Findin
         ) from error
 
 
+def _found(got: str, do: str = "", figures: Mapping[str, object] = MappingProxyType({})) -> Finding:
+    """A warning if there is something to do."""
+    return Finding(verdict="warn" if do else "ok", got=got, do=do, figures=dict(figures))
+
+
 async def check_versions(exam: Examination) -> Finding:
     """The installed packages are the tested ones."""
     kind = installed_platform()
@@ -154,10 +160,8 @@ async def check_versions(exam: Examination) -> Finding:
     got = ", ".join(f"{name} {have}" for name, have in {"Python": python, **found}.items())
     if "not installed" in found.values():
         return Finding(verdict="fail", got=got, do="run set-up: make setup", figures=found)
-    if others:
-        wanted = ", ".join(f"{name} {tested[name]}" for name in others)
-        return Finding(verdict="warn", got=got, do=f"tested with {wanted}: run make setup again", figures=found)
-    return Finding(verdict="ok", got=got, figures=found)
+    wanted = ", ".join(f"{name} {tested[name]}" for name in others)
+    return _found(got, f"tested with {wanted}: run make setup again" if wanted else "", found)
 
 
 async def check_driver(exam: Examination) -> Finding:
@@ -172,8 +176,7 @@ async def check_driver(exam: Examination) -> Finding:
     said, cuda = err.decode(errors="replace").strip().replace("\n", "; "), out.decode().strip()
     if process.returncode:
         return Finding(verdict="fail", got=said, do="do what set-up says, then run make setup again")
-    got = f"driver {exam.gpus()[0][2]}, builds for CUDA {cuda}"
-    return Finding(verdict="warn" if said else "ok", got=got, do=said)
+    return _found(f"driver {exam.gpus()[0][2]}, builds for CUDA {cuda}", said)
 
 
 async def check_gpus(exam: Examination) -> Finding:
@@ -182,10 +185,8 @@ async def check_gpus(exam: Examination) -> Finding:
     got = ", ".join(f"{name}: {_gib(total)} GiB, {_gib(used)} in use" for _, name, _, _, total, used in gpus)
     busy = [index for index, *_, used in gpus if used.isdecimal() and int(used) > _IDLE_MIB]
     figures = {"gpus": [dict(zip(_SMI_FIELDS.split(","), gpu, strict=True)) for gpu in gpus]}
-    if busy:
-        do = f"other programs use GPU {', '.join(busy)}: end them (nvidia-smi), or leave it out of CUDA_VISIBLE_DEVICES"
-        return Finding(verdict="warn", got=got, do=do, figures=figures)
-    return Finding(verdict="ok", got=got, figures=figures)
+    do = f"other programs use GPU {', '.join(busy)}: end them (nvidia-smi), or leave it out of CUDA_VISIBLE_DEVICES"
+    return _found(got, do if busy else "", figures)
 
 
 async def check_plan(exam: Examination) -> Finding:
@@ -195,7 +196,7 @@ async def check_plan(exam: Examination) -> Finding:
     memory = exam.plan.memory
     sides = {"trainer": memory.trainer, "server": memory.server}
     got = ", ".join(f"{name} {sum(parts.values()) / GIB:.1f} GiB" for name, parts in sides.items() if parts)
-    return Finding(verdict="ok", got=f"{got} per process", figures=exam.plan.effective())
+    return _found(f"{got} per process", figures=exam.plan.effective())
 
 
 async def start_server(exam: Examination) -> Finding:
@@ -210,7 +211,7 @@ async def start_server(exam: Examination) -> Finding:
         open_gateway(exam.config, exam.sampler, exam.plan.renderer, params)
     )
     exam.there.add("server")
-    return Finding(verdict="ok", got=f"{len(servers)} started in {time.monotonic() - clock:.0f} s")
+    return _found(f"servers: {len(servers)}, started in {time.monotonic() - clock:.0f} s")
 
 
 async def start_trainer(exam: Examination) -> Finding:
@@ -218,8 +219,8 @@ async def start_trainer(exam: Examination) -> Finding:
     config = trainer_config(exam.plan)
     exam.trainer = await exam.stack.enter_async_context(TrainingClient(config, exam.folder / "logs" / "trainer.log"))
     exam.there.add("trainer")
-    where = f"GPUs {', '.join(config.gpus)}" if config.gpus else "the CPU"
-    return Finding(verdict="ok", got=f"{config.num_processes} process(es) on {where}")
+    where = f"GPU {', '.join(config.gpus)}" if config.gpus else "CPU"
+    return _found(f"processes: {config.num_processes}, on {where}")
 
 
 async def check_canary(exam: Examination) -> Finding:
@@ -229,7 +230,7 @@ async def check_canary(exam: Examination) -> Finding:
         exam.trainer, tokens, exam.plan.rounding_limit, exam.folder / "adapters" / "probe"
     )
     await exam.sampler.probe(adapter, canary)
-    return Finding(verdict="ok", got=f"a random adapter acts as in the trainer, within {canary.limit:g} nats")
+    return _found(f"a random adapter acts as in the trainer, within {canary.limit:g} nats")
 
 
 async def check_backward(exam: Examination) -> Finding:
@@ -250,13 +251,12 @@ async def check_backward(exam: Examination) -> Finding:
     if not 0 < done.grad_norm < float("inf"):
         do = "nothing can be learned: try trainer.dtype=float32, and report it with doctor.json"
         return Finding(verdict="fail", got=got, do=do, figures=figures)
+    do = ""
     if metrics.get("trainer/memory_retries"):
         do = f"it ran out of memory first: lower trainer.micro_batch_tokens={plan.memory.micro_batch_tokens}"
-        return Finding(verdict="warn", got=got, do=do, figures=figures)
-    if "GPU" in exam.there and mfu < _LOW_MFU:
+    elif "GPU" in exam.there and mfu < _LOW_MFU:
         do = "slow: see whether the GPU is throttled or shared (nvidia-smi), and docs/performance.md"
-        return Finding(verdict="warn", got=got, do=do, figures=figures)
-    return Finding(verdict="ok", got=got, figures=figures)
+    return _found(got, do, figures)
 
 
 async def check_memory(exam: Examination) -> Finding:
@@ -270,13 +270,12 @@ async def check_memory(exam: Examination) -> Finding:
     used = ", ".join(f"GPU {gpu[0]} {_gib(gpu[5])} of {_gib(gpu[4])}" for gpu in gpus)
     got = f"trainer {peak:.1f} GiB at its peak, planned {planned:.1f}; in use: {used}"
     figures = {"peak_gib": peak, "planned_gib": planned, "gpus": gpus}
+    do = ""
     if peak > _OVER_PLAN * planned:
         do = "the plan is too low: set trainer.micro_batch_tokens lower, and report it with doctor.json"
-        return Finding(verdict="warn", got=got, do=do, figures=figures)
-    if any(int(gpu[5]) > _NEARLY_FULL * int(gpu[4]) for gpu in gpus):
+    elif any(int(gpu[5]) > _NEARLY_FULL * int(gpu[4]) for gpu in gpus):
         do = "a GPU is nearly full: set server.gpu_memory_utilization lower"
-        return Finding(verdict="warn", got=got, do=do, figures=figures)
-    return Finding(verdict="ok", got=got, figures=figures)
+    return _found(got, do, figures)
 
 
 async def check_publication(exam: Examination) -> Finding:
@@ -284,16 +283,16 @@ async def check_publication(exam: Examination) -> Finding:
     num_beside = min(_NUM_BESIDE, exam.plan.memory.max_num_seqs)
     is_over = asyncio.Event()
 
-    async def keep_asking() -> int:
+    async def keep_asking(index: int) -> int:
         num_answered = 0
         while not is_over.is_set():
-            await ask(exam)
+            await ask(exam, await asyncio.to_thread(draw_screen, exam.screen, 1000 * index + num_answered))
             num_answered += 1
         return num_answered
 
     seconds: list[float] = []
     async with asyncio.TaskGroup() as group:
-        askers = [group.create_task(keep_asking(), name=f"ask-{index}") for index in range(num_beside)]
+        askers = [group.create_task(keep_asking(index), name=f"ask-{index}") for index in range(num_beside)]
         for _ in range(_NUM_PUBLICATIONS):
             clock = time.monotonic()
             await publish(exam)
@@ -302,36 +301,39 @@ async def check_publication(exam: Examination) -> Finding:
     num_answered = sum(asker.result() for asker in askers)
     got = f"{median(seconds):.1f} s (at most {max(seconds):.1f}) while {num_answered} requests were answered"
     figures = {"seconds": seconds, "num_answered": num_answered}
-    if median(seconds) > _SLOW_PUBLICATION_S:
-        do = "slow: put log_dir on a local disk, or lower max_concurrent_rollouts"
-        return Finding(verdict="warn", got=got, do=do, figures=figures)
-    return Finding(verdict="ok", got=got, figures=figures)
+    do = "slow: put log_dir on a local disk, or lower max_concurrent_rollouts"
+    return _found(got, do if median(seconds) > _SLOW_PUBLICATION_S else "", figures)
 
 
 async def check_parity(exam: Examination) -> Finding:
     """The trainer gives sampled tokens the server's log-probabilities, after screenshots and after text."""
     await publish(exam)
-    turns = await asyncio.gather(*(ask(exam, shows_screen=index % 2 == 0) for index in range(8)))
-    datums = [_sampled_datum(index, turn) for index, turn in enumerate(turns)]
+    screens = [draw_screen(exam.screen, seed) if seed % 2 else None for seed in range(8)]
+    turns = await asyncio.gather(*(ask(exam, screen) for screen in screens))
+    datums = [
+        _datum(f"sampled-{index}", turn.prompt, turn.sampled_tokens, turn.sampling_logprobs)
+        for index, turn in enumerate(turns)
+    ]
     parity = measure_parity(datums, await exam.trainer.forward(datums, temperature=exam.config.temperature))
     require_parity(parity, exam.plan.parity_limit, step=0)
     got = (
-        f"{parity.mean_abs:.4f} nats on average ({parity.image_mean_abs:.4f} after screenshots, "
+        f"{parity.mean_abs:.2g} nats on average ({parity.image_mean_abs:.2g} after screenshots, "
         f"limit {exam.plan.parity_limit:g})"
     )
     mismatches = sum(not turn.prompt_matches_renderer for turn in turns)
     if mismatches:
         do = "server and renderer disagree about prompts: report it with doctor.json"
         return Finding(verdict="fail", got=f"{mismatches} prompts differ; {got}", do=do, figures=parity.metrics())
-    return Finding(verdict="ok", got=got, figures=parity.metrics())
+    return _found(got, figures=parity.metrics())
 
 
 async def check_sampling(exam: Examination) -> Finding:
     """Speed of the server with as many requests as the run would have, each with a screenshot of its own."""
     plan = exam.plan
     concurrency = min(plan.memory.max_num_seqs, exam.config.max_concurrent_rollouts)
+    screens = [await asyncio.to_thread(draw_screen, exam.screen, -seed) for seed in range(1, concurrency + 1)]
     clock = time.monotonic()
-    turns = await asyncio.gather(*(ask(exam) for _ in range(concurrency)))
+    turns = await asyncio.gather(*(ask(exam, screen) for screen in screens))
     seconds = time.monotonic() - clock
     sampled, read = sum(len(turn.sampled_tokens) for turn in turns), sum(turn.prompt.length for turn in turns)
     figures: dict[str, object] = {"sampled_tokens_per_s": sampled / seconds, "prompt_tokens_per_s": read / seconds}
@@ -344,14 +346,14 @@ async def check_sampling(exam: Examination) -> Finding:
         model = load_model_sizes(plan.model_path)
         figures["mfu_frac"] = mfu = 2 * model.active_parameters * (sampled + read) / seconds / peak
         got += f", MFU about {100 * mfu:.1f} %"
-    return Finding(verdict="ok", got=got, figures=figures)
+    return _found(got, figures=figures)
 
 
 async def check_two_processes(exam: Examination) -> Finding:
     """Two trainer processes give the gradient of one; the last check, because it ends server and trainer."""
     config, gpus = trainer_config(exam.plan), exam.plan.memory.machine.gpus
     if config.num_processes > 1:
-        return Finding(verdict="ok", got=f"{config.num_processes} processes made the steps above")
+        return _found(f"{config.num_processes} processes made the steps above")
     if len(gpus) == 1:
         return Finding(verdict="not tried", got="one GPU")
     if exam.grad_norm is None:
@@ -364,13 +366,13 @@ async def check_two_processes(exam: Examination) -> Finding:
     got = f"|gradient| {norm:.4g}, of one process {exam.grad_norm:.4g}"
     if abs(norm - exam.grad_norm) > _SAME_NORM * exam.grad_norm:
         raise TrainingError(f"expected the gradient of one process, got {got}; train with trainer.num_processes=1")
-    return Finding(verdict="ok", got=got, figures={"one": exam.grad_norm, "two": norm})
+    return _found(got, figures={"one": exam.grad_norm, "two": norm})
 
 
 async def take_short_step(exam: Examination) -> float:
     """The gradient's norm on two short sequences; weights stay as they are."""
     length = min(_SHORT_TOKENS, exam.plan.max_model_len)
-    await exam.trainer.forward_backward([long_datum(exam, seed, length) for seed in (1, 2)], LossConfig())
+    await exam.trainer.forward_backward([long_datum(exam, seed, length) for seed in (101, 102)], LossConfig())
     return (await exam.trainer.optim_step(with_values(exam.config.adam, learning_rate=0.0))).grad_norm
 
 
@@ -389,10 +391,6 @@ def long_datum(exam: Examination, seed: int, length: int) -> Datum:
     num_trained = length - prompt.length
     answer = (text * (num_trained // len(text) + 1))[:num_trained]
     return _datum(f"long-{seed}", prompt, answer, logprobs=(-1.0,) * num_trained)
-
-
-def _sampled_datum(index: int, turn: ModelTurn) -> Datum:
-    return _datum(f"sampled-{index}", turn.prompt, turn.sampled_tokens, turn.sampling_logprobs)
 
 
 def _datum(name: str, prompt: ModelInput, answer: Sequence[int], logprobs: Sequence[float]) -> Datum:
@@ -420,12 +418,12 @@ def draw_screen(screen: Screen, seed: int) -> EncodedImage:
     return EncodedImage(data=buffer.getvalue(), format="png", width_px=size[0], height_px=size[1])
 
 
-async def ask(exam: Examination, *, shows_screen: bool = True) -> ModelTurn:
+async def ask(exam: Examination, image: EncodedImage | None) -> ModelTurn:
     """One answer of the current policy through the gateway, to a prompt that no other request has."""
     exam.num_asked += 1
-    name, image = f"doctor-{exam.num_asked}", draw_screen(exam.screen, exam.num_asked)
+    name = f"doctor-{exam.num_asked}"
     exam.gateway.open_rollout(name)
-    item = user_item(f"Task {exam.num_asked}: say what to do.", image.data_url() if shows_screen else None)
+    item: Any = user_item(f"Task {exam.num_asked}: say what to do.", None if image is None else image.data_url())
     try:
         await exam.gateway.openai_client(name).responses.create(model="policy", input=[item])
     finally:

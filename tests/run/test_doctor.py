@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from rich.console import Console
 
-from cua_rl.errors import ParityError
+from cua_rl.errors import ParityError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.policy import AdapterRef
@@ -169,12 +169,30 @@ async def test_what_depends_on_a_failed_check_is_not_tried(tmp_path: Path, monke
 
 async def test_the_first_of_several_failures_is_shown_and_any_exception_is_a_finding(tmp_path: Path) -> None:
     async def start() -> Finding:
-        raise ExceptionGroup("unhandled errors in a TaskGroup", [RuntimeError("no kernel image"), ValueError("later")])
+        raise ExceptionGroup("unhandled errors in a TaskGroup", [RuntimeError("who knows"), ValueError("later")])
 
     finding = await Diagnosis(tmp_path).check("trainer", start)
 
-    assert (finding.verdict, finding.got) == ("fail", "RuntimeError: no kernel image")
+    assert (finding.verdict, finding.got) == ("fail", "RuntimeError: who knows")
     assert "doctor.json" in finding.do
+
+
+@pytest.mark.parametrize(
+    ("said", "do"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", "compute capability"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "server.max_model_len"),
+        ("ValueError: No available memory for the cache blocks.", "server.max_pixels"),
+        ("The NVIDIA driver on your system is too old (found version 12020).", "update the driver"),
+        ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error", "--shm-size"),
+        ("expected 1 GPU, got none; set trainer.gpus", "set trainer.gpus"),
+    ],
+)
+async def test_known_failures_of_libraries_come_with_a_remedy(tmp_path: Path, said: str, do: str) -> None:
+    async def start() -> Finding:
+        raise SamplingError(said)
+
+    assert do in (await Diagnosis(tmp_path).check("model server", start)).do
 
 
 def test_the_table_shows_first_lines_and_the_file_everything_but_secrets(
