@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import explain_field
-from cua_rl.errors import CuaError
+from cua_rl.errors import ConfigError, CuaError
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.training_config import TRAIN_PRESETS, TRAIN_SECTIONS, CLIConfig, train_presets
 from cua_rl.settings import setting, with_presets
@@ -32,6 +32,12 @@ async def cli_main(config: DoctorConfig) -> None:
     """Make the checks, show and write what they found; raises `CuaError` if one failed."""
     from cua_rl.reporting.diagnosis import Diagnosis  # after the command line is parsed: see recipes/train.py
     from cua_rl.run.doctor import about, run_doctor
+
+    if config.dry_run:
+        raise ConfigError(
+            "dry_run: expected false, as the doctor measures this machine, got true; plan without it: "
+            "python -m cua_rl.recipes.train dry_run=true"
+        )
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -56,8 +56,8 @@ Need = Literal["GPU", "plan", "server", "trainer"]
 _MISSING: Mapping[Need, str] = {
     "GPU": "no GPU",
     "plan": "no memory plan",
-    "server": "the model server did not start",
-    "trainer": "the trainer did not start",
+    "server": "the model server does not run",
+    "trainer": "the trainer does not run",
 }
 _LONGEST_CHECK_S = 1200.0  # processes that wait for each other on a broken link wait for ever
 _ROOT = Path(__file__).parents[2]
@@ -102,9 +102,12 @@ class Examination:
 
     def gpus(self) -> list[list[str]]:
         """What the driver says of each GPU now, in the order of `_SMI_FIELDS`; empty without GPUs."""
-        if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible in ("", "-1"):
             return []
-        return [[part.strip() for part in line.split(",")] for line in self.ask_driver().splitlines()]
+        rows = [[part.strip() for part in line.split(",")] for line in self.ask_driver().splitlines()]
+        chosen = [row for row in rows if row[0] in (visible or "").split(",")]
+        return chosen or rows  # under UUIDs, all
 
     @property
     def screen(self) -> Screen:
@@ -121,21 +124,27 @@ async def run_doctor(config: CLIConfig, folder: Path, diagnosis: Diagnosis, say:
             exam.there.add("GPU")
         for name, find, needs in CHECKS:
             say(f"{name} ...")
-            finding = await diagnosis.check(name, partial(_try, exam, find, needs))
+            finding = await diagnosis.check(name, partial(attempt, exam, find, needs))
             say(f"{name}: {finding.verdict} ({finding.seconds:.1f} s)")
 
 
-async def _try(exam: Examination, find: Callable[[Examination], Awaitable[Finding]], needs: Sequence[Need]) -> Finding:
+async def attempt(
+    exam: Examination,
+    find: Callable[[Examination], Awaitable[Finding]],
+    needs: Sequence[Need],
+    limit_s: float = _LONGEST_CHECK_S,
+) -> Finding:
+    """Make a check if what it needs is there; a process that does not answer in time is not asked again."""
     missing = next((_MISSING[need] for need in needs if need not in exam.there), None)
     if missing is not None:
         return Finding(verdict="not tried", got=missing)
     try:
-        async with asyncio.timeout(_LONGEST_CHECK_S):
+        async with asyncio.timeout(limit_s if needs else None):  # downloads may take longer
             return await find(exam)
     except TimeoutError as error:
-        raise CuaError(
-            f"expected a result within {_LONGEST_CHECK_S:.0f} s, got none ({error}); read the logs in {exam.folder}"
-        ) from error
+        exam.there -= {need for need in needs if need in ("server", "trainer")}
+        logs = exam.folder / "logs"
+        raise CuaError(f"expected a result within {limit_s:g} s, got none; read {logs}") from error
 
 
 def _found(got: str, do: str = "", figures: Mapping[str, object] = MappingProxyType({})) -> Finding:
@@ -190,8 +199,9 @@ async def check_gpus(exam: Examination) -> Finding:
 
 
 async def check_plan(exam: Examination) -> Finding:
-    """The settings work on this machine, and the model fits into its memory."""
+    """The settings work on this machine, the model fits into its memory, and its weights can be had."""
     exam.plan = await plan_run(exam.config)
+    await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.plan.model_path)
     exam.there.add("plan")
     memory = exam.plan.memory
     sides = {"trainer": memory.trainer, "server": memory.server}
@@ -201,7 +211,6 @@ async def check_plan(exam: Examination) -> Finding:
 
 async def start_server(exam: Examination) -> Finding:
     """The model server loads the model and answers."""
-    await asyncio.to_thread(fetch_weights, exam.config.model_name, exam.plan.model_path)
     clock = time.monotonic()
     servers = make_planned_servers(exam.plan, exam.folder / "logs")
     await start_together(exam.stack, *servers)

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,13 +17,15 @@ from cua_rl.errors import ParityError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.policy import AdapterRef
-from cua_rl.recipes.doctor import DoctorConfig
+from cua_rl.recipes.doctor import DoctorConfig, main
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.reporting.diagnosis import Diagnosis, Finding
 from cua_rl.run.doctor import (
     CHECKS,
     Examination,
+    attempt,
     check_backward,
+    check_driver,
     check_gpus,
     check_memory,
     check_parity,
@@ -163,8 +166,44 @@ async def test_what_depends_on_a_failed_check_is_not_tried(tmp_path: Path, monke
     assert diagnosis.failed() == ["memory plan"]
     assert diagnosis.findings["memory plan"].do.startswith("start one there, set ")
     assert verdicts["model server"] == verdicts["trainer"] == ("not tried", "no memory plan")
-    assert verdicts["canary"] == ("not tried", "the model server did not start")
+    assert verdicts["canary"] == ("not tried", "the model server does not run")
     assert f"{CHECKS[-1][0]}: not tried (0.0 s)" in said
+
+
+async def test_what_set_up_says_of_the_driver_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\ncase "$1" in *driver*) echo 470.57;; *cap*) echo 8.9;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    exam = Examination(config=DoctorConfig(), folder=tmp_path, stack=AsyncExitStack(), ask_driver=lambda: IDLE)
+
+    finding = await check_driver(exam)
+
+    assert finding.verdict == "fail"
+    assert "expected NVIDIA driver 580 or newer" in finding.got
+
+
+def test_a_dry_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dry_run=true", "machine=4x80"]) == 2
+    assert "recipes.train dry_run=true" in capsys.readouterr().err
+
+
+async def test_only_visible_gpus_are_examined(exam: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    assert [gpu[0] for gpu in exam.gpus()] == ["1"]
+
+
+async def test_a_process_that_does_not_answer_is_asked_once(exam: Examination) -> None:
+    async def hang(_: Examination) -> Finding:
+        await asyncio.sleep(60)
+        raise AssertionError("it should have been given up")
+
+    first = await Diagnosis(exam.folder).check("long", lambda: attempt(exam, hang, ("trainer",), limit_s=0.01))
+    second = await attempt(exam, check_backward, ("trainer",))
+
+    assert (first.verdict, first.do) == ("fail", f"read {exam.folder / 'logs'}")
+    assert (second.verdict, second.got) == ("not tried", "the trainer does not run")
 
 
 async def test_the_first_of_several_failures_is_shown_and_any_exception_is_a_finding(tmp_path: Path) -> None:
