@@ -121,7 +121,9 @@ def known_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
 def environment_secrets(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The values of environment variables with names such as OPENAI_API_KEY, and passwords in URLs of others."""
     masker = _Masker()
-    masker.mapping({name: value for name, value in environ.items() if "://" in value or is_secret_name(name)})
+    # shells keep the current folder in PWD, which elsewhere is short for a password
+    named = {name: value for name, value in environ.items() if name not in ("PWD", "OLDPWD")}
+    masker.mapping({name: value for name, value in named.items() if "://" in value or is_secret_name(name)})
     return [value for value in masker.found if len(value) >= _SHORTEST_SECRET]
 
 

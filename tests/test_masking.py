@@ -156,6 +156,8 @@ def test_a_private_key_is_masked_whole() -> None:
 
 def test_secrets_of_the_environment_are_values_of_secret_names_and_passwords_of_addresses() -> None:
     environ = {
+        "PWD": "/home/somebody/project",
+        "OLDPWD": "/home/somebody/elsewhere",
         "PGPASSWORD": "password-1",
         "OPENAI_API_KEY": "sk-value-2",
         "DATABASE_URL": "postgresql://user:password-3@db/runs",

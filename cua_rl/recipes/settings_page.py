@@ -12,6 +12,7 @@ from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import NO_PRESETS, REQUIRED, Setting, ShownPresets, list_settings
 from cua_rl.command_line.values import as_argument, type_name
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
+from cua_rl.recipes.doctor import DoctorConfig
 from cua_rl.recipes.export_model import ExportModelConfig
 from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
@@ -39,6 +40,7 @@ RECIPES = (
     Recipe(module="train", config_class=CLIConfig, presets=TRAIN_PRESETS),
     Recipe(module="evaluate", config_class=EvaluateConfig, presets=EVALUATE_PRESETS),
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
+    Recipe(module="doctor", config_class=DoctorConfig),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_model", config_class=ExportModelConfig),
@@ -73,17 +75,21 @@ class SettingsPageConfig:
 
 def format_page() -> str:
     """The whole page as Markdown."""
-    shared = list_settings(RolloutConfig)
+    shared, trained = list_settings(RolloutConfig), list_settings(CLIConfig)
     sections = [_INTRODUCTION]
     for recipe in RECIPES:
         is_shared = issubclass(recipe.config_class, RolloutConfig)
-        own = [setting for setting in list_settings(recipe.config_class) if not (is_shared and setting in shared)]
+        takes_all = recipe.config_class is DoctorConfig
+        inherited = trained if takes_all else shared if is_shared else []
+        own = [setting for setting in list_settings(recipe.config_class) if setting not in inherited]
         lines: list[str] = []
         for condition, values in recipe.presets.items():
             shown = ", ".join(_code(f"{name}={as_argument(value)}") for name, value in values.items())
             lines.append(f"\n{condition}: {shown}.")
         sections += [f"\n## `python -m cua_rl.recipes.{recipe.module}`\n", *_rows(own), *lines]
-        if is_shared:
+        if takes_all:
+            sections.append("\nAlso those of `train`.\n")
+        elif is_shared:
             sections.append(
                 "\nAlso those of [agents, devices and the model server](#agents-devices-and-the-model-server).\n"
             )

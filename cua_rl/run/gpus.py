@@ -75,8 +75,8 @@ class GpuWishes:
     has_trainer: bool = True
 
 
-def ask_nvidia_smi(search_path: str | None = None) -> str:
-    """What NVML (NVIDIA's management library) says of every GPU here, "index, UUID, MiB" per line; "" without GPUs.
+def ask_nvidia_smi(search_path: str | None = None, fields: str = "index,uuid,memory.total") -> str:
+    """What NVML (NVIDIA's management library) says of every GPU here, a line of `fields` each; "" without GPUs.
 
     Unlike /proc/driver/nvidia, it works inside WSL2, and lists only the GPUs that a container was given.
     """
@@ -84,7 +84,7 @@ def ask_nvidia_smi(search_path: str | None = None) -> str:
     program = shutil.which("nvidia-smi", path=os.pathsep.join(folders))
     if program is None:
         return ""
-    command = [program, "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    command = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_TIMEOUT_S)
     return done.stdout if done.returncode == 0 else ""
 

@@ -66,6 +66,12 @@ class ModelSizes:
     def parameters(self) -> int:
         return self.num_layers * self.layer_parameters + self.embedding_parameters + self.vision_parameters
 
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token passes through: of the experts, only the chosen ones."""
+        idle = self.num_experts - self.experts_per_token if self.num_experts else 0
+        return self.parameters - idle * self.num_layers * 3 * self.hidden * self.intermediate
+
     def lora_parameters(self, rank: int) -> int:
         """Of adapters on the attention and, in a dense model, the feed-forward part of every layer."""
         sides = 4 * self.hidden + 2 * (self.query + self.key)  # q, k, v, o: inputs and outputs

@@ -7,6 +7,7 @@ import logging
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +45,7 @@ from cua_rl.run.training_plan import RunPlan, plan_run
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import ModelServer
 from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
@@ -149,38 +151,8 @@ async def _start_engine(
 
     They start side by side, but one after the other where they share a GPU: vLLM measures how much of it is free.
     """
-    servers = make_servers(
-        plan.config,
-        plan.model_path,
-        plan.gpus,
-        folder.path / "logs",
-        max_lora_rank=plan.max_lora_rank,
-        max_model_len=plan.max_model_len,
-        max_images=plan.max_images,
-        max_num_seqs=plan.memory.max_num_seqs,
-    )
-    config = plan.config
-    trainer = TrainingClient(
-        TrainerConfig(
-            model_path=plan.model_path,
-            lora=LoraConfig(
-                rank=config.lora_rank,
-                alpha=config.trainer.lora_alpha,
-                seed=config.seed,
-                modules=tuple(config.trainer.lora_modules),
-            ),
-            dtype=config.trainer.dtype,
-            micro_batch_tokens=plan.memory.micro_batch_tokens,
-            gradient_checkpointing=plan.memory.gradient_checkpointing,
-            num_processes=plan.gpus.num_trainer_processes,
-            gpus=plan.gpus.trainer_gpus,
-            sharding=plan.memory.sharding,
-            max_pixels=config.server.max_pixels,
-            vision_cache_gib=config.trainer.vision_cache_gib,
-            seed=config.seed,
-        ),
-        folder.path / "logs" / "trainer.log",
-    )
+    servers = make_planned_servers(plan, folder.path / "logs")
+    trainer = TrainingClient(trainer_config(plan), folder.path / "logs" / "trainer.log")
     if plan.gpus.is_shared:
         await start_together(stack, *servers)
         await start_together(stack, trainer)
@@ -190,10 +162,47 @@ async def _start_engine(
     sampler = await stack.enter_async_context(SamplingClient(*servers))
     await _prove_adapters(trainer, sampler, plan)
     gateway = await stack.enter_async_context(
-        open_gateway(plan.config, sampler, plan.renderer, _sampling_params(plan.config, plan.config.temperature))
+        open_gateway(plan.config, sampler, plan.renderer, sampling_params(plan.config, plan.config.temperature))
     )
     judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
     return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
+
+
+def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServer]:
+    """The model servers of the plan, not yet started."""
+    return make_servers(
+        plan.config,
+        plan.model_path,
+        plan.gpus,
+        log_folder,
+        max_lora_rank=plan.max_lora_rank,
+        max_model_len=plan.max_model_len,
+        max_images=plan.max_images,
+        max_num_seqs=plan.memory.max_num_seqs,
+    )
+
+
+def trainer_config(plan: RunPlan) -> TrainerConfig:
+    """What the trainer of the plan loads, and how."""
+    config = plan.config
+    return TrainerConfig(
+        model_path=plan.model_path,
+        lora=LoraConfig(
+            rank=config.lora_rank,
+            alpha=config.trainer.lora_alpha,
+            seed=config.seed,
+            modules=tuple(config.trainer.lora_modules),
+        ),
+        dtype=config.trainer.dtype,
+        micro_batch_tokens=plan.memory.micro_batch_tokens,
+        gradient_checkpointing=plan.memory.gradient_checkpointing,
+        num_processes=plan.gpus.num_trainer_processes,
+        gpus=plan.gpus.trainer_gpus,
+        sharding=plan.memory.sharding,
+        max_pixels=config.server.max_pixels,
+        vision_cache_gib=config.trainer.vision_cache_gib,
+        seed=config.seed,
+    )
 
 
 async def _prove_adapters(trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan) -> None:
@@ -231,7 +240,7 @@ def _loop_settings(plan: RunPlan, first_step: int, owed_evaluations: tuple[Wante
         max_steps=config.max_steps,
         groups_per_batch=config.groups_per_batch,
         group_size=config.group_size,
-        params=_sampling_params(config, config.temperature),
+        params=sampling_params(config, config.temperature),
         train=train_step_settings(plan),
         eval_every=config.eval_every,
         save_every=config.save_every,
@@ -261,7 +270,8 @@ def train_step_settings(plan: RunPlan) -> TrainStepSettings:
     )
 
 
-def _sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
+def sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
+    """How the run samples at this temperature."""
     return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)
 
 
@@ -292,7 +302,7 @@ def _parts(
     evaluator = Evaluator(
         tasks=plan.eval_tasks,
         runner=make_run_runner(),
-        params=_sampling_params(config, config.temperature if own_temperature is None else own_temperature),
+        params=sampling_params(config, config.temperature if own_temperature is None else own_temperature),
         recorder=recorder,
         num_attempts=config.evaluation.eval_attempts,
     )

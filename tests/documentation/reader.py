@@ -29,6 +29,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.recipes import (
     calibrate_judge,
+    doctor,
     evaluate,
     export_model,
     export_rollout,
@@ -54,6 +55,7 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 """They know `dry_run`, and can be used from Python."""
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
+    "cua_rl.recipes.doctor": doctor.DoctorConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,

@@ -1,0 +1,49 @@
+"""The doctor on this machine: real vLLM, real trainer, the tiny model; on its GPUs if it has some."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cua_rl.run.gpus import ask_nvidia_smi
+
+pytestmark = pytest.mark.timeout(900)
+GPU_ONLY = {"driver", "GPUs", "memory against plan"}
+
+
+def test_a_healthy_machine_passes_all_that_it_can_try(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "cua_rl.recipes.doctor",
+        f"log_path={tmp_path / 'run'}",
+        "server.max_model_len=1024",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    done = subprocess.run(
+        [*command, f"json={tmp_path / 'report' / 'doctor.json'}", "max_concurrent_rollouts=4"],
+        env=environment | {"GBOX_API_KEY": "gk-never-written-anywhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+
+    text = (tmp_path / "report" / "doctor.json").read_text()
+    report = json.loads(text)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    verdicts = {name: finding["verdict"] for name, finding in found.items()}
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["long backward pass"]["figures"]["tokens_per_s"] > 0
+    if not ask_nvidia_smi():
+        assert {name for name, verdict in verdicts.items() if verdict == "not tried"} == GPU_ONLY
+        assert {verdict for name, verdict in verdicts.items() if name not in GPU_ONLY} == {"ok"}
+        two = found["two trainer processes"]["figures"]
+        assert two["two"] == pytest.approx(two["one"], rel=1e-4)
+        assert found["parity with images"]["figures"]["policy/parity_image_mean_abs"] < 1e-4
+    assert report["config"]["server"]["max_model_len"] == 1024
+    assert "gk-never-written-anywhere" not in text
+    assert all(name in done.stdout for name in ("canary", "for a bug report"))
