@@ -129,7 +129,7 @@ def test_vllm_takes_the_command_line_of_every_gpu_shape(name: str, engine_config
         "data_parallel": 1,
         "worker": "vllm.v1.worker.gpu_worker.Worker",
         "prefix_caching": True,
-        "gpu_memory_utilization": 0.45 if shape.num_gpus == 1 else 0.85,
+        "gpu_memory_utilization": 0.85,
         "lora_rank": 32,
         "max_model_len": shape.max_model_len,
         "eager": False,
