@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -125,8 +126,9 @@ def test_a_documented_command_works_on_a_recorded_run(recorded: Recorded, comman
     for word in words:
         if word.startswith("out="):
             written = recorded.folder / word.removeprefix("out=")
-            files = written.iterdir() if written.is_dir() else [written]
+            files = list(written.iterdir()) if written.is_dir() else [written]
             assert sum(file.stat().st_size for file in files) > 10_000
+            written.rename(written.with_name(f"{written.name}-{uuid4().hex}"))  # another command may write the same name
 
 
 def assert_shows_the_run(recorded: Recorded, words: list[str]) -> None:
