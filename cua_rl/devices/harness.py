@@ -51,7 +51,7 @@ def parse_result(value: object) -> HarnessResult | None:
         return None
     given = cast("Json", value)
     success, answer, told = given.get("success"), given.get("answer"), given.get("metrics")
-    metrics = cast("Json", told) if isinstance(told, Mapping) else {}
+    metrics: Json = cast("Json", told) if isinstance(told, Mapping) else {}
     numbers = {
         # a part of a metric's name
         re.sub(r"[^\w.-]+", "_", str(name)): as_number(number)
