@@ -52,7 +52,7 @@ def assert_trained(trained: Trained, num_groups: int) -> None:
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     assert all(turn.model.prompt_matches_renderer for turn in turns)
     assert all(turn.model.policy_version == trained.policy_version for turn in turns)
-    assert all(turn.agent.before == turn.model.prompt.images[-1] for turn in turns)
+    assert all(turn.agent.before == (turn.model.prompt.images or (None,))[-1] for turn in turns)
     sampled = sum(len(turn.model.sampled_tokens) for turn in turns)
     assert sum(datum.num_trained_tokens for datum in trained.batch.datums) == sampled
     # every turn extends the one before: one datum a rollout, but where an answer is not as the tokenizer writes it
@@ -79,8 +79,8 @@ async def test_an_example_agent_trains_one_step_unchanged(name: str, engine: Eng
 
 async def test_the_example_harness_trains_one_step_in_its_own_world(engine: Engine, tmp_path: Path) -> None:
     folder = EXAMPLES.parent / "harnesses"
-    source = {"source_type": "harness", "file_path": str(folder / "click_the_mark.jsonl")}
-    command = AgentCommand(argv=(sys.executable, str(folder / "click_the_mark.py")), log_folder=tmp_path)
+    source = {"source_type": "harness", "file_path": str(folder / "guess_the_app.jsonl")}
+    command = AgentCommand(argv=(sys.executable, str(folder / "guess_the_app.py")), log_folder=tmp_path)
     tasks = load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 2)
 
     trained = await engine.train(HarnessAgent(program=HarnessCommand(command)), HarnessWorlds(), tasks)
@@ -89,7 +89,7 @@ async def test_the_example_harness_trains_one_step_in_its_own_world(engine: Engi
     validations = [rollout.validation for group in trained.groups for rollout in group.rollouts]
     assert all(validation is not None and validation.score is not None for validation in validations)
     assert all(
-        validation is not None and {"distance", "clicks"} <= validation.metrics.keys() for validation in validations
+        validation is not None and {"guesses", "unreadable"} <= validation.metrics.keys() for validation in validations
     )
 
 
