@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from starlette.applications import Starlette
@@ -21,8 +22,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from cua_rl.agent.external import AgentCommand
-from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessProgram, HarnessService
-from cua_rl.devices.harness import HARNESS, HarnessWorlds
+from cua_rl.agent.harness import (
+    HarnessAgent,
+    HarnessAssignment,
+    HarnessCommand,
+    HarnessProgram,
+    HarnessService,
+    RunEnd,
+)
+from cua_rl.devices.harness import HARNESS, HarnessResult, HarnessWorlds
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError
 from cua_rl.events import RolloutSource
@@ -153,10 +161,24 @@ async def test_rule_2_a_program_that_a_signal_ends_is_a_fault_even_with_a_result
     assert "signal 9" in (rollout.error or "")
 
 
+class AsksUntilRefused:
+    """Never ends by itself; in this process, so that no interpreter's start counts as its time."""
+
+    async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
+        told = assignment.variables()
+        headers = {"Authorization": f"Bearer {told['OPENAI_API_KEY']}"}
+        body = {"model": told["CUA_MODEL"], "messages": [{"role": "user", "content": "go"}]}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while True:
+                answer = await http.post(f"{told['OPENAI_BASE_URL']}/chat/completions", json=body, headers=headers)
+                if answer.is_error:
+                    break
+        await over.wait()
+        return RunEnd(status=None, result=HarnessResult(reward=0.5))
+
+
 async def test_rule_2_a_program_that_hangs_once_the_policy_is_out_of_turns_is_no_fault(bench: Bench) -> None:
-    rollout = await bench.run(
-        "ask(); ask(); assert ask() == 403; report(reward=0.5); time.sleep(60)", time_limits=TimeLimits(agent_s=1.0)
-    )
+    rollout = await bench.run_program(AsksUntilRefused(), time_limits=TimeLimits(agent_s=2.0))
 
     assert outcome(rollout) == (StopReason.MAX_TURNS, 0.5)
 
