@@ -9,7 +9,7 @@
         DeviceQuotaError    there are no more devices to be had for now (429)
       SamplingError     the model server did not answer: an infrastructure fault, never a reward
       TaskError         a task's set-up or validator failed: an infrastructure fault, never a reward
-        AgentError      an agent outside this process failed before it asked the model: the same
+        AgentError      an agent failed before it asked the model, or a harness at any time: the same
         JudgeError      the judge of a task without a validator gave no verdict: the same
       TrainingError     an optimizer step cannot be trusted; stops the run
         ParityError     sampler and trainer disagree about log-probabilities
@@ -76,7 +76,7 @@ class TaskError(CuaError):
 
 
 class AgentError(TaskError):
-    """An agent outside this process failed before it asked the model; dropped or retried, never rewarded."""
+    """An agent failed before it asked the model, or a harness at any time; dropped or retried, never rewarded."""
 
 
 class JudgeError(TaskError):

@@ -2,7 +2,8 @@
 model.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +16,9 @@ class Validation:
     success: bool
     duration_s: float = 0.0
     score: float | None = None
-    """How much of the goal was reached, from 0 to 1, if the validator reports it."""
+    """How much of the goal was reached, from 0 to 1, if the validator reports it; of a harness its reward."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Further numbers that a harness reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

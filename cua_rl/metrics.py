@@ -151,6 +151,8 @@ FAMILIES: Mapping[str, str] = {
     "stop/<reason>": "share of rollouts with this stop reason",
     "rollout/policy_lag/turns/<lag>": "number of turns trained with this policy lag",
     "rollout/forks/<reason>": "turns that started a new training sequence for this reason",
+    "rollout/faults/<reason>": "number of rollouts that ended as this kind of fault",
+    "rollout/harness/<metric>": "mean of a number that the harness reports, over the rollouts that have it",
     "device/faults/<kind>": "faults of one kind: lost, time_limit, service (5xx), quota (429), broken",
     "curriculum/success_rate/<task>": "running success rate of a task, used to sample tasks",
     "reward/parts/<part>": "mean of one part of the reward",

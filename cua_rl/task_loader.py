@@ -19,6 +19,7 @@ from cua_rl.tasks.django_admin.templates import ADMIN_TEMPLATES
 from cua_rl.tasks.fields import require_known
 from cua_rl.tasks.folders import FolderTask, load_folder_tasks
 from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, fetch_gym_tasks, split_gym_tasks
+from cua_rl.tasks.harness_tasks import load_harness_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
 from cua_rl.tasks.page_tasks import parse_page_tasks
@@ -168,8 +169,8 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, ha
             return [_describe(task, f"custom task {i}", device, has_judge) for i, task in described]
         case "task_adapter":
             return _read_folders(config, seed, device)
-        case "miniwob" | "django_admin" | "page" | "desktop":
-            return _site_tasks(config)
+        case "miniwob" | "django_admin" | "page" | "desktop" | "harness":
+            return _site_tasks(config, seed)
         case "gym":
             tasks = fetch_gym_tasks(config.gym_base_url or DEFAULT_BASE_URL, config.gym_id or DEFAULT_GYM_ID)
             # the split comes before any filter, so that a filter moves no task to the other side
@@ -179,7 +180,7 @@ def _candidates(config: TaskSourceConfig, seed: int, device: DeviceAbilities, ha
             return tasks if config.split_type is None else train if config.split_type == "train" else held_out
 
 
-def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
+def _site_tasks(config: TaskSourceConfig, seed: int) -> Sequence[Template]:
     match config.source_type:
         case "desktop":
             from cua_rl.tasks.desktop.templates import DESKTOP_TASKS  # needs packages of its own
@@ -189,6 +190,8 @@ def _site_tasks(config: TaskSourceConfig) -> Sequence[Template]:
             return all_templates() if config.task_names or "measuring" in config.tags else development_templates()
         case "django_admin":
             return ADMIN_TEMPLATES
+        case "harness":
+            return load_harness_tasks(config, seed)
         case _:
             return parse_page_tasks(config)
 

@@ -74,11 +74,11 @@ class ModelTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTurn:
-    """The agent's side of a turn: what it saw, what it did on the device, what the device showed afterwards."""
+    """The agent's side of a turn: what it saw (None for text alone), what it did, what the device showed afterwards."""
 
     response_id: str
     """The model's answer that it acted on."""
-    before: EncodedImage
+    before: EncodedImage | None
     action: Action | None = None
     """None if the answer could not be parsed or ended the rollout."""
     action_error: str | None = None

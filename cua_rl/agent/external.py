@@ -9,7 +9,8 @@ import logging
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,32 +86,48 @@ class AgentCommand:
 
     async def work(self, assignment: Assignment) -> ProgramEnd:
         """Run it to its end. If cancelled, it ends the command and everything that the command started."""
-        user = await asyncio.to_thread(claim_agent_user, self.argv)
-        home = await asyncio.to_thread(make_scratch_folder, "agent")
-        user.give(home)
-        named = {name: os.environ[name] for name in self.variables if name in os.environ}
-        process = OwnedProcess(
-            self.argv,
-            name=f"agent-{assignment.task.rollout_id}",
-            log_path=self.log_folder / f"{assignment.task.rollout_id}.log",
-            environment=bare_environment(home, named | assignment.variables()),
-            stop_timeout_s=3.0,
-            user=user,
-        )
-        try:
-            async with process:
-                status = await process.wait()
-        finally:
-            await asyncio.to_thread(_leave_nothing, user, home)
+        async with self.open_room() as room, self.process(room, assignment.task, assignment.variables()) as process:
+            status = await process.wait()
         if status == 0:
             return ProgramEnd()
         tail = await asyncio.to_thread(process.log_tail, 5)
         return ProgramEnd(error=f"the agent ended with status {status}, see {process.log_path}: {tail.strip()[-500:]}")
 
+    @asynccontextmanager
+    async def open_room(self) -> AsyncGenerator["Room"]:
+        """A user and an empty home for one rollout; what the user still runs at the end is killed, the home removed."""
+        user = await asyncio.to_thread(claim_agent_user, self.argv)
+        room = Room(user=user, home=await asyncio.to_thread(make_scratch_folder, "agent"))
+        user.give(room.home)
+        try:
+            yield room
+        finally:
+            await asyncio.to_thread(room.leave)
 
-def _leave_nothing(user: SystemUser, home: Path) -> None:
-    user.release()
-    remove_tree(home)
+    def process(self, room: "Room", task: AgentTask, told: Mapping[str, str]) -> OwnedProcess:
+        """The command in its room, not yet started; `told` are the variables of the rollout."""
+        named = {name: os.environ[name] for name in self.variables if name in os.environ}
+        return OwnedProcess(
+            self.argv,
+            name=f"agent-{task.rollout_id}",
+            log_path=self.log_folder / f"{task.rollout_id}.log",
+            environment=bare_environment(room.home, {**named, **told}),
+            stop_timeout_s=3.0,
+            user=room.user,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a command has to itself during one rollout."""
+
+    user: SystemUser
+    home: Path
+
+    def leave(self) -> None:
+        """Leave nothing behind."""
+        self.user.release()
+        remove_tree(self.home)
 
 
 def claim_agent_user(argv: tuple[str, ...]) -> SystemUser:
@@ -125,7 +142,7 @@ def unreadable_files(argv: tuple[str, ...]) -> tuple[str, ...]:
     """The program and files named after it that a user of its own cannot read; the log says so once."""
     if not can_change_user():
         return ()
-    files = [shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if Path(word).exists())]
+    files = [shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word))]
     with claim_user(GUEST_UIDS) as user:
         command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
         closed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[:-1]

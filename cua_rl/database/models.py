@@ -308,7 +308,7 @@ class Screenshot(Base):
 
 
 class TurnRow(Base):
-    """One turn: request, answer, action, screenshots. Only another program's turn may lack the screenshot before it."""
+    """One turn: request, answer, action, screenshots. A turn of text alone has no screenshot before it."""
 
     __tablename__ = "turns"
     __table_args__ = (
@@ -347,7 +347,7 @@ class TurnRow(Base):
     durations_s: Mapped[JsonDict]
     action: Mapped[JsonDict | None]
     action_error: Mapped[str | None]
-    before_sha256: Mapped[str] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True, nullable=True)
+    before_sha256: Mapped[str | None] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)
     after_sha256: Mapped[str | None] = mapped_column(Text, ForeignKey("screenshots.sha256"), index=True)
     created_at: Mapped[datetime] = _now()
 

@@ -147,7 +147,7 @@ async def _load_turns(session: AsyncSession, rollout_pks: Sequence[int]) -> Mapp
     for row in rows:
         agent = AgentTurn(
             response_id=row.response_id,
-            before=images[row.before_sha256],
+            before=None if row.before_sha256 is None else images[row.before_sha256],
             action=None if row.action is None else decode_action(row.action),
             action_error=row.action_error,
             after=None if row.after_sha256 is None else images[row.after_sha256],

@@ -54,12 +54,17 @@ def _screens(turns: Sequence[Turn], screenshots: Screenshots) -> Iterator[Part]:
     """Labelled screenshots; one that equals the previous one is not sent again."""
     shown: str | None = None
     for turn in turns if screenshots == "all" else ():
-        if turn.agent.before.sha256 == shown:
+        before = turn.agent.before
+        if before is None:
+            continue
+        if before.sha256 == shown:
             yield _text(f"Screenshot before turn {turn.index + 1}: the same.")
         else:
-            yield from (_text(f"Screenshot before turn {turn.index + 1}:"), _image(turn.agent.before))
-        shown = turn.agent.before.sha256
+            yield from (_text(f"Screenshot before turn {turn.index + 1}:"), _image(before))
+        shown = before.sha256
     last = turns[-1].agent.after or turns[-1].agent.before
+    if last is None:
+        return
     if last.sha256 == shown:
         yield _text("Final screenshot: the same.")
     else:

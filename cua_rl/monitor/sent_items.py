@@ -201,14 +201,14 @@ class ItemMaker:
         return SentItem(kind="rollouts", client_id=rollout_id, payload=head | dict(payload), references=references)
 
     def _turn(self, rollout_id: str, turn: Turn) -> SentItem:
-        after, columns = turn.agent.after, turn_columns(turn, self._image_token_id)
+        before, after, columns = turn.agent.before, turn.agent.after, turn_columns(turn, self._image_token_id)
         payload: dict[str, Any] = {
             "turn": turn.index + 1,
             "start_time": _iso(datetime.fromtimestamp(turn.model.started_at, UTC)),
             "turn_time": sum(turn.agent.durations_s.values()),
             "model_response": turn.model.text,
             "metrics_json": {"stage_timings": dict(turn.agent.durations_s)},
-            "screen_before": self._image(rollout_id, turn.agent.before),
+            "screen_before": None if before is None else self._image(rollout_id, before),
             "screen_after": None if after is None else self._image(rollout_id, after),
             "model_specific_input_json": dict(turn.model.request),
             "cua_rl": {name: value for name, value in columns.items() if name not in _COLUMNS_SENT_OTHERWISE},

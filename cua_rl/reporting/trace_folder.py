@@ -122,10 +122,13 @@ def _mark(pen: ImageDraw.ImageDraw, x: int, y: int, *, radius_px: int) -> None:
 
 
 def _write_turn(folder: Path, turn: Turn) -> None:
-    name = f"turn-{turn.index + 1:02d}.png"
-    draw_action(turn.agent.before, turn.agent.action).save(folder / name)
+    lines = [f"\n## Turn {turn.index + 1}\n"]
+    if turn.agent.before is not None:
+        name = f"turn-{turn.index + 1:02d}.png"
+        draw_action(turn.agent.before, turn.agent.action).save(folder / name)
+        lines.append(f"![screenshot]({name})\n")
     done = [repr(action) for action in turn.agent.actions]
-    lines = [f"\n## Turn {turn.index + 1}\n", f"![screenshot]({name})\n", f"```\n{turn.model.text}\n```\n"]
+    lines.append(f"```\n{turn.model.text}\n```\n")
     lines += [f"done: {action}\n" for action in done]
     if turn.agent.action_error is not None:
         lines.append(f"told: {turn.agent.action_error}\n")

@@ -57,7 +57,11 @@ def build_evidence(
 ) -> Evidence:
     """Collect the evidence from the turns of a rollout."""
     done = [turn.agent for turn in turns]
-    tried = [(turn.before.sha256, turn.action) for turn in done if not isinstance(turn.action, Wait | None)]
+    tried = [
+        (turn.before.sha256, turn.action)
+        for turn in done
+        if turn.before is not None and not isinstance(turn.action, Wait | None)
+    ]
     return Evidence(
         validation=validation,
         stop_reason=stop_reason,

@@ -27,12 +27,25 @@ def rollout_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "time/rollout_s/p90": durations[ceil(0.9 * len(durations)) - 1] if durations else 0.0,
         "time/rollout_s/max": durations[-1] if durations else 0.0,
     } | {f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()}
+    faults = Counter(rollout.stop_reason for group in groups for rollout in group.faulty)
+    metrics |= {f"rollout/faults/{reason}": float(count) for reason, count in faults.items()}
     return (
         metrics
         | _reward_metrics(groups)
         | _turn_metrics(turns)
+        | _harness_metrics(rollouts)
         | _judge_metrics([rollout for group in groups for rollout in (*group.rollouts, *group.faulty)])
     )
+
+
+def _harness_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """The mean of every number that a harness reports, over the rollouts that have it."""
+    reported: defaultdict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.validation is not None:
+            for name, value in rollout.validation.metrics.items():
+                reported[name].append(value)
+    return {f"rollout/harness/{name}": _mean(values) for name, values in reported.items()}
 
 
 def _judge_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

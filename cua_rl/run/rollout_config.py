@@ -21,11 +21,13 @@ PAID_DEVICES: Given = {"max_concurrent_rollouts": 8}
 
 
 def device_presets(given: Given) -> Given:
-    """Defaults that depend on the device: Linux boxes imply GBox, and few paid devices run at a time."""
+    """Defaults of the device: Linux boxes imply GBox, few paid devices run at a time, a harness reports the reward."""
     site = given_site(given.get("tasks"))
     presets: dict[str, object] = {}
     if site is None and given.get("box_type") == "linux":
         presets["device"] = "gbox"
+    if site == "harness":
+        presets["reward"] = "score"
     is_gbox = site is None and given.get("device", presets.get("device")) == "gbox"
     return {**presets, **PAID_DEVICES} if is_gbox or site == "gym" else presets
 
@@ -45,20 +47,26 @@ def given_site(tasks: object) -> str | None:
 class AgentSettings:
     """The agent, and which screenshots its prompts contain."""
 
-    name: Literal["gbox", "mini_agent", "external"] = setting(
+    name: Literal["gbox", "mini_agent", "external", "harness"] = setting(
         "gbox",
         "agent: gbox, the built-in agent; mini_agent, a gbox-mini-agent server on gym tasks; external, "
-        "your own program",
+        "your own program on our devices; harness, a program with its own world and score",
         for_group=True,
     )
     command: str | None = setting(
         None, "agent=external: command started for each rollout, with its parameters in environment variables"
     )
     environment: tuple[str, ...] = setting(
-        (), "agent.command: names of environment variables that it gets besides PATH, language and time zone"
+        (), "names of environment variables that such a command gets besides PATH, language and time zone"
     )
     url: str | None = setting(
         None, "agent=external: address of a server that receives each rollout and responds when it is done"
+    )
+    harness_command: str | None = setting(
+        None, "agent=harness: command that runs a whole rollout and reports its score (docs/harnesses.md)"
+    )
+    harness_url: str | None = setting(
+        None, "agent=harness: address of a server that receives each rollout and responds with its result"
     )
     gbox_mini_agent_base_url: str | None = setting(
         None, "agent=mini_agent: address of the server; None is http://localhost:3000"
@@ -111,7 +119,7 @@ class DeviceSettings:
     task_timeout_s: float = setting(
         1800.0,
         "limit for the policy's own time in one rollout: its waits and, for an agent outside this "
-        "process, the time between requests; exceeding it ends the rollout as if out of turns",
+        "process, the time between requests; exceeding it ends the rollout as if out of turns (a harness: as a fault)",
         within=_TIME_LIMIT,
     )
     validate_timeout_s: float = setting(60.0, "limit for validating a task on its device", within=_TIME_LIMIT)

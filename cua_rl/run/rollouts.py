@@ -10,6 +10,7 @@ from pathlib import Path
 from cua_rl.agent.agent import Agent, RecordingAccess
 from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, unreadable_files
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History
 from cua_rl.agent.mini_agent import DEFAULT_BASE_URL, MiniAgent, MiniAgentSettings
 from cua_rl.config import ServerConfig
@@ -22,7 +23,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.gpus import GpuPlan
-from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
+from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.site import OpenDevices, Place
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -31,7 +32,13 @@ from cua_rl.sampling.server import ExternalServer, ModelServer, VllmServer
 from cua_rl.settings import with_values
 from cua_rl.system import refuse_inspection
 
-_ONLY_WITH = {"command": "external", "url": "external", "gbox_mini_agent_base_url": "mini_agent"}
+_ONLY_WITH = {
+    "command": "external",
+    "url": "external",
+    "harness_command": "harness",
+    "harness_url": "harness",
+    "gbox_mini_agent_base_url": "mini_agent",
+}
 
 
 def check_agent(config: RolloutConfig, place: Place) -> None:
@@ -40,6 +47,8 @@ def check_agent(config: RolloutConfig, place: Place) -> None:
     given = {
         "command": agent.command,
         "url": agent.url,
+        "harness_command": agent.harness_command,
+        "harness_url": agent.harness_url,
         "gbox_mini_agent_base_url": agent.gbox_mini_agent_base_url,
     }
     for name, value in given.items():
@@ -48,11 +57,18 @@ def check_agent(config: RolloutConfig, place: Place) -> None:
                 f"agent.{name}: expected it only with agent={_ONLY_WITH[name]}, got it with agent={agent.name}; set "
                 f"agent={_ONLY_WITH[name]} or leave it out"
             )
-        if name != "command":
+        if not name.endswith("command"):
             _require_address(f"agent.{name}", value)
     _require_address("gateway.public_url", config.gateway.public_url)
     if agent.name == "external":
-        _check_program(agent)
+        _check_program(agent.name, "command", agent.command, agent.url)
+    if agent.name == "harness":
+        _check_program(agent.name, "harness_command", agent.harness_command, agent.harness_url)
+    if (agent.name == "harness") != (place == "harness"):
+        raise ConfigError(
+            f"agent: expected agent=harness with source_type 'harness', and with no other, got agent={agent.name} on "
+            f"{place}; change one of them"
+        )
     if agent.name != "gbox" and config.devices.coordinate_mode != "direct":
         raise ConfigError(
             f"coordinate_mode: expected 'direct' with agent={agent.name}, got {config.devices.coordinate_mode!r}; "
@@ -76,13 +92,17 @@ def make_agent(config: RolloutConfig, own: GBoxAgent, log_folder: Path) -> Agent
             max_step_time_s=devices.turn_timeout_s,
         )
         return MiniAgent(mini)
-    if agent.command is not None:
+    text = agent.command or agent.harness_command
+    command = None
+    if text is not None:
         refuse_inspection()
-        argv = tuple(shlex.split(agent.command))
-        return ExternalAgent(AgentCommand(argv=argv, log_folder=log_folder, variables=agent.environment))
-    if agent.url is not None:
-        return ExternalAgent(AgentService(url=agent.url))
-    return own
+        command = AgentCommand(argv=tuple(shlex.split(text)), log_folder=log_folder, variables=agent.environment)
+    if agent.name == "harness":
+        program = HarnessService(url=agent.harness_url or "") if command is None else HarnessCommand(command)
+        return HarnessAgent(program=program, judge_base_url=config.judge.base_url)
+    if command is not None:
+        return ExternalAgent(command)
+    return own if agent.url is None else ExternalAgent(AgentService(url=agent.url))
 
 
 def make_runner(
@@ -180,23 +200,22 @@ async def open_gateway(
         yield gateway
 
 
-def _check_program(agent: AgentSettings) -> None:
-    if (agent.command is None) == (agent.url is None):
+def _check_program(agent: str, name: str, command: str | None, url: str | None) -> None:
+    if (command is None) == (url is None):
         raise ConfigError(
-            f"agent: expected either agent.command or agent.url with agent=external, got "
-            f"{'neither' if agent.url is None else 'both'}; say how the agent is reached"
+            f"agent: expected either agent.{name} or agent.{name.replace('command', 'url')} with agent={agent}, got "
+            f"{'neither' if url is None else 'both'}; say how it is reached"
         )
-    if agent.command is not None:
+    if command is not None:
         try:
-            words = shlex.split(agent.command)
+            words = shlex.split(command)
         except ValueError as error:
             raise ConfigError(
-                f"agent.command: expected words as in a shell, got {agent.command!r} ({error}); close the quotes"
+                f"agent.{name}: expected words as in a shell, got {command!r} ({error}); close the quotes"
             ) from None
         if not words or shutil.which(words[0]) is None:
             raise ConfigError(
-                f"agent.command: expected a command whose program can be found, got {agent.command!r}; write its whole "
-                "path"
+                f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
         unreadable_files(tuple(words))
 

@@ -12,6 +12,7 @@ from typing import Literal
 from cua_rl.agent.element_tools import Grounder
 from cua_rl.devices.gym.client import GymLimits
 from cua_rl.devices.gym.device import AttachDevice
+from cua_rl.devices.harness import HarnessWorlds
 from cua_rl.devices.pool import DeviceBackend, DevicePool, PoolLimits, open_pool
 from cua_rl.errors import ConfigError
 from cua_rl.rollout.time_limits import TimeLimits
@@ -126,6 +127,8 @@ def make_local_backend(tasks: Tasks, *, screen_scale: int, browser_scale: float 
             return MiniWobPages(scale=browser_scale)
         case "django_admin":
             return AdminPages(scale=browser_scale)
+        case "harness":
+            return HarnessWorlds()
         case "page":
             return UserPages(parse_sources(tasks), scale=browser_scale)
         case _:

@@ -49,8 +49,8 @@ def train_presets(given: Given) -> Given:
     given = MappingProxyType({**chosen, **given})
     demo = EMBEDDED_DEMO if given.get("model_name") is None else {}
     tasks, site = given.get("tasks"), given_site(given.get("tasks"))
-    # custom pages are the same for every seed, so they have no held-out tasks
-    held_out = {} if site is None else {"eval_tasks": None if site == "page" else tasks}
+    # pages and rows of the user's are the same for every seed, so they have no held-out tasks
+    held_out = {} if site is None else {"eval_tasks": None if site in ("page", "harness") else tasks}
     return {**chosen, **demo, **held_out, **device_presets(given)}
 
 

@@ -13,10 +13,10 @@ from cua_rl.tasks.task import Category, Difficulty
 
 SourceType = Literal[
     "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
-    "page", "desktop",
+    "page", "desktop", "harness",
 ]  # fmt: skip
-Site = Literal["miniwob", "django_admin", "page", "desktop", "gym"]
-"""Sources whose tasks need devices of their own: web pages, Linux desktops, or the devices of a gym server."""
+Site = Literal["miniwob", "django_admin", "page", "desktop", "gym", "harness"]
+"""Sources whose tasks bring their own world: web pages, Linux desktops, the devices of a gym server, a harness."""
 Split = Literal["train", "eval"]
 TaskSources = str | Mapping[str, object] | Sequence[Mapping[str, object]]
 """One source or several, as dicts or as their JSON text."""
@@ -33,7 +33,9 @@ class TaskSourceConfig:
     """For "ids"."""
     file_path: str | None = None
     """For "file": an id per line (# begins a comment) or, where there is a judge, a description; or .json and .jsonl
-    with ids or custom tasks."""
+    with ids or custom tasks. For "harness": a .jsonl file with rows, or a folder of such files."""
+    list_command: str | None = None
+    """For "harness": a command that prints its rows, instead of `file_path`."""
     custom_tasks: tuple[object, ...] = ()
     """For "custom": dictionaries as `cua_rl.tasks.custom` reads them; where there is a judge, also descriptions."""
     pages: tuple[object, ...] = ()
@@ -43,9 +45,9 @@ class TaskSourceConfig:
     tasks_dir: str | None = None
     """For "task_adapter": folders <set>/<nn_name> with task.py and validator.py, or one such set."""
     train_ratio: float = TRAIN_RATIO
-    """For folders and gyms: share of the tasks that are for training."""
+    """For folders, gyms and harnesses: share of the tasks that are for training."""
     split_type: Split | None = None
-    """For folders and gyms: which side of the split; None is both."""
+    """For folders, gyms and harnesses: which side of the split; None is both."""
     category: str | None = None
     """A category; for "task_adapter" it may also be the name of a set."""
     difficulty: Difficulty | None = None
@@ -67,13 +69,14 @@ class TaskSourceConfig:
 
 _BELONGS_TO: dict[str, tuple[SourceType, ...]] = {
     "task_ids": ("ids",),
-    "file_path": ("file",),
+    "file_path": ("file", "harness"),
+    "list_command": ("harness",),
     "custom_tasks": ("custom",),
     "pages": ("page",),
     "allowed_urls": ("page",),
     "tasks_dir": ("task_adapter",),
-    "train_ratio": ("task_adapter", "gym"),
-    "split_type": ("task_adapter", "gym"),
+    "train_ratio": ("task_adapter", "gym", "harness"),
+    "split_type": ("task_adapter", "gym", "harness"),
     "gym_base_url": ("gym",),
     "gym_id": ("gym",),
     "eval_number_range": ("gym",),
@@ -122,7 +125,7 @@ def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
 
 
 def find_site(sources: TaskSources) -> Site | None:
-    """The web site, "desktop" or "gym", on which all these tasks run; None if they run on the configured device."""
+    """The site on which all these tasks run; None if they run on the configured device."""
     used: list[Site | None] = list({site_of(config): None for config in parse_sources(sources)})
     if len(used) > 1:
         names = ", ".join(site or "the configured device" for site in used)
@@ -131,7 +134,7 @@ def find_site(sources: TaskSources) -> Site | None:
 
 
 def site_of(config: TaskSourceConfig) -> Site | None:
-    """The web site, "desktop" or "gym", on which this source's tasks run; None if they run on the configured device."""
+    """The site on which this source's tasks run; None if they run on the configured device."""
     return cast(Site, config.source_type) if config.source_type in get_args(Site) else None
 
 
@@ -159,6 +162,7 @@ def _parse_source(item: object) -> TaskSourceConfig:
         source_type=source_type,
         task_ids=given.texts("task_ids"),
         file_path=given.text("file_path"),
+        list_command=given.text("list_command"),
         custom_tasks=(described,) if isinstance(described, str) else given.items("custom_tasks"),
         pages=given.items("pages"),
         allowed_urls=given.texts("allowed_urls"),

@@ -16,6 +16,7 @@ from cua_rl.run.training_config import CLIConfig
 from tests.agent.gym_bench import open_gym
 
 GYM: dict[str, object] = {"source_type": "gym"}
+HARNESS: dict[str, object] = {"source_type": "harness", "file_path": "rows.jsonl"}
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,17 @@ GYM: dict[str, object] = {"source_type": "gym"}
         ({"agent": "external", "agent_url": "localhost:1"}, "agent.url: expected an address"),
         ({"gbox_mini_agent_base_url": "http://a"}, "only with agent=mini_agent"),
         ({"agent": "mini_agent"}, "set source_type to 'gym'"),
+        (
+            {"agent": "harness", "tasks": HARNESS},
+            "harness_command or agent.harness_url with agent=harness, got neither",
+        ),
+        ({"harness_url": "http://a"}, "agent.harness_url: expected it only with agent=harness"),
+        ({"agent": "harness", "harness_url": "a", "tasks": HARNESS}, "agent.harness_url: expected an address"),
+        (
+            {"agent": "harness", "harness_url": "http://a"},
+            "agent=harness with source_type 'harness', and with no other",
+        ),
+        ({"tasks": HARNESS}, "agent=harness with source_type 'harness', and with no other, got agent=gbox"),
         ({"gateway_public_url": "trainer:8100"}, "gateway.public_url: expected an address"),
     ],
 )
@@ -45,6 +57,13 @@ def test_agents_that_can_work_are_taken() -> None:
     check(CLIConfig())
     check(CLIConfig(agent=AgentSettings(name="external", command="python3 agent.py --name 'a b'")))
     check(CLIConfig(agent=AgentSettings(name="mini_agent"), tasks=GYM))
+    check(CLIConfig(agent=AgentSettings(name="harness", harness_command="python3 play.py"), tasks=HARNESS))
+
+
+def test_a_harness_reports_the_reward_and_is_not_evaluated_on_what_it_trains_on() -> None:
+    config = make_config(CLIConfig, {"tasks": HARNESS})
+
+    assert (config.reward, config.eval_tasks) == ("score", None)
 
 
 def test_devices_of_a_gym_are_operated_by_gbox_mini_agent_or_need_the_key_of_their_boxes() -> None:

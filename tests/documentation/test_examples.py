@@ -132,7 +132,8 @@ def stands_for(models: Path) -> Generator[dict[str, str]]:
 @pytest.fixture
 def place(tmp_path: Path, models: Path, stands_for: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Reader:
     """A folder with models, an adb and whatever else pages take for granted."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for folder in ("examples", "cua_rl"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     (tmp_path / "bin").mkdir()
     for program, text in (("adb", ADB), ("nvidia-smi", NVIDIA_SMI)):
         (tmp_path / "bin" / program).write_text(text)

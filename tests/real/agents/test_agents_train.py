@@ -8,8 +8,10 @@ import pytest
 
 from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
+from cua_rl.agent.harness import HarnessAgent, HarnessCommand
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
 from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
+from cua_rl.devices.harness import HARNESS, HarnessWorlds
 from cua_rl.http_server import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
@@ -50,7 +52,7 @@ def assert_trained(trained: Trained, num_groups: int) -> None:
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     assert all(turn.model.prompt_matches_renderer for turn in turns)
     assert all(turn.model.policy_version == trained.policy_version for turn in turns)
-    assert all(turn.agent.before.sha256 == turn.model.prompt.images[-1].sha256 for turn in turns)
+    assert all(turn.agent.before == (turn.model.prompt.images or (None,))[-1] for turn in turns)
     sampled = sum(len(turn.model.sampled_tokens) for turn in turns)
     assert sum(datum.num_trained_tokens for datum in trained.batch.datums) == sampled
     # every turn extends the one before: one datum a rollout, but where an answer is not as the tokenizer writes it
@@ -73,6 +75,22 @@ async def test_an_example_agent_trains_one_step_unchanged(name: str, engine: Eng
     assert_trained(trained, num_groups=2)
     actions = [turn.agent.action for group in trained.groups for rollout in group.rollouts for turn in rollout.turns]
     assert any(action is not None for action in actions)
+
+
+async def test_the_example_harness_trains_one_step_in_its_own_world(engine: Engine, tmp_path: Path) -> None:
+    folder = EXAMPLES.parent / "harnesses"
+    source = {"source_type": "harness", "file_path": str(folder / "guess_the_app.jsonl")}
+    command = AgentCommand(argv=(sys.executable, str(folder / "guess_the_app.py")), log_folder=tmp_path)
+    tasks = load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 2)
+
+    trained = await engine.train(HarnessAgent(program=HarnessCommand(command)), HarnessWorlds(), tasks)
+
+    assert_trained(trained, num_groups=2)
+    validations = [rollout.validation for group in trained.groups for rollout in group.rollouts]
+    assert all(validation is not None and validation.score is not None for validation in validations)
+    assert all(
+        validation is not None and {"guesses", "unreadable"} <= validation.metrics.keys() for validation in validations
+    )
 
 
 async def test_gbox_mini_agent_on_a_gym_trains_one_step_though_it_reports_one_output_only(engine: Engine) -> None:

@@ -85,7 +85,7 @@ def make_turn(rng: random.Random, index: int, seen: Sequence[EncodedImage]) -> T
     )
     done = AgentTurn(
         response_id=model.response_id,
-        before=seen[-1],
+        before=None if index == 3 else seen[-1],  # a turn of text alone
         action=action,
         action_error=None if action else "could not be parsed",
         after=make_observation(rng) if action else None,

@@ -1,0 +1,240 @@
+"""Programs that bring their own world and their own score: each runs one whole rollout against the gateway.
+
+HarnessAgent ──► program ── Responses or Chat ──► gateway ── every answer ──► RolloutWatch ──► turns
+      ▲             └── acts in its own world, which we do not see
+      └── HarnessResult: reward, metrics, answer, or a fault ──► judge_run ──► HarnessWorld
+"""
+
+import asyncio
+import json
+import os
+import stat
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import httpx
+
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess, ModelAddress, OnTurn
+from cua_rl.agent.external import AgentCommand
+from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.agent.rollout_watch import RolloutWatch
+from cua_rl.devices.device import Device
+from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
+from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError
+from cua_rl.masking import mask_known
+from cua_rl.types import AgentTurn, ModelTurn
+
+_Done = TypeVar("_Done")
+
+MAX_RESULT_BYTES = 2**20
+BAD_CONFIGURATION = 78  # EX_CONFIG of sysexits.h
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessAssignment:
+    """The parameters of one run."""
+
+    task: AgentTask
+    world: HarnessWorld
+    address: ModelAddress
+    deadline_s: float
+    judge_base_url: str | None
+
+    def variables(self) -> dict[str, str]:
+        """As environment variables, or as the fields of a JSON object."""
+        told = {
+            "OPENAI_BASE_URL": f"{self.address.url}/v1",
+            "OPENAI_API_KEY": self.address.api_key,
+            "CUA_MODEL": "policy",
+            "CUA_ROLLOUT_ID": self.task.rollout_id,
+            "CUA_TASK_ID": self.world.task_id,
+            "CUA_TASK": json.dumps(self.world.payload),
+            "CUA_INSTRUCTION": self.task.instruction,
+            "CUA_SEED": str(self.world.seed),
+            "CUA_MAX_TURNS": str(self.task.max_turns),
+            "CUA_DEADLINE_S": f"{self.deadline_s:g}",
+        }
+        return told if self.judge_base_url is None else {**told, "CUA_JUDGE_BASE_URL": self.judge_base_url}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """How a program ended and what it reported."""
+
+    status: int | None
+    """Exit status, 128 + n after signal n; None if the program was ended because its time was up."""
+    result: HarnessResult | None = None
+    said: str = ""
+    """The last that it said, for messages."""
+
+
+class HarnessProgram(Protocol):
+    """Runs a whole rollout: a command or a server."""
+
+    async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
+        """Run to the end, or until `over` is set; nothing that it started goes on afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessCommand:
+    """A command that is started once per rollout and leaves its result in the file `CUA_RESULT_PATH`."""
+
+    command: AgentCommand
+
+    async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
+        """Run it in a folder of its own, which is removed afterwards."""
+        async with self.command.open_room() as room:
+            result_path = room.home / "result.json"
+            paths = {"CUA_WORK_DIR": str(room.home), "CUA_RESULT_PATH": str(result_path)}
+            process = self.command.process(room, assignment.task, assignment.variables() | paths)
+            async with process:
+                status = await _until(over, process.wait())
+            # everything that it started has ended: nobody writes to the file any more
+            result = await asyncio.to_thread(_read_result, result_path)
+            said = await asyncio.to_thread(process.log_tail, 5)
+        return RunEnd(status=status, result=result, said=f"see {process.log_path}: {said.strip()[-500:]}")
+
+
+def _read_result(path: Path) -> HarnessResult | None:
+    """The result in a file that a program wrote: a link, a pipe or a file without end is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            return parse_result(json.loads(file.read(MAX_RESULT_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessService:
+    """A server that is sent each assignment as JSON and answers with the result."""
+
+    url: str
+
+    async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
+        """Post and wait; an error of HTTP counts as exit status 1. Once it is over, the connection is closed."""
+        try:
+            async with httpx.AsyncClient(timeout=httpx.Timeout(None, connect=30.0), trust_env=False) as client:
+                response = await _until(over, client.post(self.url, json=assignment.variables()))
+        except httpx.HTTPError as error:
+            return RunEnd(status=1, said=f"{self.url} did not answer: {type(error).__name__} {error}")
+        if response is None:
+            return RunEnd(status=None)
+        if response.is_error:
+            return RunEnd(status=1, said=f"{self.url} answered {response.status_code}: {response.text[:500]}")
+        try:
+            result = parse_result(cast("object", response.json()))
+        except (ValueError, RecursionError):
+            result = None
+        return RunEnd(status=0, result=result, said=f"{self.url} answered {response.text[:500]!r}")
+
+
+async def _until(over: asyncio.Event, work: Coroutine[Any, Any, _Done]) -> _Done | None:
+    """What the work returns; None if it is over first."""
+    working, ending = asyncio.ensure_future(work), asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.wait({working, ending})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessAgent:
+    """Lets a program run the rollout in its own world, and judges what it reports."""
+
+    program: HarnessProgram
+    judge_base_url: str | None = None
+
+    async def run(
+        self, task: AgentTask, device: Device, access: ModelAccess, *, clock: RolloutClock, on_turn: OnTurn
+    ) -> AgentOutcome:
+        """Run the program until it ends or its time is up; its verdict stays in the world for validation.
+
+        Raises:
+            AgentError: the program failed.
+            SamplingError: the model did not answer.
+            DeviceError: the program's environment failed.
+            TimeoutError: the program did not end in time.
+            ConfigError: the program says that it can never run like this, or the device is no harness's world.
+        """
+        if not isinstance(device, HarnessWorld):
+            raise ConfigError(f"expected tasks of a harness with agent=harness, got the device {device.device_id!r}")
+
+        async def answered(turn: ModelTurn) -> None:
+            seen = turn.prompt.images[-1] if turn.prompt.images else None
+            await on_turn(
+                AgentTurn(response_id=turn.response_id, before=seen, durations_s={"respond": turn.duration_s})
+            )
+
+        clock.charge_between_calls()
+        watch = RolloutWatch(max_turns=task.max_turns, on_answer=answered, clock=clock)
+        with access.expose(task.rollout_id, watch) as address:
+            assignment = HarnessAssignment(
+                task=task,
+                world=device,
+                address=address,
+                deadline_s=clock.policy_left_s,
+                judge_base_url=self.judge_base_url,
+            )
+            end = await self._work(assignment, watch)
+        device.verdict = judge_run(end, watch)
+        return AgentOutcome(
+            stop_reason=watch.stop_reason(is_finished=False), num_turns=watch.num_turns, answer=device.verdict.answer
+        )
+
+    async def _work(self, assignment: HarnessAssignment, watch: RolloutWatch) -> RunEnd:
+        """Wait for the program's end, but end it at once after a fault, and when its time is up.
+
+        Out of turns it goes on: it may still have its score to compute.
+        """
+        over = asyncio.Event()
+        working = asyncio.create_task(self.program.work(assignment, over), name=f"harness-{assignment.task.rollout_id}")
+        watching = asyncio.create_task(watch.over.wait())
+        timing = asyncio.create_task(watch.clock.used_up())
+        try:
+            await asyncio.wait({working, watching, timing}, return_when=asyncio.FIRST_COMPLETED)
+            if watch.fault is None:
+                await asyncio.wait({working, timing}, return_when=asyncio.FIRST_COMPLETED)
+            over.set()
+            return await working
+        finally:
+            for task in (working, watching, timing):
+                task.cancel()
+            await asyncio.wait({working, watching, timing})
+
+
+def judge_run(end: RunEnd, watch: RolloutWatch) -> HarnessResult:
+    """The result of a run that counts, with a finite reward; the first rule that fits decides, a fault is raised.
+
+    Rules: docs/harnesses.md. What the policy brought about ends as a result, never as a fault: dropping such rollouts
+    would leave mostly successes in the batch.
+    """
+    result = end.result
+    if watch.fault is not None:
+        raise watch.fault
+    if end.status is None and not watch.is_out_of_turns:  # otherwise the policy had used up what it had
+        raise TimeoutError("expected the harness to end within task_timeout_s, it was still running; " + end.said)
+    if end.status is not None and 128 < end.status <= 128 + 64:
+        raise AgentError(f"the harness was ended by signal {end.status - 128}, {end.said}")
+    if watch.is_out_of_turns or watch.is_out_of_context:
+        return result if result is not None and result.reward is not None else HarnessResult(reward=0.0, success=False)
+    if end.status == BAD_CONFIGURATION:
+        raise ConfigError(f"harness: expected one that can run, it ended with status 78: {mask_known(end.said)}")
+    if result is not None and result.fault is not None:
+        kind = {"environment": DeviceError, "model": SamplingError, "harness": AgentError}[result.fault.kind]
+        raise kind(f"the harness reports a fault of its {result.fault.kind}: {result.fault.message[:500]}")
+    if end.status != 0:
+        raise AgentError(f"the harness ended with status {end.status}, {end.said}")
+    if watch.num_turns == 0:
+        raise AgentError(f"the harness ended without asking the model; see that it uses OPENAI_BASE_URL; {end.said}")
+    if result is None or result.reward is None:
+        raise AgentError(f"expected a result with a finite reward, got none; {end.said}")
+    return result

@@ -1,0 +1,130 @@
+"""The world of a harness rollout: it belongs to a program of the user's, so nothing is leased but a place in the run.
+
+`HarnessWorld` stands where other rollouts have their device. It holds what the program is given and what it reported.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Literal, Self, cast, get_args
+
+from cua_rl.actions import Action
+from cua_rl.conversation import EncodedImage
+from cua_rl.devices.device import DeviceAbilities, DeviceKind
+from cua_rl.devices.pool import DeviceRequest
+from cua_rl.errors import DeviceError, TaskError
+from cua_rl.json_types import Json
+
+HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, site="harness")
+
+FaultKind = Literal["environment", "model", "harness"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessFault:
+    """What failed in a run although the policy did nothing wrong, as its program reports it."""
+
+    kind: FaultKind
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarnessResult:
+    """The result of a run as its program reports it."""
+
+    reward: float | None
+    """Finite; None if the program reports none, or something that is no finite number."""
+    success: bool | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    answer: str | None = None
+    fault: HarnessFault | None = None
+
+
+def parse_result(value: object) -> HarnessResult | None:
+    """The result that a JSON value holds; None if it is no object.
+
+    Fields of another type than promised count as missing: one odd metric must not cost the rollout its reward.
+    """
+    if not isinstance(value, Mapping):
+        return None
+    given = cast("Json", value)
+    success, answer, told = given.get("success"), given.get("answer"), given.get("metrics")
+    metrics: Json = cast("Json", told) if isinstance(told, Mapping) else {}
+    numbers = {
+        # a part of a metric's name
+        re.sub(r"[^\w.-]+", "_", str(name)): as_number(number)
+        for name, number in metrics.items()
+    }
+    return HarnessResult(
+        reward=as_number(given.get("reward")),
+        success=success if isinstance(success, bool) else None,
+        metrics={name: number for name, number in numbers.items() if name and number is not None},
+        answer=answer if isinstance(answer, str) or answer is None else json.dumps(answer),
+        fault=None if given.get("fault") is None else _parse_fault(given["fault"]),
+    )
+
+
+def _parse_fault(value: object) -> HarnessFault:
+    """A fault in whatever form: a malformed one is a fault all the same."""
+    fields = cast("Json", value) if isinstance(value, Mapping) else {"message": value}
+    kind = fields.get("kind")
+    known = cast("FaultKind", kind) if kind in get_args(FaultKind) else "harness"
+    return HarnessFault(kind=known, message=str(fields.get("message", "")))
+
+
+def as_number(value: object) -> float | None:
+    """A finite number; JSON's true is none, and Python's reader takes NaN."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if isfinite(number) else None
+
+
+@dataclass(slots=True)
+class HarnessWorld:
+    """One rollout's world, which only the program can see and touch."""
+
+    task_id: str
+    seed: int
+    payload: Json = field(default_factory=dict[str, object])
+    """What the task tells the program beside its instruction; set when the task is prepared."""
+    verdict: HarnessResult | None = None
+    """What the program reported, once the run is judged as scored."""
+    device_id: str = "harness"
+    kind: DeviceKind = "browser"
+
+    async def observe(self) -> EncodedImage:
+        """There is no screen that we could see; raises `DeviceError`."""
+        raise DeviceError(f"expected a device with a screen, got the world of a harness ({self.task_id!r})")
+
+    async def execute(self, action: Action) -> None:
+        """Only the program acts in its world; raises `DeviceError`."""
+        raise DeviceError(f"expected a device that takes actions, got the world of a harness ({self.task_id!r})")
+
+    async def query(self, name: str) -> str:
+        """Only the program knows the state; raises `TaskError`."""
+        raise TaskError(f"expected the harness to report its score, got the query {name!r}")
+
+    async def close(self) -> None:
+        """Nothing is held: the program has ended with its rollout."""
+
+
+class HarnessWorlds:
+    """A `DeviceBackend` without devices: the pool only limits how many programs run at a time."""
+
+    abilities = HARNESS
+
+    async def make(self, request: DeviceRequest) -> HarnessWorld:
+        """A place for one run."""
+        return HarnessWorld(request.task_id, request.seed)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return

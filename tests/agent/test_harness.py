@@ -1,0 +1,353 @@
+"""Programs that bring their own world and score, against a real gateway on a socket and a fake model server.
+
+One test per rule of docs/harnesses.md by which a run is judged, in their order.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from cua_rl.agent.external import AgentCommand
+from cua_rl.agent.harness import (
+    HarnessAgent,
+    HarnessAssignment,
+    HarnessCommand,
+    HarnessProgram,
+    HarnessService,
+    RunEnd,
+)
+from cua_rl.devices.harness import HARNESS, HarnessResult, HarnessWorlds
+from cua_rl.devices.pool import DevicePool
+from cua_rl.errors import ConfigError
+from cua_rl.events import RolloutSource
+from cua_rl.http_server import serve_app
+from cua_rl.policy import SamplingParams
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.rewards.reward import score_reward
+from cua_rl.rl.step_metrics import rollout_metrics
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.time_limits import TimeLimits
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import ExternalServer
+from cua_rl.task_loader import load_tasks
+from cua_rl.types import Rollout, RolloutGroup, StopReason
+from tests.fakes import FakeRecorder
+from tests.sampling.fake_vllm import FakeVllm
+
+PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
+PYTHON = shutil.which("python3", path=os.defpath) or sys.executable
+"""For programs: those that root starts reach no interpreter below /root."""
+
+PROGRAM = """
+import json, os, signal, subprocess, sys, time
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+def ask(text="go"):
+    body = {"model": os.environ["CUA_MODEL"], "messages": [{"role": "user", "content": text}]}
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    try:
+        return json.load(urlopen(Request(url, json.dumps(body).encode(), headers)))["choices"][0]["message"]["content"]
+    except HTTPError as error:
+        return error.code
+
+def report(**result):
+    path = os.environ["CUA_RESULT_PATH"]
+    with open(path + ".new", "w") as file:
+        json.dump(result, file)
+    os.replace(path + ".new", path)
+
+"""
+"""What every scripted program of these tests begins with."""
+
+
+class Bench:
+    """A runner of harness rollouts over a fake model server."""
+
+    def __init__(self, gateway: Gateway, fake: FakeVllm, folder: Path) -> None:
+        self.gateway, self.fake, self.folder = gateway, fake, folder
+        self.recorder = FakeRecorder()
+        self.pool = DevicePool(HarnessWorlds().make, max_devices=8)
+
+    async def run(self, script: str, **options: Any) -> Rollout:
+        command = AgentCommand(argv=(PYTHON, "-c", PROGRAM + script), log_folder=self.folder)
+        return await self.run_program(HarnessCommand(command), **options)
+
+    async def run_program(
+        self,
+        program: HarnessProgram,
+        *,
+        row: Mapping[str, object] | None = None,
+        time_limits: TimeLimits | None = None,
+        rollout_id: str = "r1",
+        **agent: Any,
+    ) -> Rollout:
+        path = self.folder / f"{rollout_id}.jsonl"
+        path.write_text(json.dumps(row or {"task_id": "game", "seed": 5, "max_turns": 2}))
+        source = {"source_type": "harness", "file_path": str(path)}
+        runner = RolloutRunner(
+            devices=self.pool,
+            gateway=self.gateway,
+            agent=HarnessAgent(program=program, **agent),
+            reward=score_reward,
+            recorder=self.recorder,
+            max_turns=20,
+            time_limits=time_limits or TimeLimits(),
+            make_id=lambda: rollout_id,
+        )
+        plan = RolloutPlan(
+            source=RolloutSource(phase="step", step=1),
+            group_id="g",
+            group_index=0,
+            member_index=0,
+            task=load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 1)[0],
+            params=PARAMS,
+        )
+        return await runner.run(plan)
+
+    def log(self) -> str:
+        return (self.folder / "r1.log").read_text()
+
+
+@pytest_asyncio.fixture
+async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerator[Bench]:
+    fake = FakeVllm(small_renderer)
+    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
+        async with ExternalServer(url) as server, SamplingClient(server, namespace="run", max_attempts=1) as sampling:
+            gateway = Gateway(sampling, small_renderer, PARAMS)
+            async with gateway.serve():
+                yield Bench(gateway, fake, tmp_path)
+
+
+def outcome(rollout: Rollout) -> tuple[StopReason, float | None]:
+    return rollout.stop_reason, None if rollout.reward is None else rollout.reward.total
+
+
+async def test_rule_1_a_sampling_failure_is_a_fault_whatever_the_program_reports_of_it(bench: Bench) -> None:
+    bench.fake.failures.extend([500])
+
+    rollout = await bench.run("assert ask() == 503; report(reward=1.0, success=True)")
+
+    assert outcome(rollout) == (StopReason.SAMPLING_ERROR, None)
+
+
+async def test_rule_2_a_program_that_hangs_is_a_fault_even_with_a_result(bench: Bench) -> None:
+    rollout = await bench.run("ask(); report(reward=1.0); time.sleep(60)", time_limits=TimeLimits(agent_s=1.0))
+
+    assert outcome(rollout) == (StopReason.TIME_LIMIT, None)
+    assert "task_timeout_s" in (rollout.error or "")
+
+
+async def test_rule_2_a_program_that_a_signal_ends_is_a_fault_even_with_a_result(bench: Bench) -> None:
+    rollout = await bench.run("ask(); report(reward=1.0); os.kill(os.getpid(), signal.SIGKILL)")
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+    assert "signal 9" in (rollout.error or "")
+
+
+class AsksUntilRefused:
+    """Never ends by itself; in this process, so that no interpreter's start counts as its time."""
+
+    async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
+        told = assignment.variables()
+        headers = {"Authorization": f"Bearer {told['OPENAI_API_KEY']}"}
+        body = {"model": told["CUA_MODEL"], "messages": [{"role": "user", "content": "go"}]}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while True:
+                answer = await http.post(f"{told['OPENAI_BASE_URL']}/chat/completions", json=body, headers=headers)
+                if answer.is_error:
+                    break
+        await over.wait()
+        return RunEnd(status=None, result=HarnessResult(reward=0.5))
+
+
+async def test_rule_2_a_program_that_hangs_once_the_policy_is_out_of_turns_is_no_fault(bench: Bench) -> None:
+    rollout = await bench.run_program(AsksUntilRefused(), time_limits=TimeLimits(agent_s=2.0))
+
+    assert outcome(rollout) == (StopReason.MAX_TURNS, 0.5)
+
+
+@pytest.mark.parametrize(("script", "reward"), [("report(reward=0.25)", 0.25), ("", 0.0), ("sys.exit(1)", 0.0)])
+async def test_rule_3_a_refusal_for_turns_gives_the_reported_reward_or_0(
+    script: str, reward: float, bench: Bench
+) -> None:
+    rollout = await bench.run(f"ask(); ask(); assert ask() == 403; {script}")
+
+    assert outcome(rollout) == (StopReason.MAX_TURNS, reward)
+    assert len(rollout.turns) == 2
+
+
+async def test_rule_3_a_refusal_for_context_is_no_fault_either(bench: Bench) -> None:
+    rollout = await bench.run("ask(); assert ask('word ' * 3000) == 400; sys.exit('too long')")
+
+    assert outcome(rollout) == (StopReason.CONTEXT_OVERFLOW, 0.0)
+
+
+async def test_rule_4_status_78_stops_the_run_with_the_programs_message(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="no browser installed"):
+        await bench.run("print('no browser installed'); sys.exit(78)")
+
+
+@pytest.mark.parametrize(
+    ("script", "stop_reason"),
+    [
+        ("report(reward=0.0, fault={'kind': 'environment', 'message': 'lost'})", StopReason.DEVICE_ERROR),
+        ("report(reward=0.0, fault={'kind': 'model', 'message': 'lost'})", StopReason.SAMPLING_ERROR),
+        ("report(reward=0.0, fault={'kind': 'harness', 'message': 'lost'})", StopReason.TASK_ERROR),
+        ("report(reward=0.0, fault='lost')", StopReason.TASK_ERROR),
+        ("report(reward=1.0); print('lost'); sys.exit(75)", StopReason.TASK_ERROR),
+        ("report(reward=1.0); sys.exit('lost')", StopReason.TASK_ERROR),
+    ],
+)
+async def test_rule_5_a_reported_fault_or_another_status_is_a_fault_even_after_answers(
+    script: str, stop_reason: StopReason, bench: Bench
+) -> None:
+    rollout = await bench.run(f"ask(); {script}")
+
+    assert outcome(rollout) == (stop_reason, None)
+    assert "lost" in (rollout.error or "")
+    assert len(rollout.turns) == 1
+    group = RolloutGroup(group_id="g", index=0, task_id="game", seed=5, rollouts=(), faulty=(rollout,))
+    assert rollout_metrics([group])[f"rollout/faults/{stop_reason}"] == 1.0
+
+
+async def test_rule_6_a_finite_reward_after_an_answer_is_the_rollouts_reward(bench: Bench) -> None:
+    rollout = await bench.run(
+        "ask(); report(reward=-1.5, success=True, metrics={'guesses': 3, 'odd': 'x'}, answer='crane', fault=None)"
+    )
+
+    assert outcome(rollout) == (StopReason.FINISHED, -1.5)
+    assert (rollout.success, rollout.answer, rollout.device_id) == (True, "crane", "harness")
+    assert [turn.model.text for turn in rollout.turns] == ["done"]
+    assert rollout.turns[0].agent.before is None  # nothing but text
+    assert rollout.validation is not None
+    assert dict(rollout.validation.metrics) == {"guesses": 3.0}
+    group = RolloutGroup(group_id="g", index=0, task_id="game", seed=5, rollouts=(rollout,))
+    assert rollout_metrics([group])["rollout/harness/guesses"] == 3.0
+
+
+@pytest.mark.parametrize(("reward", "success"), [(1.0, True), (0.99, False)])
+async def test_where_the_program_leaves_success_open_a_reward_of_1_is_one(
+    reward: float, success: bool, bench: Bench
+) -> None:
+    assert (await bench.run(f"ask(); report(reward={reward}, success=None)")).success is success
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "report(reward=1.0)",  # no answer
+        "ask()",  # no result
+        "ask(); report(reward=float('nan'))",
+        "ask(); report(reward=10**400)",
+        "ask(); report(reward=True)",
+        "ask(); report(success=True)",
+        "ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('{')",
+        "ask(); open(os.environ['CUA_RESULT_PATH'], 'w').write('[' * 100000)",
+        "ask(); os.symlink('/proc/self/environ', os.environ['CUA_RESULT_PATH'])",
+        "ask(); os.mkfifo(os.environ['CUA_RESULT_PATH'])",
+    ],
+)
+async def test_rule_7_anything_else_is_a_fault(script: str, bench: Bench) -> None:
+    assert outcome(await bench.run(script)) == (StopReason.TASK_ERROR, None)
+
+
+async def test_a_program_gets_its_task_and_a_folder_that_is_gone_afterwards(bench: Bench) -> None:
+    row = {"task_id": "wordle/1", "seed": 7, "instruction": "Guess.", "max_turns": 4, "payload": {"word": "crane"}}
+
+    await bench.run("print(json.dumps(dict(os.environ)))", row=row, judge_base_url="https://judge/v1")
+
+    seen = json.loads(bench.log())
+    assert json.loads(seen["CUA_TASK"]) == {"word": "crane"}
+    told = [seen[f"CUA_{name}"] for name in ("TASK_ID", "SEED", "INSTRUCTION", "MAX_TURNS", "ROLLOUT_ID")]
+    assert told == ["wordle/1", "7", "Guess.", "4", "r1"]
+    assert (seen["CUA_DEADLINE_S"], seen["CUA_JUDGE_BASE_URL"]) == ("1800", "https://judge/v1")
+    assert Path(seen["CUA_RESULT_PATH"]).parent == Path(seen["CUA_WORK_DIR"])
+    assert not Path(seen["CUA_WORK_DIR"]).exists()
+
+
+GRANDCHILD = """
+subprocess.Popen([sys.executable, "-c", '''
+import os, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+'''])
+while not os.path.getsize("/proc/self/fd/1"):
+    time.sleep(0.05)
+ask(); report(reward=1.0)
+"""
+
+
+async def test_everything_that_a_program_started_ends_with_it(bench: Bench) -> None:
+    rollout = await bench.run(GRANDCHILD)
+
+    assert outcome(rollout) == (StopReason.FINISHED, 1.0)
+    assert not Path(f"/proc/{int(bench.log().split()[0])}").exists()
+
+
+async def test_eight_at_a_time_cross_no_reward_and_no_request(bench: Bench) -> None:
+    script = "ask(os.environ['CUA_TASK']); report(reward=json.loads(os.environ['CUA_TASK'])['worth'])"
+    rows = [{"task_id": f"game{i}", "payload": {"worth": i}} for i in range(8)]
+
+    rollouts = await asyncio.gather(*(bench.run(script, row=row, rollout_id=row["task_id"]) for row in rows))
+
+    assert [outcome(rollout) for rollout in rollouts] == [(StopReason.FINISHED, float(i)) for i in range(8)]
+    for row, rollout in zip(rows, rollouts, strict=True):
+        (turn,) = rollout.turns
+        assert turn.model.request["messages"] == [{"role": "user", "content": json.dumps(row["payload"])}]
+
+
+async def serve_and_run(bench: Bench, answer: Response, **options: Any) -> tuple[Rollout, dict[str, str]]:
+    told: dict[str, str] = {}
+
+    async def endpoint(request: Request) -> Response:
+        told.update(await request.json())
+        return answer
+
+    app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+    async with serve_app(app, "127.0.0.1", 0, grace_s=0) as url:
+        return await bench.run_program(HarnessService(url=url), **options), told
+
+
+async def test_a_server_gets_the_same_fields_and_answers_with_the_result(bench: Bench) -> None:
+    rollout, told = await serve_and_run(bench, JSONResponse({"reward": 1.0}))
+    faulty, _ = await serve_and_run(bench, JSONResponse({"fault": {"kind": "environment", "message": "down"}}))
+    broken, _ = await serve_and_run(bench, Response(status_code=500))
+
+    assert (told["CUA_TASK_ID"], told["CUA_SEED"]) == ("game", "5")
+    assert "without asking the model" in (rollout.error or "")
+    assert outcome(faulty) == (StopReason.DEVICE_ERROR, None)
+    assert "answered 500" in (broken.error or "")
+
+
+async def test_a_server_that_hangs_is_left_when_its_time_is_up(bench: Bench) -> None:
+    async def endpoint(request: Request) -> Response:
+        await asyncio.Event().wait()
+        return Response()
+
+    app = Starlette(routes=[Route("/", endpoint, methods=["POST"])])
+    async with serve_app(app, "127.0.0.1", 0, grace_s=0) as url:
+        began = time.monotonic()
+        rollout = await bench.run_program(HarnessService(url=url), time_limits=TimeLimits(agent_s=0.2))
+
+    assert outcome(rollout) == (StopReason.TIME_LIMIT, None)
+    assert time.monotonic() - began < 10
