@@ -5,7 +5,7 @@ names the place in the request.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from cua_rl.conversation import (
@@ -45,19 +45,32 @@ class Conversation:
     tools: tuple[Tool, ...]
 
 
-def conversation_from_responses(request: Json, images: ImageUrls | None = None) -> Conversation:
+@dataclass(frozen=True, slots=True)
+class StoredItems:
+    """What a Responses request may name instead of sending it again."""
+
+    conversations: dict[str, tuple[Item, ...]] = field(default_factory=dict[str, tuple[Item, ...]])
+    """For each response, by its id, the conversation that ends with it, without instructions."""
+    items: dict[str, Item] = field(default_factory=dict[str, Item])
+    """Output items by their ids."""
+
+
+def conversation_from_responses(
+    request: Json, images: ImageUrls | None = None, stored: StoredItems | None = None
+) -> Conversation:
     """The conversation of a Responses request; `instructions` become the first system message.
 
-    Item n of a list `input` is item n of the conversation, counted after the instructions. `images` holds those of
-    earlier requests of the same rollout.
+    Item n of a list `input` is item n of the conversation, counted after the instructions and what `stored` has for
+    `previous_response_id`. `images` and `stored` hold those of earlier requests of the same rollout.
 
     Raises:
         RequestError: the request contains something that cannot be rendered for the model.
     """
-    if request.get("previous_response_id") is not None:
-        raise RequestError(
-            expected="the whole conversation in input", got="previous_response_id", do="send all items again"
-        )
+    stored = stored or StoredItems()
+    previous = optional_text_at(request, "previous_response_id", Place("request"))
+    if previous is not None and previous not in stored.conversations:
+        raise Place("previous_response_id").error("a response of this rollout", previous, "send all items again")
+    earlier = () if previous is None else stored.conversations[previous]
     instructions = optional_text_at(request, "instructions", Place("request"))
     system = [_text_message("system", instructions)] if instructions else []
     given = request.get("input", [])
@@ -66,13 +79,13 @@ def conversation_from_responses(request: Json, images: ImageUrls | None = None) 
     else:
         images = images or ImageUrls()
         items = [
-            _item_from_responses(item, images, Place(f"input[{index}]"))
+            _item_from_responses(item, images, stored, Place(f"input[{index}]"))
             for index, item in enumerate(list_at(given, Place("input")))
         ]
-    return Conversation(items=(*system, *items), tools=_tools(request, nested=False))
+    return Conversation(items=(*system, *earlier, *items), tools=_tools(request, nested=False))
 
 
-def _item_from_responses(item: object, images: ImageUrls, at: Place) -> Item:
+def _item_from_responses(item: object, images: ImageUrls, stored: StoredItems, at: Place) -> Item:
     fields = mapping_at(item, at)
     kind = fields.get("type", "message")
     match kind:
@@ -88,6 +101,11 @@ def _item_from_responses(item: object, images: ImageUrls, at: Place) -> Item:
         case "function_call_output":
             content = _parts(fields.get("output"), images, at / "output")
             return ToolResult(call_id=text_at(fields, "call_id", at), content=content)
+        case "item_reference":
+            name = text_at(fields, "id", at)
+            if name not in stored.items:
+                raise at.error("the id of an output item of this rollout", name, "send the item itself")
+            return stored.items[name]
         case _:
             raise at.error("message, reasoning, function_call or function_call_output", kind, "leave it out")
 

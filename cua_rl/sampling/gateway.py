@@ -22,13 +22,13 @@ from uuid import uuid4
 from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import ParsedAnswer
+from cua_rl.conversation import Item, ParsedAnswer, SampledAnswer
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.model_input import ModelInput
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
+from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.request_limits import host_name
@@ -44,7 +44,7 @@ from cua_rl.sampling.gateway_app import (
 from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
-from cua_rl.sampling.openai_answers import Answer
+from cua_rl.sampling.openai_answers import Answer, items_by_id
 from cua_rl.sampling.vllm_responses import (
     RESPONSES_PATH,
     Sampled,
@@ -73,6 +73,7 @@ class _OpenRollout:
     turns: list[ModelTurn] = field(default_factory=list[ModelTurn])
     answers: list[EarlierAnswer] = field(default_factory=list[EarlierAnswer])
     images: ImageUrls = field(default_factory=ImageUrls)
+    stored: StoredItems = field(default_factory=StoredItems)
     num_requests: int = 0
     num_under_way: int = 0
     watch: RolloutWatch | None = None
@@ -86,6 +87,8 @@ class _Prompt:
     payload: Mapping[str, object]
     request: Mapping[str, object]
     has_tools: bool
+    to_store: tuple[Item, ...] | None
+    """The conversation without instructions, if later requests may refer to it."""
 
 
 class Gateway:
@@ -204,7 +207,7 @@ class Gateway:
         with nullcontext() if watch is None else watch.clock.call():
             rollout.num_under_way += 1
             try:
-                answer = await self._answer(rollout_id, rollout, request, api)
+                answer, to_store = await self._answer(rollout_id, rollout, request, api)
             except ContextOverflow:
                 if watch is not None:
                     watch.overflowed()
@@ -218,11 +221,17 @@ class Gateway:
             self.num_requests += 1
             rollout.turns.append(answer.turn)
             rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
+            if to_store is not None:
+                sampled = SampledAnswer(text=answer.turn.text)
+                rollout.stored.conversations[answer.turn.response_id] = (*to_store, sampled)
+                rollout.stored.items.update(items_by_id(answer))
             if watch is not None:
                 await watch.answered(answer.turn)
         return answer
 
-    async def _answer(self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api) -> Answer:
+    async def _answer(
+        self, rollout_id: str, rollout: _OpenRollout, request: Mapping[str, Any], api: Api
+    ) -> tuple[Answer, tuple[Item, ...] | None]:
         rollout.num_requests += 1
         # every request gets its own seed; rollouts already have different ones
         seed = rollout.params.seeded(rollout.num_requests).seed
@@ -256,13 +265,14 @@ class Gateway:
             duration_s=time.monotonic() - clock,
             cached_tokens=sampled.cached_tokens,
         )
-        return Answer(
+        answer = Answer(
             turn=turn,
             parsed=parsed,
             model=MODEL_NAME,
             num_prompt_tokens=len(sampled.prompt_ids),
             num_sampled_tokens=len(sampled.tokens),
         )
+        return answer, prompt.to_store
 
     def _open(self, rollout_id: str) -> _OpenRollout:
         if rollout_id not in self._rollouts:
@@ -271,8 +281,11 @@ class Gateway:
 
     def _prepare(self, rollout: _OpenRollout, request: Mapping[str, Any], api: Api, seed: int | None) -> _Prompt:
         """The part of the work that grows with the request; runs in a thread."""
-        read = conversation_from_responses if api == "responses" else conversation_from_chat
-        conversation = read(request, rollout.images)
+        is_responses = api == "responses"
+        if is_responses:
+            conversation = conversation_from_responses(request, rollout.images, rollout.stored)
+        else:
+            conversation = conversation_from_chat(request, rollout.images)
         items = replay_answers(conversation.items, rollout.answers)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),
@@ -281,6 +294,8 @@ class Gateway:
             ),
             request=rollout.images.without_images(request),
             has_tools=bool(conversation.tools),
+            # instructions are not inherited from the previous response, as with OpenAI
+            to_store=items[bool(request.get("instructions")) :] if is_responses else None,
         )
 
     async def _sample(self, rollout_id: str, rollout: _OpenRollout, prompt: _Prompt) -> ServerReply:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cua_rl.conversation import ParsedAnswer, ToolCall
+from cua_rl.conversation import Item, ParsedAnswer, ToolCall
 from cua_rl.json_types import JsonDict
+from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.sampling.history_replay import visible_items
 from cua_rl.types import ModelTurn
 
@@ -84,6 +85,13 @@ def output_items(answer: Answer) -> list[JsonDict]:
             {"type": "message", "id": f"msg_{suffix}", "role": "assistant", "status": status, "content": [part]}
         )
     return items
+
+
+def items_by_id(answer: Answer) -> dict[str, Item]:
+    """The output items of a response as items of a conversation, by the ids that the agent knows."""
+    output = output_items(answer)
+    items = conversation_from_responses({"input": output}).items
+    return {given["id"]: item for given, item in zip(output, items, strict=True)}
 
 
 def chat_completion(answer: Answer) -> JsonDict:

@@ -129,6 +129,39 @@ async def test_answers_come_back_raw_even_if_the_agent_drops_ids_and_reasoning(
     assert fake.requests[1]["input"][1]["content"] == "<think>\nhm\n</think>\n\nSure thing."
 
 
+async def test_an_agent_may_name_earlier_responses_and_items_instead_of_sending_them_again(
+    agent: AsyncOpenAI, gateway: Gateway, renderer: Qwen3VLRenderer, fake: FakeVllm
+) -> None:
+    fake.answers.extend([CLICK, CLICK])
+    whole: Any = {"model": "policy", "instructions": "Use the phone.", "tools": [TOOL]}
+    first = await agent.responses.create(input=[QUESTION], **whole)
+    output = {"type": "function_call_output", "call_id": first.output[1].call_id, "output": QUESTION["content"]}
+    second = await agent.responses.create(input=[output], previous_response_id=first.id, **whole)
+    references: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    await agent.responses.create(input=[QUESTION, *references, output], **whole)
+    await agent.responses.create(input="go on", previous_response_id=second.id, **whole)
+
+    one, two, again, three = gateway.turns("r1")
+    for earlier, later in ((one, two), (two, three)):
+        so_far = [*flat_ids(earlier, renderer), *earlier.sampled_tokens]
+        assert flat_ids(later, renderer)[: len(so_far)] == so_far
+    assert flat_ids(again, renderer) == flat_ids(two, renderer)
+    assert [image.data for image in three.prompt.images] == [SCREEN, SCREEN]
+    assert "sha256" in json.dumps(two.request)
+
+
+async def test_responses_of_another_rollout_are_unknown(agent: AsyncOpenAI, gateway: Gateway) -> None:
+    first = await agent.responses.create(model="policy", input="hi")
+    gateway.open_rollout("r2")
+    other = gateway.openai_client("r2")
+
+    with pytest.raises(openai.BadRequestError, match="a response of this rollout"):
+        await other.responses.create(model="policy", input="hi", previous_response_id=first.id)
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    with pytest.raises(openai.BadRequestError, match="output item of this rollout"):
+        await other.responses.create(model="policy", input=[reference])
+
+
 async def test_an_edited_answer_is_sent_as_the_agent_wrote_it(agent: AsyncOpenAI, fake: FakeVllm) -> None:
     fake.answers.append("<think>\nhm\n</think>\n\nSure thing.")
     await agent.responses.create(model="policy", input="hi")
