@@ -18,6 +18,8 @@ _QWEN3_VISION: Mapping[LoraModule, str] = {
     "merger": r"model\.visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]",
     "vision": rf"{_VISION_ATTENTION}|model\.visual\.blocks\.\d+\.mlp\.linear_fc[12]",
 }
+# of the layers with linear attention; `_DENSE` has those with softmax attention
+_LINEAR_ATTENTION = rf"{_LAYERS}linear_attn\.(in_proj_(qkv|z|b|a)|out_proj)"
 _QWEN2_5_VISION: Mapping[LoraModule, str] = {
     "merger": r"model\.visual\.merger\.mlp\.[02]",
     "vision": rf"{_VISION_ATTENTION}|model\.visual\.blocks\.\d+\.mlp\.(gate|up|down)_proj",
@@ -38,6 +40,7 @@ class Family:
 
 FAMILIES: Mapping[str, Family] = {
     "qwen2_5_vl": Family(renderer="qwen2_5_vl", lora_targets={"language": _DENSE, **_QWEN2_5_VISION}),
+    "qwen3_5": Family(renderer="qwen3_5", lora_targets={"language": rf"{_DENSE}|{_LINEAR_ATTENTION}", **_QWEN3_VISION}),
     "qwen3_vl": Family(renderer="qwen3_vl", lora_targets={"language": _DENSE, **_QWEN3_VISION}),
     # attention only: router and experts stay as they are, so that sampler and trainer choose the same experts
     "qwen3_vl_moe": Family(
