@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.families import FAMILIES, LoraModule
+from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.model_files import merge_adapter
@@ -187,3 +188,12 @@ def test_work_is_counted_by_the_shapes_of_the_model(
         attention = 64 * 128 + 2 * 64 * 64 + 2 * 64 * 4 + 4 * 128
     assert trainer.account.shape.language == 2 * (attention + mlp) + 2 * 64 * 32
     assert trainer.account.shape.language_attention == 2 * 64
+
+
+def test_the_memory_plan_counts_the_weights_and_adapters_of_linear_attention(tmp_path: Path) -> None:
+    path = BUILDERS["qwen3_5"](tmp_path / "model")
+    sizes, model = load_model_sizes(path), Trainer(TrainerConfig(model_path=path, lora=LoraConfig(rank=4))).model
+    adapters = sum(parameter.numel() for parameter in model.trainable_parameters)
+    assert sizes.lora_parameters(4) == adapters
+    assert sizes.parameters == sum(parameter.numel() for parameter in model.base.parameters()) - adapters
+    assert sizes.kv_bytes_per_token(1) == 2 * 1 * 2 * 16 * 2  # of one layer of three: keys and values, two heads of 16
