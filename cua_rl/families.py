@@ -64,4 +64,5 @@ def cpu_dtype(model_path: Path) -> Literal["float32", "bfloat16"]:
     """The precision in which vLLM serves this model folder on a CPU, unless it is set."""
     path = model_path / "config.json"
     kind = json.loads(path.read_text(encoding="utf-8")).get("model_type") if path.is_file() else None
-    return FAMILIES[kind].cpu_dtype if kind in FAMILIES else "float32"
+    family = FAMILIES.get(str(kind))
+    return "float32" if family is None else family.cpu_dtype

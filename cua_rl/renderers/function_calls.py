@@ -104,7 +104,7 @@ def _read_value(text: str, schema: object) -> object:
     except (ValueError, RecursionError):
         return text
     if not kinds:  # an unknown tool or parameter: nobody wants a text like [1, 2]
-        return value if isinstance(value, dict | list) else text
+        return cast("object", value) if isinstance(value, dict | list) else text
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
     return value if _kind(value) in kinds | ({"integer"} if "number" in kinds else set()) else text
@@ -122,7 +122,7 @@ def _kinds(schema: object) -> set[str]:
         return {str(kind) for kind in cast("Sequence[object]", stated)}
     for choices in (fields.get("anyOf"), fields.get("oneOf")):
         if isinstance(choices, Sequence):
-            return set().union(*map(_kinds, cast("Sequence[object]", choices)))
+            return set[str]().union(*map(_kinds, cast("Sequence[object]", choices)))
     options = fields.get("enum")
     return {_kind(option) for option in cast("Sequence[object]", options)} if isinstance(options, Sequence) else set()
 
