@@ -5,8 +5,10 @@ differs shows in the modules themselves: norms of queries and keys, and visual f
 (deepstack). docs/models.md says how to add a family.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 LoraModule = Literal["language", "merger", "vision"]
@@ -18,6 +20,8 @@ _QWEN3_VISION: Mapping[LoraModule, str] = {
     "merger": r"model\.visual\.(merger|deepstack_merger_list\.\d+)\.linear_fc[12]",
     "vision": rf"{_VISION_ATTENTION}|model\.visual\.blocks\.\d+\.mlp\.linear_fc[12]",
 }
+# of the layers with linear attention; `_DENSE` has those with softmax attention
+_LINEAR_ATTENTION = rf"{_LAYERS}linear_attn\.(in_proj_(qkv|z|b|a)|out_proj)"
 _QWEN2_5_VISION: Mapping[LoraModule, str] = {
     "merger": r"model\.visual\.merger\.mlp\.[02]",
     "vision": rf"{_VISION_ATTENTION}|model\.visual\.blocks\.\d+\.mlp\.(gate|up|down)_proj",
@@ -34,10 +38,17 @@ class Family:
     """Regular expressions of the linear layers that get an adapter, by their names in Transformers."""
     cpu_problem: str | None = None
     """Why vLLM on a CPU cannot serve it with adapters; None if it can."""
+    cpu_dtype: Literal["float32", "bfloat16"] = "float32"
+    """The precision in which vLLM serves it on a CPU, unless it is set; bfloat16 is far slower without matrix units."""
 
 
 FAMILIES: Mapping[str, Family] = {
     "qwen2_5_vl": Family(renderer="qwen2_5_vl", lora_targets={"language": _DENSE, **_QWEN2_5_VISION}),
+    "qwen3_5": Family(
+        renderer="qwen3_5",
+        lora_targets={"language": rf"{_DENSE}|{_LINEAR_ATTENTION}", **_QWEN3_VISION},
+        cpu_dtype="bfloat16",  # the only one that its linear attention knows there
+    ),
     "qwen3_vl": Family(renderer="qwen3_vl", lora_targets={"language": _DENSE, **_QWEN3_VISION}),
     # attention only: router and experts stay as they are, so that sampler and trainer choose the same experts
     "qwen3_vl_moe": Family(
@@ -47,3 +58,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 """By the `model_type` of the checkpoint's config.json."""
+
+
+def cpu_dtype(model_path: Path) -> Literal["float32", "bfloat16"]:
+    """The precision in which vLLM serves this model folder on a CPU, unless it is set."""
+    path = model_path / "config.json"
+    kind = json.loads(path.read_text(encoding="utf-8")).get("model_type") if path.is_file() else None
+    family = FAMILIES.get(str(kind))
+    return "float32" if family is None else family.cpu_dtype

@@ -1,8 +1,8 @@
 """Qwen's chat format: a conversation as text and image chunks, token for token as the model server reads it.
 
 Qwen3-VL Instruct keeps reasoning in earlier answers, so that each prompt extends the previous one; `chat_format` tells
-how Qwen3-VL Thinking and Qwen2.5-VL differ. `replay` defines how items become messages; `qwen3_vl_chat_template.jinja`
-is the Instruct format for servers.
+how Qwen3-VL Thinking, Qwen2.5-VL and Qwen3.5 differ. `replay` defines how items become messages;
+`qwen3_vl_chat_template.jinja` is the Instruct format for servers.
 """
 
 import json
@@ -27,7 +27,7 @@ from cua_rl.conversation import (
 from cua_rl.errors import ConfigError
 from cua_rl.model_input import EncodedTextChunk, ImageChunk, ModelInput
 from cua_rl.renderers.answers import parse_answer
-from cua_rl.renderers.chat_format import INSTRUCT, QWEN2_5, THINKING, ChatFormat
+from cua_rl.renderers.chat_format import INSTRUCT, QWEN2_5, THINKING, ChatFormat, qwen3_5_format
 from cua_rl.renderers.images import ImageSettings, load_image_settings, num_image_tokens
 from cua_rl.renderers.replay import ReplayedItem, replay, text_of
 from cua_rl.renderers.request_error import RequestError
@@ -38,15 +38,6 @@ CHAT_TEMPLATE_PATH = Path(__file__).parent / "qwen3_vl_chat_template.jinja"
 END_OF_TURN = "<|im_end|>"
 _END_OF_TEXT = "<|endoftext|>"
 _IMAGE = "<|image_pad|>"
-_TOOLS_HEADER = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
-)
-_TOOLS_FOOTER = (
-    "</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +51,7 @@ _Piece = str | EncodedImage | _Answer
 
 
 class Qwen3VLRenderer:
-    """Renders conversations for Qwen3-VL and Qwen2.5-VL; without image settings, for text-only Qwen3.
+    """Renders conversations for Qwen3-VL, Qwen2.5-VL and Qwen3.5; without image settings, for text-only Qwen3.
 
     The text-only format keeps earlier reasoning, too, unlike the template that ships with Qwen3.
     """
@@ -91,13 +82,14 @@ class Qwen3VLRenderer:
         self, items: Sequence[Item], tools: Sequence[Tool] = ()
     ) -> tuple[tuple[ReplayedItem, ...], tuple[Tool, ...]]:
         """Conversation and tools to send to the model server, so that its prompt equals that of `render`."""
-        replayed = replay(items)
+        replayed = replay(items, self._format.write_answer)
         if self._format.results_are_text:
             replayed = tuple(_with_results_as_messages(replayed))
         if not tools or not self._format.tools_are_text:
             return replayed, tuple(tools)
         system, conversation = _take_system(replayed)
-        return (Message(role="system", content=(TextPart(text=_system_text(system, tools)),)), *conversation), ()
+        text = _system_text(system, tools, self._format)
+        return (Message(role="system", content=(TextPart(text=text),)), *conversation), ()
 
     def render(self, items: Sequence[Item], tools: Sequence[Tool] = ()) -> ModelInput:
         """The prompt for the next answer.
@@ -106,9 +98,7 @@ class Qwen3VLRenderer:
             ConfigError: an image for a text-only model.
             RequestError: an image that cannot be read, or is where the model cannot see it.
         """
-        pieces = [
-            piece.text if isinstance(piece, _Answer) else piece for piece in _pieces(replay(items), tools, self._format)
-        ]
+        pieces = [piece.text if isinstance(piece, _Answer) else piece for piece in _pieces(items, tools, self._format)]
         return ModelInput(chunks=tuple(self._chunks([*pieces, self._format.answer_header])))
 
     def render_supervised(
@@ -121,7 +111,7 @@ class Qwen3VLRenderer:
         Raises:
             RequestError: the conversation does not end with an answer; otherwise as `render`.
         """
-        pieces = list(_pieces(replay(items), tools, self._format))
+        pieces = list(_pieces(items, tools, self._format))
         if len(pieces) < 2 or not isinstance(pieces[-2], _Answer):
             last = type(items[-1]).__name__ if items else "nothing"
             raise RequestError(expected="a conversation that ends with an answer", got=last, do="append the answer")
@@ -137,9 +127,13 @@ class Qwen3VLRenderer:
                     chunks.append(chunk)
         return ModelInput(chunks=tuple(chunks)), tuple(mask)
 
-    def parse(self, text: str) -> ParsedAnswer:
-        """Split an answer, with or without its end of turn, into its parts; never raises."""
-        return parse_answer(self._format.complete(text.removesuffix(END_OF_TURN).removesuffix(_END_OF_TEXT)))
+    def parse(self, text: str, tools: Sequence[Tool] = ()) -> ParsedAnswer:
+        """Split an answer, with or without its end of turn, into its parts; never raises.
+
+        The schemas of `tools` give types to arguments where the chat format has none.
+        """
+        whole = self._format.complete(text.removesuffix(END_OF_TURN).removesuffix(_END_OF_TEXT))
+        return parse_answer(whole, tools, call_form=self._format.call_form)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; texts such as the end of turn become their special tokens."""
@@ -194,6 +188,16 @@ def load_qwen2_5_vl(model_path: Path) -> Qwen3VLRenderer:
     )
 
 
+def load_qwen3_5(model_path: Path) -> Qwen3VLRenderer:
+    """The renderer of a Qwen3.5 or Qwen3.6 model folder."""
+    return Qwen3VLRenderer(
+        name="qwen3_5",
+        tokenizer=_load_tokenizer(model_path),
+        image_settings=load_image_settings(model_path),
+        chat_format=qwen3_5_format(model_path),
+    )
+
+
 def load_qwen3(model_path: Path) -> Qwen3VLRenderer:
     """The renderer of a text-only Qwen3 model folder."""
     return Qwen3VLRenderer(name="qwen3", tokenizer=_load_tokenizer(model_path), image_settings=None)
@@ -218,13 +222,13 @@ def _token_id(tokenizer: Tokenizer, token: str) -> int:
     return token_id
 
 
-def _pieces(items: Sequence[ReplayedItem], tools: Sequence[Tool], chat_format: ChatFormat) -> Iterator[_Piece]:
-    system, conversation = _take_system(items)
+def _pieces(items: Sequence[Item], tools: Sequence[Tool], chat_format: ChatFormat) -> Iterator[_Piece]:
+    system, conversation = _take_system(replay(items, chat_format.write_answer))
     if system is not None or tools:
-        yield f"<|im_start|>system\n{_system_text(system, tools)}{END_OF_TURN}\n"
+        yield f"<|im_start|>system\n{_system_text(system, tools, chat_format)}{END_OF_TURN}\n"
     elif chat_format.default_system and conversation:
         yield f"<|im_start|>system\n{chat_format.default_system}{END_OF_TURN}\n"
-    messages = list(_with_results_as_messages(conversation))
+    messages = list(_with_results_as_messages(conversation, strips=chat_format.strips_messages))
     answers = chat_format.write_answers(messages)
     for index, item in enumerate(messages):
         match item:
@@ -235,7 +239,9 @@ def _pieces(items: Sequence[ReplayedItem], tools: Sequence[Tool], chat_format: C
                 yield from (answer.header, _Answer(f"{answer.text}{END_OF_TURN}"), "\n")
 
 
-def _with_results_as_messages(items: Sequence[ReplayedItem]) -> Iterator[Message | SampledAnswer]:
+def _with_results_as_messages(
+    items: Sequence[ReplayedItem], *, strips: bool = False
+) -> Iterator[Message | SampledAnswer]:
     """The conversation with tool results as user messages, consecutive ones in one, as Qwen3-VL's template has them."""
     parts: list[Part] = []
     for item in (*items, None):
@@ -243,6 +249,7 @@ def _with_results_as_messages(items: Sequence[ReplayedItem]) -> Iterator[Message
             texts = [part.text for part in item.content if isinstance(part, TextPart)]
             # vLLM joins a result of only text parts with line breaks, but not one with an image
             content = [TextPart(text="\n".join(texts))] if len(texts) == len(item.content) else item.content
+            content = _strip(content) if strips else content
             opening = "\n<tool_response>\n" if parts else "<tool_response>\n"
             parts += [TextPart(text=opening), *content, TextPart(text="\n</tool_response>")]
             continue
@@ -259,19 +266,32 @@ def _take_system(items: Sequence[ReplayedItem]) -> tuple[Message | None, Sequenc
     return (first, items[1:]) if isinstance(first, Message) and first.role == "system" else (None, items)
 
 
-def _system_text(system: Message | None, tools: Sequence[Tool]) -> str:
-    said = text_of(system) if system else []
-    if not tools:
-        return "".join(said)
+def _system_text(system: Message | None, tools: Sequence[Tool], chat_format: ChatFormat) -> str:
     functions = [
         {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)} for tool in tools
     ]
-    lines = [json.dumps({"type": "function", "function": one}, ensure_ascii=False) + "\n" for one in functions]
-    return "\n\n".join([*said, _TOOLS_HEADER + "".join(lines) + _TOOLS_FOOTER])
+    definitions = [json.dumps({"type": "function", "function": one}, ensure_ascii=False) for one in functions]
+    return chat_format.write_system("".join(text_of(system)) if system else None, definitions)
+
+
+def _strip(parts: Sequence[Part]) -> Sequence[Part]:
+    """The parts without the white space at both ends of their joined text."""
+    first = next((place for place, part in enumerate(parts) if _is_seen(part)), len(parts))
+    last = next((place for place in reversed(range(len(parts))) if _is_seen(parts[place])), -1)
+    kept = list(parts[first : last + 1])
+    if kept and isinstance(kept[0], TextPart):
+        kept[0] = TextPart(text=kept[0].text.lstrip())
+    if kept and isinstance(kept[-1], TextPart):
+        kept[-1] = TextPart(text=kept[-1].text.rstrip())
+    return kept
+
+
+def _is_seen(part: Part) -> bool:
+    return isinstance(part, EncodedImage) or bool(part.text.strip())
 
 
 def _content(parts: Sequence[Part], chat_format: ChatFormat) -> Iterator[str | EncodedImage]:
-    for part in parts:
+    for part in _strip(parts) if chat_format.strips_messages else parts:
         match part:
             case TextPart():
                 yield part.text

@@ -11,6 +11,7 @@ from cua_rl.renderers.qwen3_vl import (
     Qwen3VLRenderer,
     load_qwen2_5_vl,
     load_qwen3,
+    load_qwen3_5,
     load_qwen3_vl,
     load_qwen3_vl_thinking,
 )
@@ -21,6 +22,7 @@ Renderer = Qwen3VLRenderer
 _LOADERS: Mapping[str, Callable[[Path], Renderer]] = {
     "qwen2_5_vl": load_qwen2_5_vl,
     "qwen3": load_qwen3,
+    "qwen3_5": load_qwen3_5,
     "qwen3_vl": load_qwen3_vl,
     "qwen3_vl_thinking": load_qwen3_vl_thinking,
 }

@@ -24,6 +24,7 @@ its text, and a server writes both unchanged. The gateway sends `responses_input
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from cua_rl.conversation import (
     EncodedImage,
@@ -38,14 +39,23 @@ from cua_rl.conversation import (
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.request_error import RequestError
 
+
+class WriteAnswer(Protocol):
+    """Writes an answer as the model would have written it."""
+
+    def __call__(self, *, reasoning: str | None, text: str | None, tool_calls: Sequence[ToolCall]) -> str: ...
+
+
 ReplayedItem = Message | ToolResult | SampledAnswer
 """After `replay`, messages are system (only the first) or user messages."""
 
 _PLACEHOLDERS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 
 
-def replay(items: Sequence[Item]) -> tuple[ReplayedItem, ...]:
+def replay(items: Sequence[Item], write: WriteAnswer = write_answer) -> tuple[ReplayedItem, ...]:
     """Bring a conversation into its canonical form; replaying it again changes nothing.
+
+    `write` makes the text of an answer from its parts.
 
     Raises:
         RequestError: an image where the model cannot see it (a system or assistant message).
@@ -57,7 +67,7 @@ def replay(items: Sequence[Item]) -> tuple[ReplayedItem, ...]:
     if texts:
         joined = "".join(texts[0]) if len(texts) == 1 else "\n\n".join(filter(None, map("\n".join, texts)))
         system = [Message(role="system", content=(TextPart(text=plain_text(joined)),))]
-    return (*system, *_replayed(conversation))
+    return (*system, *_replayed(conversation, write))
 
 
 def plain_text(text: str) -> str:
@@ -100,9 +110,9 @@ class _Answer:
             case Message():
                 self.text = "".join(text_of(item))
 
-    def written(self) -> SampledAnswer:
+    def written(self, write: WriteAnswer) -> SampledAnswer:
         reasoning = "\n".join(self.reasoning) if self.reasoning else None
-        text = write_answer(reasoning=reasoning, text=self.text, tool_calls=self.tool_calls)
+        text = write(reasoning=reasoning, text=self.text, tool_calls=self.tool_calls)
         return SampledAnswer(text=plain_text(text))
 
 
@@ -110,18 +120,18 @@ def _is_instruction(item: Item) -> bool:
     return isinstance(item, Message) and item.role in ("system", "developer")
 
 
-def _replayed(conversation: Sequence[Item]) -> Iterator[ReplayedItem]:
+def _replayed(conversation: Sequence[Item], write: WriteAnswer) -> Iterator[ReplayedItem]:
     answer: _Answer | None = None
     for item in conversation:
         if isinstance(item, Reasoning | ToolCall) or (isinstance(item, Message) and item.role == "assistant"):
             if answer is not None and not answer.takes(item):
-                yield answer.written()
+                yield answer.written(write)
                 answer = None
             answer = answer or _Answer()
             answer.add(item)
             continue
         if answer is not None:
-            yield answer.written()
+            yield answer.written(write)
             answer = None
         if isinstance(item, SampledAnswer):
             yield replace(item, text=plain_text(item.text))
@@ -131,4 +141,4 @@ def _replayed(conversation: Sequence[Item]) -> Iterator[ReplayedItem]:
         ]
         yield replace(item, content=tuple(content))
     if answer is not None:
-        yield answer.written()
+        yield answer.written(write)

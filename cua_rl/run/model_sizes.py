@@ -5,7 +5,7 @@ against measured peaks (`benchmarks/trainer_peaks.py`, docs/gpus.md).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,31 @@ from cua_rl.errors import ConfigError
 BYTES_16, BYTES_32 = 2, 4
 _LOGITS = 3 * 128 * 2**20
 """The head holds logits, probabilities and their residuals of so many tokens that each takes 128 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSizes:
+    """Dimensions of linear attention (a gated delta rule behind a short convolution)."""
+
+    num_layers: int
+    key: int
+    """Width of queries, and of keys."""
+    value: int
+    """Width of values, gates and outputs."""
+    num_value_heads: int
+    value_head_dim: int
+    convolution: int
+    """Tokens that the convolution sees."""
+
+    def parameters(self, hidden: int) -> int:
+        """Of one layer's attention."""
+        mixed = 2 * self.key + self.value
+        maps = hidden * (mixed + 2 * self.value + 2 * self.num_value_heads)
+        return maps + self.convolution * mixed + 2 * self.num_value_heads + self.value_head_dim
+
+    def lora_sides(self, hidden: int) -> int:
+        """Inputs and outputs of one layer's maps to queries, keys and values, to gates (three) and from outputs."""
+        return 5 * hidden + (2 * self.key + self.value) + 2 * self.num_value_heads + 2 * self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +64,8 @@ class ModelSizes:
     vision_intermediate: int
     feature_levels: int
     """Vectors per image token: the merger's and those of every deepstack level."""
+    linear: LinearSizes | None = None
+    """The layers with linear attention, of a model that has some."""
 
     @property
     def query(self) -> int:
@@ -51,8 +78,8 @@ class ModelSizes:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one decoder layer."""
-        attention = self.hidden * 2 * (self.query + self.key) + 2 * self.head_dim
+        """Of one decoder layer with softmax attention."""
+        attention = self._attention_parameters
         one = 3 * self.hidden * self.intermediate
         feed_forward = self.num_experts * (one + self.hidden) if self.num_experts else one
         return attention + feed_forward + 2 * self.hidden
@@ -64,7 +91,17 @@ class ModelSizes:
 
     @property
     def parameters(self) -> int:
-        return self.num_layers * self.layer_parameters + self.embedding_parameters + self.vision_parameters
+        extra = self._mixer_difference(lambda linear: linear.parameters(self.hidden), self._attention_parameters)
+        return self.num_layers * self.layer_parameters + extra + self.embedding_parameters + self.vision_parameters
+
+    @property
+    def _attention_parameters(self) -> int:
+        gate = self.query if self.linear else 0  # beside the queries, in models that have linear attention, too
+        return self.hidden * (2 * (self.query + self.key) + gate) + 2 * self.head_dim
+
+    def _mixer_difference(self, of_linear: Callable[[LinearSizes], int], of_attention: int) -> int:
+        """What linear attention in place of softmax attention adds to a sum over all layers."""
+        return self.linear.num_layers * (of_linear(self.linear) - of_attention) if self.linear else 0
 
     @property
     def active_parameters(self) -> int:
@@ -74,15 +111,19 @@ class ModelSizes:
 
     def lora_parameters(self, rank: int) -> int:
         """Of adapters on the attention and, in a dense model, the feed-forward part of every layer."""
-        sides = 4 * self.hidden + 2 * (self.query + self.key)  # q, k, v, o: inputs and outputs
+        # q, k, v, o: inputs and outputs
+        attention = 4 * self.hidden + 2 * (self.query + self.key) + (self.query if self.linear else 0)
+        extra = self._mixer_difference(lambda linear: linear.lora_sides(self.hidden), attention)
+        sides = attention
         if not self.num_experts:
             sides += 3 * (self.hidden + self.intermediate)
-        return self.num_layers * rank * sides
+        return rank * (self.num_layers * sides + extra)
 
     def kv_bytes_per_token(self, tensor_parallel: int) -> int:
         """On one GPU; heads that cannot be split further are repeated."""
         heads = max(1, self.num_kv_heads // tensor_parallel)
-        return 2 * self.num_layers * heads * self.head_dim * BYTES_16
+        num_layers = self.num_layers - (self.linear.num_layers if self.linear else 0)
+        return 2 * num_layers * heads * self.head_dim * BYTES_16
 
     def feature_bytes(self, num_tokens: int) -> int:
         """Of the visual features of that many image tokens."""
@@ -156,6 +197,25 @@ def _model_sizes(settings: Mapping[str, Any]) -> ModelSizes:
         vision_hidden=int(vision.get("hidden_size", 0)),
         vision_intermediate=int(vision.get("intermediate_size", 0)),
         feature_levels=levels,
+        linear=_linear_sizes(text),
+    )
+
+
+def _linear_sizes(text: Mapping[str, Any]) -> LinearSizes | None:
+    if "linear_num_value_heads" not in text:
+        return None
+    num_layers, interval = int(text["num_hidden_layers"]), int(text.get("full_attention_interval") or 4)
+    kinds = text.get("layer_types")
+    stated = [kind == "linear_attention" for kind in kinds or ()]
+    is_linear = stated or [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    heads, head_dim = int(text["linear_num_value_heads"]), int(text["linear_value_head_dim"])
+    return LinearSizes(
+        num_layers=sum(is_linear),
+        key=int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"]),
+        value=heads * head_dim,
+        num_value_heads=heads,
+        value_head_dim=head_dim,
+        convolution=int(text.get("linear_conv_kernel_dim", 4)),
     )
 
 

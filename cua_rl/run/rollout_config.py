@@ -269,8 +269,8 @@ class RolloutConfig:
     base_url: str | None = setting(None, "URL of a running vLLM server (with runtime LoRA updating); None starts one")
     renderer_name: str | None = setting(
         None,
-        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3; None detects it from "
-        "the model",
+        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3_5, qwen3; None detects "
+        "it from the model",
     )
     tasks: Tasks = setting(doc="source of tasks (TaskSourceConfig)", factory=lambda: {"source_type": "demo_training"})
     device: Literal["simulator", "gbox", "adb"] = setting(

@@ -35,8 +35,8 @@ class SftConfig:
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     renderer_name: str | None = setting(
         None,
-        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3; None detects it from "
-        "the model",
+        "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3_5, qwen3; None detects "
+        "it from the model",
     )
     load_checkpoint_path: str | None = setting(
         None, "folder weights/<step> of an earlier run: start from its weights with a fresh optimizer"

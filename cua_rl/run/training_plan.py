@@ -9,6 +9,7 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
+from cua_rl.families import cpu_dtype
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.processes import free_port
@@ -83,7 +84,9 @@ class RunPlan:
         """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
         trainer, server = self.config.trainer.dtype, self.config.server.dtype
         trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
-        serves_exactly = server == "float32" or (server == "auto" and not self.gpus.server_gpus)
+        if server == "auto" and not self.gpus.server_gpus:
+            server = cpu_dtype(self.model_path)
+        serves_exactly = server == "float32"
         # an external server does not say
         return FLOAT32_ROUNDING if trains_exactly and serves_exactly and not self.config.base_url else HALF_ROUNDING
 

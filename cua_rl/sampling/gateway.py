@@ -11,7 +11,7 @@ model server, records the turn, and returns a plain OpenAI answer to the agent.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -22,7 +22,7 @@ from uuid import uuid4
 from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
-from cua_rl.conversation import Item, ParsedAnswer, SampledAnswer
+from cua_rl.conversation import Item, ParsedAnswer, SampledAnswer, Tool
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.model_input import ModelInput
@@ -86,7 +86,7 @@ class _Prompt:
     rendered: ModelInput
     payload: Mapping[str, object]
     request: Mapping[str, object]
-    has_tools: bool
+    tools: tuple[Tool, ...]
     to_store: tuple[Item, ...] | None
     """The conversation without instructions, if later requests may refer to it."""
 
@@ -248,7 +248,7 @@ class Gateway:
             )
         reply = await self._sample(rollout_id, rollout, prompt)
         sampled = parse_sampled(reply.body)
-        text, parsed = self._read(sampled, has_tools=prompt.has_tools)
+        text, parsed = self._read(sampled, tools=prompt.tools)
         matches, model_input = self._compare(rollout_id, prompt.rendered, sampled)
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
@@ -293,7 +293,7 @@ class Gateway:
                 *self._renderer.to_send(items, conversation.tools), rollout.params, seed, rollout.images
             ),
             request=rollout.images.without_images(request),
-            has_tools=bool(conversation.tools),
+            tools=tuple(conversation.tools),
             # instructions are not inherited from the previous response, as with OpenAI
             to_store=items[bool(request.get("instructions")) :] if is_responses else None,
         )
@@ -316,7 +316,7 @@ class Gateway:
                 ) from rejected
             raise
 
-    def _read(self, sampled: Sampled, *, has_tools: bool) -> tuple[str, ParsedAnswer]:
+    def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
         """The sampled text without its end of turn, and its parts, with a unique id per tool call.
 
         An agent that sends no tools, but describes them in words, parses the text itself: it stays as sampled.
@@ -325,8 +325,8 @@ class Gateway:
             raise SamplingError("expected at least one sampled token, got none; the request was aborted by the server")
         ended = sampled.tokens[-1] in self._renderer.stop_token_ids
         text = self._renderer.decode(sampled.tokens[:-1] if ended else sampled.tokens)
-        parsed = self._renderer.parse(text)
-        if not has_tools and (parsed.tool_calls or parsed.failure):
+        parsed = self._renderer.parse(text, tools)
+        if not tools and (parsed.tool_calls or parsed.failure):
             return text, ParsedAnswer(reasoning=None, text=text, tool_calls=())
         calls = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
         return text, replace(parsed, tool_calls=calls)

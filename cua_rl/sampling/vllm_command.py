@@ -15,6 +15,7 @@ from typing import Literal
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
+from cua_rl.families import cpu_dtype
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
 from cua_rl.system_users import computing_environment
 
@@ -67,8 +68,7 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     else:
         settings["uds"] = socket_path
     flags = ["--enable-lora", "--enable-prefix-caching"]
-    # float32 by default: without matrix units for bfloat16, a CPU computes it far more slowly
-    dtype = "float32" if platform == "cpu" and config.dtype == "auto" else config.dtype
+    dtype = cpu_dtype(config.model_path) if platform == "cpu" and config.dtype == "auto" else config.dtype
     settings["dtype"] = dtype
     if dtype != "float32":
         # logits as the trainer computes them: at a logit of 16, the spacing of bfloat16 is 0.125

@@ -65,6 +65,11 @@ def keep_predictors_only(model: Any) -> None:
             f"{num_levels} levels; use another model"
         )
     layer = layers[-1]
+    if "self_attn" not in dict(layer.named_children()):
+        raise ConfigError(
+            f"expected a model whose last decoder layer has softmax attention, got {type(layer).__name__} without; use "
+            "another model"
+        )
     layer.forward = MethodType(last_layer_forward, layer)
 
 
@@ -89,10 +94,11 @@ def last_layer_forward(
     # rotated to their positions: queries [1, heads, n, head_dim], keys and values [1, kv_heads, seq, head_dim]
     cos, sin = (part[:, None] for part in position_embeddings)
     norms, no_norm = dict(attention.named_children()), nn.Identity()  # Qwen2.5-VL has none
-    query = norms.get("q_norm", no_norm)(heads(attention.q_proj(normed[:, kept])))
-    query = query * cos[:, :, kept] + rotate_half(query) * sin[:, :, kept]
-    key = norms.get("k_norm", no_norm)(heads(attention.k_proj(normed)))
-    key = key * cos + rotate_half(key) * sin
+    projected = attention.q_proj(normed[:, kept]).unflatten(-1, (attention.config.num_attention_heads, -1))
+    query, *gate = projected.split(attention.head_dim, -1)  # Qwen3.5's has a gate beside every head
+    query = norms.get("q_norm", no_norm)(query.transpose(1, 2))
+    query = _rotate(query, cos[:, :, kept], sin[:, :, kept])
+    key = _rotate(norms.get("k_norm", no_norm)(heads(attention.k_proj(normed))), cos, sin)
     value = heads(attention.v_proj(normed))
 
     # each predictor attends to the tokens of its sequence up to itself
@@ -103,9 +109,39 @@ def last_layer_forward(
         is_seen = torch.arange(k.shape[2], device=k.device) <= places[:, None]
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         outputs.append(scaled_dot_product_attention(q, k, v, attn_mask=is_seen, scale=attention.scaling))
-    attended = torch.cat(outputs, dim=2).transpose(1, 2).flatten(2)
+    attended = torch.cat(outputs, dim=2).transpose(1, 2)
+    for one in gate:
+        attended = attended * one.sigmoid()
+    attended = attended.flatten(2)
     states = hidden_states[:, kept] + attention.o_proj(attended)
     return states + layer.mlp(layer.post_attention_layernorm(states))
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Heads turned to their positions; Qwen3.5 turns the first part of each only."""
+    turned, kept = states[..., : cos.shape[-1]], states[..., cos.shape[-1] :]
+    turned = turned * cos + rotate_half(turned) * sin
+    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
+
+
+def separate_sequences(language_model: Any) -> None:
+    """Make every linear attention of the model start anew with each sequence of a packed row.
+
+    Without flash-linear-attention, Transformers' own knows no sequences: its recurrent state and its convolution would
+    run on from one into the next.
+    """
+    for layer in language_model.layers:
+        attention = dict(layer.named_children()).get("linear_attn")
+        if attention is not None:
+            attention.forward = MethodType(linear_attention_forward, attention)
+
+
+def linear_attention_forward(
+    attention: Any, hidden_states: Tensor, *, sequence_lengths: Sequence[int], **_: object
+) -> Tensor:
+    """The forward pass of `separate_sequences`, [1, seq, hidden] -> [1, seq, hidden]."""
+    parts = hidden_states.split(list(sequence_lengths), dim=1)
+    return torch.cat([type(attention).forward(attention, part) for part in parts], dim=1)
 
 
 class FusedLoraLinear(PeftLinear):

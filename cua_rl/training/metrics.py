@@ -34,7 +34,8 @@ class ModelShape:
     """Per scored token, in the last layer's other linear maps."""
     language_attention: int
     """Per pair of tokens that see each other, in one layer: heads * head_dim, twice (scores and values)."""
-    num_layers: int
+    num_attentions: int
+    """Layers whose tokens see each other; the state of linear attention is not counted, under 1 % of its layer."""
     lora: int
     """Per token, as `language`."""
     lora_last: int
@@ -62,13 +63,14 @@ def measure_shape(base: Any) -> ModelShape:
     def total(pattern: str) -> int:
         return sum(count for name, count in matrices.items() if re.search(pattern, name))
 
+    attentions = [layer.self_attn for layer in base.model.language_model.layers if hasattr(layer, "self_attn")]
     last = rf"layers\.{text.num_hidden_layers - 1}\.(self_attn\.[qo]_proj|mlp)\."
     frozen, adapter = rf"language_model\.(?!{last})layers\.(?!.*lora_)", rf"language_model\.(?!{last}).*lora_[AB]\."
     return ModelShape(
         language=total(frozen),
         language_last=total(rf"language_model\.{last}(?!.*lora_)"),
-        language_attention=2 * text.num_attention_heads * base.model.language_model.layers[0].self_attn.head_dim,
-        num_layers=text.num_hidden_layers,
+        language_attention=2 * text.num_attention_heads * attentions[-1].head_dim,
+        num_attentions=len(attentions),
         lora=total(adapter),
         lora_last=total(rf"language_model\.{last}.*lora_[AB]\."),
         head=base.lm_head.weight.numel(),
@@ -100,7 +102,7 @@ class Account:
     ) -> None:
         """Count a pass of the language model over packed sequences, and of their `predictors` through the head."""
         shape, num_tokens, num_scored = self.shape, sum(lengths), sum(map(len, predictors))
-        pairs = (shape.num_layers - 1) * sum(length * (length + 1) // 2 for length in lengths)
+        pairs = (shape.num_attentions - 1) * sum(length * (length + 1) // 2 for length in lengths)
         pairs += sum(int((places + 1).sum()) for places in predictors)
         frozen, trained = (2, 3) if backward else (1, 1)
         base = trained if self.trains_base else frozen

@@ -26,6 +26,7 @@ from cua_rl.training.layers import (
     PACKED_ATTENTION,
     FusedLoraLinear,
     keep_predictors_only,
+    separate_sequences,
     stream_frozen_weights,
     use_linear_patch_embedding,
 )
@@ -48,6 +49,7 @@ class PolicyModel:
             base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
         keep_predictors_only(base.model)
+        separate_sequences(base.model.language_model)
         self.base: Any = base
         self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
         trains_language_only = config.lora is not None and set(config.lora.modules) == {"language"}

@@ -11,6 +11,7 @@ from cua_rl.renderers.qwen3_vl import CHAT_TEMPLATE_PATH
 
 THINKING_TEMPLATE = Path(__file__).parent / "published" / "thinking_chat_template.jinja"
 QWEN2_5_TEMPLATE = Path(__file__).parent / "published" / "qwen2_5_vl_chat_template.jinja"
+QWEN3_5_TEMPLATE = Path(__file__).parent / "published" / "qwen3_5_chat_template.jinja"
 SPECIAL_TOKENS = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -66,6 +67,17 @@ def write_settings(folder: Path, size: Mapping[str, int]) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE_PATH.read_text(encoding="utf-8"))
+
+
+def build_qwen3_5_folder(source: Path, folder: Path) -> Path:
+    """The folder in `source` as one of Qwen3.5, whose images are prepared as Qwen3-VL's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5"}))
+    (folder / "chat_template.jinja").write_text(QWEN3_5_TEMPLATE.read_text(encoding="utf-8"))
+    return folder
 
 
 def build_qwen2_5_folder(source: Path, folder: Path) -> Path:

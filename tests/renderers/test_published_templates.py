@@ -1,8 +1,9 @@
-"""Rendered text against what the published chat templates of Qwen3-VL and Qwen2.5-VL make of 60 conversations.
+"""Rendered text against what the published chat templates of each family make of 60 conversations.
 
 `published/qwen3_vl.jsonl` has, a line each, `messages` and `tools` as Transformers' chat templates take them, and the
 text that each template made of them, generation prompt included, images as one placeholder. `qwen2_5_vl.jsonl` has what
-Qwen2.5-VL's template made of the same messages, consecutive tool results written as one user message.
+Qwen2.5-VL's template made of the same messages, consecutive tool results written as one user message; `qwen3_5.jsonl`
+has what Qwen3.5's made of messages and tools.
 """
 
 import json
@@ -17,12 +18,19 @@ from cua_rl.renderers.qwen3_vl import (
     CHAT_TEMPLATE_PATH,
     Qwen3VLRenderer,
     load_qwen2_5_vl,
+    load_qwen3_5,
     load_qwen3_vl_thinking,
 )
 from cua_rl.renderers.replay import ReplayedItem
 from tests.builders import stored_image
 from tests.renderers.generated import encode_image, make_image
-from tests.renderers.model_folders import QWEN2_5_TEMPLATE, THINKING_TEMPLATE, build_qwen2_5_folder
+from tests.renderers.model_folders import (
+    QWEN2_5_TEMPLATE,
+    QWEN3_5_TEMPLATE,
+    THINKING_TEMPLATE,
+    build_qwen2_5_folder,
+    build_qwen3_5_folder,
+)
 
 PUBLISHED = Path(__file__).parent / "published"
 ONE_TOKEN = stored_image(encode_image(make_image(32, 32)))
@@ -31,6 +39,9 @@ ROWS: list[dict[str, Any]] = [
 ]
 QWEN2_5_TEXTS: list[str] = [
     json.loads(line)["text"] for line in (PUBLISHED / "qwen2_5_vl.jsonl").read_text(encoding="utf-8").splitlines()
+]
+QWEN3_5_TEXTS: list[str] = [
+    json.loads(line)["text"] for line in (PUBLISHED / "qwen3_5.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 
 
@@ -137,6 +148,36 @@ def test_our_qwen2_5_template_writes_of_what_is_sent_what_the_published_one_writ
             conversations=[messages_of(sent)],
             tools=list(tools),
             chat_template=QWEN2_5_TEMPLATE.read_text(encoding="utf-8"),
+            add_generation_prompt=True,
+        )
+        assert texts == [expected], row["seed"]
+
+
+@pytest.fixture(scope="module")
+def qwen3_5(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Qwen3VLRenderer:
+    return load_qwen3_5(build_qwen3_5_folder(small_folder, tmp_path_factory.mktemp("qwen3_5")))
+
+
+def test_qwen3_5_prompts_are_those_of_the_published_template(qwen3_5: Qwen3VLRenderer) -> None:
+    """Servers are sent calls as text, where the template takes a `</think>` in an argument for the end of thinking."""
+    compared = 0
+    for row, expected in zip(ROWS, QWEN3_5_TEXTS, strict=True):
+        calls = [call for message in row["messages"] for call in message.get("tool_calls") or ()]
+        if any("</think>" in json.dumps(call) for call in calls):
+            continue
+        rendered = qwen3_5.render(items_of(row["messages"], with_calls=True), tools_of(row))
+        assert rendered.token_ids(qwen3_5.image_token_id) == qwen3_5.encode(expected), row["seed"]
+        compared += 1
+    assert compared == 40
+
+
+def test_our_qwen3_5_template_writes_what_the_published_one_writes() -> None:
+    chat_templates = pytest.importorskip("transformers.utils.chat_template_utils")
+    for row, expected in zip(ROWS, QWEN3_5_TEXTS, strict=True):
+        texts, _ = chat_templates.render_jinja_template(
+            conversations=[row["messages"]],
+            tools=row["tools"],
+            chat_template=QWEN3_5_TEMPLATE.read_text(encoding="utf-8"),
             add_generation_prompt=True,
         )
         assert texts == [expected], row["seed"]

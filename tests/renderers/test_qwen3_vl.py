@@ -125,6 +125,7 @@ def test_answers_are_parsed_with_or_without_their_end_of_turn(small_renderer: Qw
         ("qwen3_vl", "qwen3_vl"),
         ("qwen3_vl_moe", "qwen3_vl"),
         ("qwen2_5_vl", "qwen2_5_vl"),
+        ("qwen3_5", "qwen3_5"),
         ("qwen3", "qwen3"),
         ("qwen3_moe", "qwen3"),
     ],
@@ -222,7 +223,7 @@ def test_a_text_only_renderer_refuses_images(small_folder: Path) -> None:
 
 
 def test_unknown_renderers_and_models_are_refused_with_the_known_ones(small_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\['qwen2_5_vl', 'qwen3', 'qwen3_vl', 'qwen3_vl_thinking'\], got 'qwen9'"):
+    with pytest.raises(ConfigError, match=r"\['qwen2_5_vl', 'qwen3', 'qwen3_5', 'qwen3_vl', .*\], got 'qwen9'"):
         make_renderer(small_folder, "qwen9")
     with pytest.raises(ConfigError, match="got 'llama'"):
         make_renderer(_folder_like(small_folder, "llama"))

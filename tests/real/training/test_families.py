@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.families import FAMILIES, LoraModule
+from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.model_files import merge_adapter
@@ -104,7 +105,9 @@ def test_adapters_change_the_layers_that_the_family_names(
 
     attention = {f"self_attn.{letter}_proj" for letter in "qkvo"}
     dense = {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-    assert layers == (attention if family.endswith("_moe") else attention | dense)
+    linear = {f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")}
+    expected = {"qwen3_vl_moe": attention, "qwen3_5": attention | dense | linear}
+    assert layers == expected.get(family, attention | dense)
     assert all("language_model.layers." in name for name in names)
 
 
@@ -180,5 +183,17 @@ def test_work_is_counted_by_the_shapes_of_the_model(
     # three layers; attention 64 x 64 twice, 64 x 32 twice, and the MLP: 3 maps of 64 x 128, or two experts' of 64 x 32
     # with a router of 64 x 8; of the last layer, only the maps to keys and values count for every token
     mlp = 2 * 3 * 64 * 32 + 64 * 8 if family.endswith("_moe") else 3 * 64 * 128
-    assert trainer.account.shape.language == 2 * (2 * 64 * 64 + 2 * 64 * 32 + mlp) + 2 * 64 * 32
+    attention = 2 * 64 * 64 + 2 * 64 * 32
+    if family == "qwen3_5":  # linear: queries, keys, values (128), gates and outputs (64), two of 4, a convolution of 4
+        attention = 64 * 128 + 2 * 64 * 64 + 2 * 64 * 4 + 4 * 128
+    assert trainer.account.shape.language == 2 * (attention + mlp) + 2 * 64 * 32
     assert trainer.account.shape.language_attention == 2 * 64
+
+
+def test_the_memory_plan_counts_the_weights_and_adapters_of_linear_attention(tmp_path: Path) -> None:
+    path = BUILDERS["qwen3_5"](tmp_path / "model")
+    sizes, model = load_model_sizes(path), Trainer(TrainerConfig(model_path=path, lora=LoraConfig(rank=4))).model
+    adapters = sum(parameter.numel() for parameter in model.trainable_parameters)
+    assert sizes.lora_parameters(4) == adapters
+    assert sizes.parameters == sum(parameter.numel() for parameter in model.base.parameters()) - adapters
+    assert sizes.kv_bytes_per_token(1) == 2 * 1 * 2 * 16 * 2  # of one layer of three: keys and values, two heads of 16

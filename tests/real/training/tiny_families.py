@@ -12,6 +12,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
 )
@@ -28,7 +30,7 @@ from tests.real.training.tiny_qwen3_vl import (
     make_datum,
 )
 
-TOKEN_PX = {"qwen2_5_vl": 28, "qwen3_vl": 32, "qwen3_vl_moe": 32}
+TOKEN_PX = {"qwen2_5_vl": 28, "qwen3_5": 32, "qwen3_vl": 32, "qwen3_vl_moe": 32}
 """The side of the square that is one token of an image."""
 _TEXT = {
     "hidden_size": 64,
@@ -48,6 +50,7 @@ _VISION = {
     "temporal_patch_size": 2,
     "out_hidden_size": 64,
 }
+LAYER_TYPES = ["linear_attention", "linear_attention", "full_attention"]
 _TOKENS = {
     "image_token_id": IMAGE_PAD,
     "video_token_id": VIDEO_PAD,
@@ -76,6 +79,24 @@ def build_random_qwen2_5_vl(
     return folder
 
 
+def build_random_qwen3_5(
+    folder: Path, *, text: Mapping[str, object] = {}, vision: Mapping[str, object] = {}, **settings: object
+) -> Path:
+    """Two layers with linear attention, then one with softmax attention; heads of 16 that turn their first half."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    heads = {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4}
+    heads |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": LAYER_TYPES}
+    config = Qwen3_5Config(
+        text_config={**_TEXT, **heads, "rope_parameters": rope | {"partial_rotary_factor": 0.5}, **text},
+        vision_config={**_VISION, "patch_size": 16, "num_position_embeddings": 256, **vision},
+        **{**_TOKENS, **settings},
+    )
+    _save(Qwen3_5ForConditionalGeneration, config, folder)
+    if not (folder / "preprocessor_config.json").exists():
+        (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    return folder
+
+
 def build_random_qwen3_vl_moe(folder: Path) -> Path:
     """Two of eight experts a token; deepstack at both vision layers."""
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
@@ -91,6 +112,7 @@ def build_random_qwen3_vl_moe(folder: Path) -> Path:
 
 BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "qwen2_5_vl": build_random_qwen2_5_vl,
+    "qwen3_5": build_random_qwen3_5,
     "qwen3_vl": build_random_qwen3_vl,
     "qwen3_vl_moe": build_random_qwen3_vl_moe,
 }
