@@ -35,6 +35,7 @@ from cua_rl.recipes import (
     export_rollout,
     make_tiny_model,
     make_tiny_page_model,
+    plan,
     rebuild_datums,
     sft,
     train,
@@ -56,6 +57,7 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
+    "cua_rl.recipes.plan": plan.PlanConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
