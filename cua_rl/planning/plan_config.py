@@ -1,7 +1,7 @@
 """Settings of recipes.plan: those of the training run, the machine and its prices, and what is assumed or recorded."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -55,11 +55,11 @@ class AssumptionSettings:
 def plan_presets(given: Given) -> Given:
     """Defaults of training, and before them the settings of the recorded run."""
     runs = cast("Sequence[str] | None", given.get("from_run"))
-    recorded = _recorded_settings(Path(runs[0])) if runs else {}
+    recorded: Given = _recorded_settings(Path(runs[0])) if runs else {}
     return {**train_presets(MappingProxyType({**recorded, **given})), **recorded}
 
 
-def _recorded_settings(run: Path) -> Mapping[str, object]:
+def _recorded_settings(run: Path) -> Given:
     path = run / "config.json"
     if not path.is_file():
         raise ConfigError(

@@ -196,7 +196,7 @@ def _draw_speed(axes: Any, plan: Plan) -> None:
     axes.set_xticks(counts, [f"{count:,}" for count in counts])
     axes.minorticks_off()
     axes.set_ylim(0, highest)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("devices")
     axes.set_ylabel("rollouts per hour")
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.8)
@@ -205,7 +205,9 @@ def _draw_speed(axes: Any, plan: Plan) -> None:
 
 def _draw_gain(axes: Any, plan: Plan) -> None:
     now = plan.planned.prediction.rollouts_per_hour
-    changes = {name: 100 * (one.prediction.rollouts_per_hour / now - 1) for name, one in reversed(plan.more.items())}
+    changes = {
+        name: 100 * (one.prediction.rollouts_per_hour / now - 1) for name, one in reversed(list(plan.more.items()))
+    }
     axes.barh(list(changes), list(changes.values()), 0.55, color=TRAINING_COLOUR)
     widest = max(1.0, *(abs(change) for change in changes.values()))
     for name, change in changes.items():
