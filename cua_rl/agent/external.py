@@ -23,7 +23,7 @@ from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.errors import AgentError
+from cua_rl.errors import AgentError, ConfigError
 from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
 from cua_rl.scratch import make_scratch_folder
@@ -33,6 +33,7 @@ from cua_rl.system_users import (
     bare_environment,
     can_change_user,
     claim_user,
+    hidden_entries,
     remove_tree,
 )
 
@@ -131,29 +132,30 @@ class Room:
 
 
 def claim_agent_user(argv: tuple[str, ...]) -> SystemUser:
-    """A user of its own for the program, or ours without capabilities if its own could not read the program."""
-    if unreadable_files(argv):
-        return SystemUser(uid=os.geteuid())
-    return claim_user(GUEST_UIDS)
+    """A user of its own for the program.
+
+    Raises:
+        ConfigError: that user cannot read the program, or a file named after it.
+    """
+    return claim_user(GUEST_UIDS, shown=_hidden_entries(argv)) if can_change_user() else SystemUser()
 
 
 @cache
-def unreadable_files(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The program and files named after it that a user of its own cannot read; the log says so once."""
-    if not can_change_user():
-        return ()
+def _hidden_entries(argv: tuple[str, ...]) -> tuple[Path, ...]:
+    """What the program's user has to see of folders that only root can look into; tried with a user like it."""
     files = [shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word))]
-    with claim_user(GUEST_UIDS) as user:
+    entries = hidden_entries(files)
+    with claim_user(GUEST_UIDS, shown=entries) as user:
         command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
-        closed = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")[:-1]
-    if closed:
-        logger.warning(
-            "agents run as root, without capabilities, and can read and write root's files: a user of their own cannot "
-            "read %s; move program, interpreter and packages to a folder that every user can read, let others pass "
-            "through its parents (chmod o+x), or start the run as another user",
-            ", ".join(closed),
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or done.stdout:
+        raise ConfigError(
+            "agent: expected a program that other users can read, because a run that root starts gives each agent a "
+            f"user of its own, got {done.stderr.strip() or ', '.join(done.stdout.split())}; move program, interpreter "
+            "and packages to a folder that every user can read, or let others pass through its parents (chmod o+x) "
+            "and read it (chmod o+r), or start the run as another user"
         )
-    return tuple(closed)
+    return entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

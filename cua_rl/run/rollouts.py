@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 from cua_rl.agent.agent import Agent, RecordingAccess
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, unreadable_files
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, claim_agent_user
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History
@@ -217,7 +217,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
             raise ConfigError(
                 f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
-        unreadable_files(tuple(words))
+        claim_agent_user(tuple(words)).release()  # refuses a program that the user could not read
 
 
 def _require_address(name: str, value: str | None) -> None:
