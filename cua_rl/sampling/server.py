@@ -103,10 +103,11 @@ class VllmServer:
     async def __aenter__(self) -> Self:
         if self._config.port is not None:
             try:
-                self._base_url = f"http://127.0.0.1:{free_port(self._config.port)}"
+                self._base_url = f"http://{self._config.host}:{free_port(self._config.port, self._config.host)}"
             except OSError as error:
                 raise ConfigError(
-                    f"expected a free port for the model server, got port {self._config.port} ({error.strerror}); "
+                    f"expected a free port for the model server, got port {self._config.port} of "
+                    f"{self._config.host} ({error.strerror}); "
                     "end what listens there, choose another port, or give none"
                 ) from error
         self._folder = await asyncio.to_thread(make_scratch_folder, "vllm")  # other users cannot enter it
