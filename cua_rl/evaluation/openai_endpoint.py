@@ -23,7 +23,6 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
-from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.gateway_app import (
     ContextOverflow,
     RolloutDoor,
@@ -32,6 +31,7 @@ from cua_rl.sampling.gateway_app import (
     make_gateway_app,
 )
 from cua_rl.sampling.openai_answers import Answer
+from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types import ModelTurn
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.site import OpenDevices, Place
+from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
@@ -144,13 +145,13 @@ def make_servers(
     max_images: int,
     max_num_seqs: int,
 ) -> Sequence[ModelServer]:
-    """The model servers, not yet started: one per copy of the model, or the one at `base_url` if it is set.
+    """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
     Each is a vLLM of its own, so that all turns of a rollout reach the copy that has its earlier turns cached; vLLM's
     own data parallelism distributes requests one by one.
     """
     if config.base_url is not None:
-        return (ExternalServer(config.base_url),)
+        return tuple(map(ExternalServer, server_addresses(config.base_url)))
     settings = ServerConfig(
         model_path=model_path,
         max_lora_rank=max_lora_rank,

@@ -43,9 +43,15 @@ class FakeVllm:
     """Answers wait for it."""
     has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     can_update_adapters: bool = True
+    version: str = "0.32.0"
     max_model_len: int = 2000
     max_images: int = 999
     """Most images of one prompt."""
+    is_healthy: bool = True
+    applies_adapters: bool = True
+    drops_requests: bool = False
+    """Connections end without an answer."""
+    num_canaries: int = 0
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
@@ -54,6 +60,7 @@ class FakeVllm:
     def app(self) -> Starlette:
         routes = [
             Route("/health", self._health),
+            Route("/version", self._version),
             Route("/v1/models", self._models),
             Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),
@@ -66,7 +73,10 @@ class FakeVllm:
         return Starlette(routes=routes, exception_handlers={404: _not_found})
 
     async def _health(self, request: Request) -> Response:
-        return Response()
+        return Response(status_code=200 if self.is_healthy else 503)
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": self.version})
 
     async def _models(self, request: Request) -> Response:
         card = {"id": "base", "parent": None, "max_model_len": self.max_model_len}
@@ -97,6 +107,8 @@ class FakeVllm:
         if self.dies_once_at is not None and not self.dies_once_at.exists():
             self.dies_once_at.touch()
             os._exit(9)
+        if self.drops_requests:
+            return _Hangup()
         if self.gate is not None:
             await self.gate.wait()
         if self.failures:
@@ -133,10 +145,19 @@ class FakeVllm:
     async def _completions(self, request: Request) -> Response:
         """Adapters add 0.25 to each log-probability, except inert ones, whose keys match nothing."""
         body = await request.json()
-        path = self.adapters.get(body["model"], "inert")
+        self.num_canaries += 1
+        path = self.adapters.get(body["model"], "inert") if self.applies_adapters else "inert"
         logprob = -2.0 if "inert" in path else -1.75
         entries: Sequence[Any] = [None, *({str(token): {"logprob": logprob}} for token in body["prompt"][1:])]
         return JSONResponse({"choices": [{"prompt_logprobs": entries}]})
+
+
+class _Hangup(Response):
+    """Promises a body and ends the connection instead."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        raise ConnectionAbortedError
 
 
 def _refusal(status: int, message: str) -> Response:
