@@ -1,9 +1,10 @@
-"""The canary: a fixed text whose log-probabilities show whether the server applies an adapter."""
+"""The canary: a fixed conversation whose log-probabilities show whether the server applies an adapter."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from cua_rl.conversation import Message, TextPart, ToolCall
 from cua_rl.errors import AdapterError
 from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.policy import AdapterRef
@@ -12,9 +13,12 @@ from cua_rl.types import Datum
 
 _PART_OF_CHANGE = 0.1
 """How much of the adapter's effect may be missing beside rounding: one module of many without its update is more."""
-CANARY_TEXT = (
-    "<|im_start|>user\nOpen the settings, find the network page and switch the radio off.<|im_end|>\n"
-    '<|im_start|>assistant\n<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call><|im_end|>'
+CANARY = (
+    Message(
+        role="user",
+        content=(TextPart(text="Open the settings, find the network page and switch the radio off."),),
+    ),
+    ToolCall(call_id="canary", name="click", arguments='{"x": 500, "y": 125}'),
 )
 
 
@@ -36,8 +40,9 @@ class Canary:
 
 
 def canary_tokens(renderer: Renderer) -> tuple[int, ...]:
-    """The canary's text as tokens of the model."""
-    return tuple(renderer.encode(CANARY_TEXT))
+    """The canary's conversation as tokens, in the chat format of the model."""
+    rendered, _ = renderer.render_supervised(CANARY)
+    return tuple(rendered.token_ids(renderer.image_token_id))
 
 
 def canary_datum(tokens: Sequence[int]) -> Datum:

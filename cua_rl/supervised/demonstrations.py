@@ -1,11 +1,11 @@
 """Demonstrations: the real agent works on a device, and an expert answers instead of the model.
 
-The imitated text is therefore byte for byte what the model reads and writes in a rollout.
+The imitated conversation is therefore the one that the model has in a rollout; the model's renderer writes its text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from openai import AsyncOpenAI
 from openai.types.responses import Response
@@ -13,13 +13,12 @@ from openai.types.responses import Response
 from cua_rl.agent.agent import AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import Item, SampledAnswer, Tool
+from cua_rl.conversation import Item, Reasoning, Tool, ToolCall
 from cua_rl.devices.device import Device
-from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.renderers.openai_items import conversation_from_responses, responses_input
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.tasks.expert import Expert
 from cua_rl.types import AgentTurn, Datum
 
@@ -68,7 +67,7 @@ class _ExpertModel:
         self._expert = expert
         self._images = ImageUrls()
         self._request: Mapping[str, object] = {}
-        self._answer = ""
+        self._answer: tuple[Reasoning | ToolCall, ...] = ()
 
     def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
@@ -82,25 +81,17 @@ class _ExpertModel:
 
     async def create(self, *, model: str, extra_body: Mapping[str, object]) -> Response:
         self._request = extra_body
-        self._answer = write_decision(await self._expert(), await self._device.observe(), self._device.kind)
+        self._answer = build_answer(await self._expert(), await self._device.observe(), self._device.kind)
         return _response(self._answer, model)
 
     def demonstration(self) -> Demonstration:
         """The last request and its answer: the whole conversation."""
         conversation = conversation_from_responses(self._request, self._images)
-        return Demonstration(items=(*conversation.items, SampledAnswer(text=self._answer)), tools=conversation.tools)
+        return Demonstration(items=(*conversation.items, *self._answer), tools=conversation.tools)
 
 
-def _response(answer: str, model: str) -> Response:
+def _response(answer: Sequence[Item], model: str) -> Response:
     """An answer in the gateway's format."""
-    parsed = parse_answer(answer)
-    output: list[Mapping[str, Any]] = []
-    if parsed.reasoning is not None:
-        thought = {"type": "reasoning_text", "text": parsed.reasoning}
-        output.append({"type": "reasoning", "id": "rs_0", "summary": [], "content": [thought]})
-    for call in parsed.tool_calls:
-        call_item = {"call_id": call.call_id, "name": call.name, "arguments": call.arguments}
-        output.append({"type": "function_call", "id": call.call_id, "status": "completed", **call_item})
     return Response.model_validate(
         {
             "id": "expert",
@@ -108,7 +99,7 @@ def _response(answer: str, model: str) -> Response:
             "created_at": 0,
             "model": model,
             "status": "completed",
-            "output": output,
+            "output": responses_input(answer),
             "parallel_tool_calls": False,
             "tool_choice": "auto",
             "tools": [],
