@@ -20,10 +20,11 @@ from starlette.routing import Route
 
 import cua_rl
 from cua_rl.actions import Click, Wait
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, unreadable_files
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
+from cua_rl.guest_room import unreadable_files
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
