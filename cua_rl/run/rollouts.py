@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 from cua_rl.agent.agent import Agent, RecordingAccess
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, claim_agent_user
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History
@@ -17,6 +17,7 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
+from cua_rl.guest_room import claim_guest
 from cua_rl.judge.judge import Judge
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
@@ -218,7 +219,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
             raise ConfigError(
                 f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
-        claim_agent_user(tuple(words)).release()  # refuses a program that the user could not read
+        claim_guest(tuple(words)).release()  # refuses a program that the user could not read
 
 
 def _require_address(name: str, value: str | None) -> None:
