@@ -16,6 +16,7 @@ from zlib import crc32
 from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
 from cua_rl.policy import AdapterRef
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
+from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.load import ServerLoad, fullest, parse_load
 from cua_rl.sampling.server import ModelServer
 
@@ -138,11 +139,11 @@ class SamplingClient:
         replica = self._replicas[crc32(sticky_key.encode()) % len(self._replicas)]
         used = adapter or self.current
         if used is None:
-            return ServerReply(body=await replica.post_to(replica.server.model.name, path, payload), adapter=None)
+            return ServerReply(body=await replica.sample(replica.server.model.name, path, payload), adapter=None)
         self.pin(used)
         try:
             await replica.load(used)
-            return ServerReply(body=await replica.post_to(replica.name_of(used), path, payload), adapter=used)
+            return ServerReply(body=await replica.sample(replica.name_of(used), path, payload), adapter=used)
         finally:
             self.unpin(used)
 
@@ -176,6 +177,7 @@ class _Replica:
         self.http = HttpClient(server.base_url, timeout_s=request_timeout_s, api_key=server.api_key)
         self._max_attempts = max_attempts
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
+        self._images = KnownImages()
         server.on_restart(self._restore)
 
     def name_of(self, adapter: AdapterRef) -> str:
@@ -253,6 +255,21 @@ class _Replica:
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
         )
         logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
+
+    async def sample(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        """Post a request without the images that the server has; all of them if it has dropped one."""
+        if not self.server.model.takes_image_names:
+            return await self.post_to(model, path, payload)
+        shortened = self._images.leave_out(payload)
+        try:
+            body = await self.post_to(model, path, shortened)
+        except RequestRejected as rejected:
+            if shortened is payload or MISSING_DATA not in rejected.message:
+                raise
+            self._images.forget(payload)
+            body = await self.post_to(model, path, payload)
+        self._images.add(payload)
+        return body
 
     async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
         """Post a request to a model by name; an adapter that the server has lost is loaded again once."""

@@ -21,6 +21,7 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
+from cua_rl.sampling.known_images import takes_names
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 from cua_rl.scratch import make_scratch_folder
 
@@ -40,6 +41,8 @@ class ServedModel:
     """Maximum length of prompt plus answer, tokens."""
     root: str | None = None
     """Folder or hub id that it was loaded from, if the server says."""
+    takes_image_names: bool = False
+    """Whether requests may name images that the server has, instead of sending them again."""
 
 
 class VllmServer:
@@ -257,11 +260,14 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
     response = await client.get("/v1/models")
     response.raise_for_status()
     cards = cast("list[Mapping[str, object]]", response.json()["data"])
+    version = await client.get("/version")  # servers of other makers have none
+    takes_image_names = version.is_success and takes_names(str(version.json().get("version")))
     for card in cards:
         if card.get("parent") is None:
             return ServedModel(
                 name=str(card["id"]),
                 max_model_len=int(cast("int", card["max_model_len"])),
                 root=cast("str | None", card.get("root")) or None,
+                takes_image_names=takes_image_names,
             )
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")

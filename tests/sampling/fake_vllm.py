@@ -46,6 +46,9 @@ class FakeVllm:
     max_model_len: int = 2000
     max_images: int = 999
     """Most images of one prompt."""
+    version: str = "0.32.0"
+    images: dict[str, str] = field(default_factory=dict)
+    """URLs of the images that it has processed, by the names that requests gave them."""
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
@@ -54,6 +57,7 @@ class FakeVllm:
     def app(self) -> Starlette:
         routes = [
             Route("/health", self._health),
+            Route("/version", self._version),
             Route("/v1/models", self._models),
             Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),
@@ -67,6 +71,9 @@ class FakeVllm:
 
     async def _health(self, request: Request) -> Response:
         return Response()
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": self.version})
 
     async def _models(self, request: Request) -> Response:
         card = {"id": "base", "parent": None, "max_model_len": self.max_model_len}
@@ -105,7 +112,23 @@ class FakeVllm:
             return _refusal(*self.refusal)
         if body["model"] != "base" and body["model"] not in self.adapters:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
+        try:
+            body = body | {"input": self._with_images(body["input"])}
+        except KeyError:
+            return _refusal(400, "Cache miss for image at index 0 but data is not provided.")
         return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
+
+    def _with_images(self, content: Any) -> Any:
+        """The input with the data of named images; raises `KeyError` for one that it does not have."""
+        if isinstance(content, list):
+            return [self._with_images(part) for part in content]
+        if not isinstance(content, dict):
+            return content
+        if content.get("type") != "input_image":
+            return {key: self._with_images(value) for key, value in content.items()}
+        if content["image_url"] is not None:
+            self.images[content["uuid"]] = content["image_url"]
+        return content | {"image_url": self.images[content["uuid"]]}
 
     def _answer(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         conversation = conversation_from_responses(body)
