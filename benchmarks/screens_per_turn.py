@@ -3,9 +3,9 @@
     python -m benchmarks.screens_per_turn [--turns 8] [--rollouts 4] [--size 1080x2400]
 
 The whole path of a run: gateway, sampling client, and a vLLM server of its own with the package's tiny model, whose
-context is made longer. Every turn adds a screenshot, so turn 8 has eight in its prompt, seven of them known. `api` is the
-server's HTTP process, which reads requests and prepares images; `engine` is the process that computes; `controller` is
-this one. A first rollout warms everything up and is not counted.
+context is made longer. Every turn adds a screenshot, so turn 8 has eight in its prompt, seven of them known. `api` is
+the server's HTTP process, which reads requests and prepares images; `engine` is the process that computes;
+`controller` is this one. A first rollout warms everything up and is not counted.
 """
 
 import argparse
