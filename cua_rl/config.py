@@ -137,6 +137,7 @@ class ServerConfig:
     max_num_seqs: int = setting(128, "maximum batch size, requests")
     max_images: int = setting(32, "maximum images per prompt")
     max_pixels: int | None = setting(None, "maximum pixels of an image as the model sees it; None is the model's")
+    image_cache_gib: float = setting(4.0, "maximum main memory for processed images, so that none is processed again")
     max_adapters: int = setting(4, "maximum number of loaded adapters")
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     kv_cache_gib: float = setting(1.0, "memory for the KV cache on CPU, GiB")

@@ -145,6 +145,7 @@ def make_servers(
     max_model_len: int,
     max_images: int,
     max_num_seqs: int,
+    image_cache_gib: float,
 ) -> Sequence[ModelServer]:
     """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
@@ -160,6 +161,7 @@ def make_servers(
         max_num_seqs=max_num_seqs,
         max_images=max_images,
         max_pixels=config.server.max_pixels,
+        image_cache_gib=image_cache_gib,
         gpu_memory_utilization=gpus.gpu_memory_utilization,
         tensor_parallel=gpus.tensor_parallel,
         dtype=config.server.dtype,

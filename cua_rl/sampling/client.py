@@ -172,7 +172,7 @@ class SamplingClient:
                     if used is not None:
                         await replica.load(used)
                     name = replica.server.model.name if used is None else replica.name_of(used)
-                    return ServerReply(body=await replica.post_to(name, path, payload), adapter=used)
+                    return ServerReply(body=await replica.sample(name, path, payload), adapter=used)
                 except ReplicaLost:
                     await self._lose(replica)
                     if num_moves == _MAX_MOVES:

@@ -9,6 +9,7 @@ from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
 from cua_rl.policy import AdapterRef
 from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_PATH
 from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
+from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.load import ServerLoad, parse_load
 from cua_rl.sampling.server import ModelServer
 
@@ -61,6 +62,7 @@ class Replica:
         self._max_attempts = max_attempts
         self._has_siblings = has_siblings
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
+        self._images = KnownImages()
         server.on_restart(self._restore)
 
     def name_of(self, adapter: AdapterRef) -> str:
@@ -176,6 +178,21 @@ class Replica:
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
         )
         logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
+
+    async def sample(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        """Post a request without the images that the server has; all of them if it has dropped one."""
+        if not self.server.model.takes_image_names:
+            return await self.post_to(model, path, payload)
+        shortened = self._images.leave_out(payload)
+        try:
+            body = await self.post_to(model, path, shortened)
+        except RequestRejected as rejected:
+            if shortened is payload or MISSING_DATA not in rejected.message:
+                raise
+            self._images.forget(payload)
+            body = await self.post_to(model, path, payload)
+        self._images.add(payload)
+        return body
 
     async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
         """Post a request to a model by name; an adapter that the server has lost is loaded again once."""

@@ -22,6 +22,7 @@ from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.processes import OwnedProcess, free_port
 from cua_rl.sampling.adapter_upload import UPLOAD_PATH
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
+from cua_rl.sampling.known_images import takes_names
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 from cua_rl.scratch import make_scratch_folder
 
@@ -45,6 +46,8 @@ class ServedModel:
     """Of vLLM, if the server says."""
     adapter_folder: str | None = None
     """Where the server keeps adapters that it is sent (`adapter_upload.py`); None if it loads them from our paths."""
+    takes_image_names: bool = False
+    """Whether requests may name images that the server has, instead of sending them again."""
 
 
 class VllmServer:
@@ -263,14 +266,17 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
     response = await client.get("/v1/models")
     response.raise_for_status()
     cards = cast("list[Mapping[str, object]]", response.json()["data"])
+    # servers of other makers have neither
     said, takes = await client.get("/version"), await client.get(UPLOAD_PATH)
+    version = str(said.json().get("version")) if said.is_success else None
     for card in cards:
         if card.get("parent") is None:
             return ServedModel(
                 name=str(card["id"]),
                 max_model_len=int(cast("int", card["max_model_len"])),
                 root=cast("str | None", card.get("root")) or None,
-                version=str(said.json()["version"]) if said.is_success else None,
+                version=version,
                 adapter_folder=str(takes.json()["folder"]) if takes.is_success else None,
+                takes_image_names=version is not None and takes_names(version),
             )
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")

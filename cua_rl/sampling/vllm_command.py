@@ -91,7 +91,8 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     # the model comes first: `vllm serve` takes it as its argument
     model = [str(config.model_path)] if platform == "cuda" else ["--model", str(config.model_path)]
-    return [*model, *config.vllm_args, *options, *flags]
+    image_cache = ["--mm-processor-cache-gb", f"{config.image_cache_gib:.2f}"]  # planned, unless it is among vllm_args
+    return [*model, *image_cache, *config.vllm_args, *options, *flags]
 
 
 def vllm_environment(

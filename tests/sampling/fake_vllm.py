@@ -52,6 +52,8 @@ class FakeVllm:
     drops_requests: bool = False
     """Connections end without an answer."""
     num_canaries: int = 0
+    images: dict[str, str] = field(default_factory=dict)
+    """URLs of the images that it has processed, by the names that requests gave them."""
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
@@ -117,7 +119,23 @@ class FakeVllm:
             return _refusal(*self.refusal)
         if body["model"] != "base" and body["model"] not in self.adapters:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
+        try:
+            body = body | {"input": self._with_images(body["input"])}
+        except KeyError:
+            return _refusal(400, "Cache miss for image at index 0 but data is not provided.")
         return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
+
+    def _with_images(self, content: Any) -> Any:
+        """The input with the data of named images; raises `KeyError` for one that it does not have."""
+        if isinstance(content, list):
+            return [self._with_images(part) for part in content]
+        if not isinstance(content, dict):
+            return content
+        if content.get("type") != "input_image":
+            return {key: self._with_images(value) for key, value in content.items()}
+        if content["image_url"] is not None:
+            self.images[content["uuid"]] = content["image_url"]
+        return content | {"image_url": self.images[content["uuid"]]}
 
     def _answer(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         conversation = conversation_from_responses(body)

@@ -121,6 +121,9 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     assert on_gpus["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
+IMAGE_CACHE = ("--mm-processor-cache-gb", "4.00")
+
+
 def test_logits_in_half_precision_are_computed_in_float32(folder: Path) -> None:
     def head(platform: Platform, dtype: Literal["auto", "float32", "bfloat16"]) -> str | None:
         options = vllm_options(ServerConfig(model_path=folder, dtype=dtype), "unix:/vllm.sock", platform)
@@ -135,5 +138,15 @@ def test_the_options_of_the_run_count_more_than_those_of_the_user(folder: Path) 
 
     options = vllm_options(config, "unix:/vllm.sock", "cuda")
 
-    assert options[:5] == [str(folder), "--block-size", "32", "--max-num-seqs", "1"]
-    assert options[5:].count("--max-num-seqs") == 1
+    assert options[:7] == [str(folder), *IMAGE_CACHE, "--block-size", "32", "--max-num-seqs", "1"]
+    assert options[7:].count("--max-num-seqs") == 1
+
+
+def test_the_planned_image_cache_gives_way_to_the_users(folder: Path) -> None:
+    by_hand = ("--mm-processor-cache-gb", "20")
+
+    options = vllm_options(
+        ServerConfig(model_path=folder, image_cache_gib=7.5, vllm_args=by_hand), "unix:/vllm.sock", "cuda"
+    )
+
+    assert options[1:5] == ["--mm-processor-cache-gb", "7.50", *by_hand]
