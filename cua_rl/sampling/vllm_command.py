@@ -68,6 +68,8 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     else:
         settings["uds"] = socket_path
     flags = ["--enable-lora", "--enable-prefix-caching"]
+    if config.adapts_vision:
+        flags.append("--enable-tower-connector-lora")
     dtype = cpu_dtype(config.model_path) if platform == "cpu" and config.dtype == "auto" else config.dtype
     settings["dtype"] = dtype
     if dtype != "float32":

@@ -7,7 +7,7 @@ from cua_rl.errors import AdapterError, ConfigError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.policy import AdapterRef
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.sampling.canary import Canary, canary_datum, canary_tokens
+from cua_rl.sampling.canary import Canary, canary_datum, text_canary
 from cua_rl.sampling.client import RequestRejected, SamplingClient
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
@@ -190,5 +190,5 @@ async def test_replicas_share_the_work_and_every_publication(renderer: Qwen3VLRe
 
 
 def test_the_canary_is_a_datum_with_all_tokens_but_the_first_on_its_mask(renderer: Qwen3VLRenderer) -> None:
-    datum = canary_datum(canary_tokens(renderer))
+    datum = canary_datum(text_canary(renderer))
     assert datum.num_trained_tokens == datum.model_input.length - 1
