@@ -1,6 +1,6 @@
 """Processor time of vLLM's API process for each turn of rollouts whose prompts keep every screenshot: JSON lines.
 
-    python -m benchmarks.screens_per_turn [--turns 8] [--rollouts 4] [--size 1080x2400]
+    python -m benchmarks.screens_per_turn [--turns 8] [--rollouts 4] [--size 1080x2400] [--image-cache-gib 4]
 
 The whole path of a run: gateway, sampling client, and a vLLM server of its own with the package's tiny model, whose
 context is made longer. Every turn adds a screenshot, so turn 8 has eight in its prompt, seven of them known. `api` is
@@ -108,6 +108,7 @@ async def measure(gateway: Gateway, options: argparse.Namespace) -> dict[str, ob
         "screenshot": f"{options.size}, {len(rollouts[0][0]) / 2**20:.1f} MiB as a URL",
         "turns": options.turns,
         "rollouts_at_once": options.rollouts,
+        "image_cache_gib": options.image_cache_gib,
         **{f"{name}_cpu_ms_per_turn": round(1000 * value / num_turns) for name, value in spent.items()},
         "turns_per_s": round(num_turns / seconds, 2),
         "prompt_mismatches": gateway.prompt_mismatches,
@@ -120,7 +121,13 @@ async def main(options: argparse.Namespace) -> None:
     """Start a server, measure, print."""
     with tempfile.TemporaryDirectory() as folder:
         model = with_long_context(Path(folder) / "model")
-        config = ServerConfig(model_path=model, max_lora_rank=8, max_model_len=CONTEXT, max_images=options.turns)
+        config = ServerConfig(
+            model_path=model,
+            max_lora_rank=8,
+            max_model_len=CONTEXT,
+            max_images=options.turns,
+            image_cache_gib=options.image_cache_gib,
+        )
         async with VllmServer(config, Path(folder) / "vllm.log") as server, SamplingClient(server) as client:
             params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=1.0)
             print(json.dumps(await measure(Gateway(client, make_renderer(model), params), options)), flush=True)
@@ -131,4 +138,5 @@ if __name__ == "__main__":
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--rollouts", type=int, default=4)
     parser.add_argument("--size", default="1080x2400")
+    parser.add_argument("--image-cache-gib", type=float, default=4.0)
     asyncio.run(main(parser.parse_args()))

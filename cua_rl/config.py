@@ -139,6 +139,7 @@ class ServerConfig:
     max_pixels: int | None = setting(None, "maximum pixels of an image as the model sees it; None is the model's")
     image_cache_gib: float = setting(4.0, "maximum main memory for processed images, so that none is processed again")
     max_adapters: int = setting(4, "maximum number of loaded adapters")
+    adapts_vision: bool = setting(False, "apply adapters to vision tower and merger, too")
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     kv_cache_gib: float = setting(1.0, "memory for the KV cache on CPU, GiB")
     gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM")

@@ -33,14 +33,14 @@ from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.policy import AdapterRef
 from cua_rl.reporting.diagnosis import Diagnosis, Finding
 from cua_rl.rl.parity import measure_parity, require_parity
-from cua_rl.rl.served_policy import make_canary, make_probe
+from cua_rl.rl.served_policy import make_canary
 from cua_rl.run.gpus import ask_nvidia_smi
 from cua_rl.run.memory_plan import GIB
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import Screen
 from cua_rl.run.rollouts import open_gateway, start_together
-from cua_rl.run.training import make_planned_servers, sampling_params, trainer_config
+from cua_rl.run.training import canary_prompt, make_planned_servers, prove_adapters, sampling_params, trainer_config
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, plan_run
 from cua_rl.sampling.canary import canary_tokens
@@ -234,12 +234,8 @@ async def start_trainer(exam: Examination) -> Finding:
 
 async def check_canary(exam: Examination) -> Finding:
     """The server applies adapters as the trainer does."""
-    tokens = canary_tokens(exam.plan.renderer)
-    adapter, canary = await make_probe(
-        exam.trainer, tokens, exam.plan.rounding_limit, exam.folder / "adapters" / "probe"
-    )
-    await exam.sampler.probe(adapter, canary)
-    return _found(f"a random adapter acts as in the trainer, within {canary.limit:g} nats")
+    await prove_adapters(exam.trainer, exam.sampler, exam.plan, exam.folder / "adapters" / "probe")
+    return _found(f"a random adapter acts as in the trainer, within {exam.plan.rounding_limit:g} nats")
 
 
 async def check_backward(exam: Examination) -> Finding:
@@ -445,7 +441,7 @@ async def publish(exam: Examination) -> None:
     exam.num_published += 1
     path = exam.folder / "adapters" / f"{exam.num_published:06d}"
     saved = await exam.trainer.save_weights_for_sampler(path)
-    canary = await make_canary(exam.trainer, canary_tokens(exam.plan.renderer), exam.plan.rounding_limit)
+    canary = await make_canary(exam.trainer, canary_prompt(exam.plan), exam.plan.rounding_limit)
     await exam.sampler.publish(AdapterRef(path=saved.path, policy_version=exam.num_published), canary)
 
 

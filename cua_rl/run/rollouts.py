@@ -146,6 +146,7 @@ def make_servers(
     max_images: int,
     max_num_seqs: int,
     image_cache_gib: float,
+    adapts_vision: bool,
 ) -> Sequence[ModelServer]:
     """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
@@ -162,6 +163,7 @@ def make_servers(
         max_images=max_images,
         max_pixels=config.server.max_pixels,
         image_cache_gib=image_cache_gib,
+        adapts_vision=adapts_vision,
         gpu_memory_utilization=gpus.gpu_memory_utilization,
         tensor_parallel=gpus.tensor_parallel,
         dtype=config.server.dtype,

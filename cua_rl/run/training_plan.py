@@ -232,23 +232,13 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
         num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
+        trains_vision=config.trainer.adapts_vision,
         vision_cache_gib=config.trainer.vision_cache_gib,
     )
     model = load_model_sizes(model_path)
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
-    if config.base_url is None and not config.dry_run:  # a dry run may plan for another machine
+    if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
-    num_processes = plan.gpus.num_trainer_processes
-    if config.trainer.sharding == "full" and num_processes == 1:
-        raise ConfigError(
-            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
-            "trainer.num_processes, or name several trainer.gpus"
-        )
-    if config.trainer.sharding == "offload" and num_processes > 1:
-        raise ConfigError(
-            f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
-            "one; set trainer.sharding=full, or trainer.num_processes=1"
-        )
     return plan
 
 

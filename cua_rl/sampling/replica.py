@@ -169,10 +169,10 @@ class Replica:
 
     async def prove(self, adapter: AdapterRef, canary: Canary) -> None:
         """Verify the adapter with the canary; raises `AdapterError` if it does not work."""
-        request = canary_request(canary)
+        path, request = canary_request(canary)
         base, served = await asyncio.gather(
-            self.post_to(self.server.model.name, "/v1/completions", request),
-            self.post_to(self.name_of(adapter), "/v1/completions", request),
+            self.post_to(self.server.model.name, path, request),
+            self.post_to(self.name_of(adapter), path, request),
         )
         change, difference = check_canary(
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)

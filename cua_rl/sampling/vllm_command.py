@@ -71,6 +71,8 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     flags = ["--enable-lora", "--enable-prefix-caching"]
     if config.adapter_folder is not None:
         flags += ["--middleware", "cua_rl.sampling.adapter_upload.AdapterUpload"]
+    if config.adapts_vision:
+        flags.append("--enable-tower-connector-lora")
     dtype = cpu_dtype(config.model_path) if platform == "cpu" and config.dtype == "auto" else config.dtype
     settings["dtype"] = dtype
     if dtype != "float32":

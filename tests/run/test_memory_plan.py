@@ -127,6 +127,29 @@ def test_the_image_cache_holds_the_screenshots_of_all_rollouts() -> None:
     assert image_cache_gib("1x80", host_gib=16.0) == 1.0
 
 
+def supervised(size: str, machine: str, rank: int) -> Request:
+    wanted = request(size, machine, rank=rank, gpus=GpuWishes(has_server=False))
+    return replace(wanted, demand=replace(wanted.demand, context_tokens=8192))
+
+
+def test_supervised_runs_are_planned_without_a_server() -> None:
+    whole, sharded = plan_memory(supervised("4B", "1x80", 32)), plan_memory(supervised("32B", "4x40", 32))
+
+    assert (whole.server, whole.sharding, whole.gpus.num_trainer_processes) == ({}, "none", 1)
+    assert (sharded.server, sharded.sharding, sharded.gpus.num_trainer_processes) == ({}, "full", 4)
+
+
+def test_training_all_weights_takes_four_float32_numbers_of_each_and_is_never_sharded() -> None:
+    parameters = load_model_sizes(MODELS / "Qwen3-VL-2B-Instruct").parameters
+
+    plan = plan_memory(supervised("2B", "1x80", 0))
+
+    assert plan.trainer["weights"] == 4 * parameters
+    assert plan.trainer["gradients and optimizer"] == 12 * parameters  # gradient, two moments
+    with pytest.raises(ConfigError, match=r"memory: expected a trainer of at least 1\d\d\.\d GiB per GPU, to fit"):
+        plan_memory(supervised("8B", "8x80", 0))
+
+
 def test_settings_by_hand_are_kept() -> None:
     wishes = MemoryWishes(gradient_checkpointing=True, micro_batch_tokens=20000, sharding="full", max_num_seqs=7)
     gpus = GpuWishes(gpu_memory_utilization=0.6, server_tensor_parallel=2)

@@ -7,7 +7,7 @@ from cua_rl.errors import AdapterError, ConfigError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.policy import AdapterRef
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.sampling.canary import Canary, canary_datum, canary_tokens
+from cua_rl.sampling.canary import Canary, canary_datum, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.server import ExternalServer
@@ -175,5 +175,5 @@ async def test_a_refusal_is_not_retried(client: SamplingClient, fake: FakeVllm) 
 
 
 def test_the_canary_is_a_datum_with_all_tokens_but_the_first_on_its_mask(renderer: Qwen3VLRenderer) -> None:
-    datum = canary_datum(canary_tokens(renderer))
+    datum = canary_datum(text_canary(renderer))
     assert datum.num_trained_tokens == datum.model_input.length - 1

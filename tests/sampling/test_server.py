@@ -17,6 +17,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environment, vllm_options
+from cua_rl.settings import with_values
 from tests.sampling.fake_vllm import fake_command
 
 
@@ -109,6 +110,8 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     assert options["--limit-mm-per-prompt"] == '{"image": 7, "video": 0}'
     assert options["--mm-processor-kwargs"] == '{"max_pixels": 786432}'
     assert not any("parser" in word for word in command)
+    assert "--enable-tower-connector-lora" not in command
+    assert "--enable-tower-connector-lora" in vllm_command(with_values(config, adapts_vision=True), "unix:/vllm.sock")
     assert options["--uds"] == "/run/cua_rl/vllm.sock"
     on_port = dict(pairwise(vllm_command(config, "http://127.0.0.1:1234")))
     assert (on_port["--host"], on_port["--port"]) == ("127.0.0.1", "1234")

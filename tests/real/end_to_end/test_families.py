@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 OPTIONS = (
     *("max_steps=2", "group_size=2", "groups_per_batch=1", "max_turns=2", "max_tokens=12", "max_model_len=6144"),
     *("learning_rate=0.01", "lora_rank=8", "parity_limit=0.0001", "eval_tasks=none", "monitor=false"),
+    "lora_modules=language,merger,vision",
     "reward=tests.real.end_to_end.test_families:by_chance",
     'tasks={"source_type": "demo_training", "tags": ["demo"]}',
 )
@@ -54,7 +55,8 @@ async def served_logprobs(model: Path, canary: Canary) -> tuple[float, ...]:
     config = ServerConfig(model_path=model, max_lora_rank=8, max_model_len=1024, max_num_seqs=4, max_images=1)
     async with VllmServer(config, model.parent / "vllm.log") as server:
         async with server_client(server.base_url, server.api_key, timeout_s=60.0) as client:
-            answer = await client.post("/v1/completions", json={"model": "base", **canary_request(canary)})
+            path, request = canary_request(canary)
+            answer = await client.post(path, json={"model": "base", **request})
     return parse_canary(answer.raise_for_status().json(), canary)
 
 

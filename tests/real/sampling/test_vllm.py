@@ -19,13 +19,13 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.run.preflight import require_model_server
 from cua_rl.sampling.address import server_client
-from cua_rl.sampling.canary import Canary, canary_tokens
+from cua_rl.sampling.canary import Canary, canary_tokens, image_canary, scored_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled, sampling_request
-from tests.real.sampling.tiny_model import adapter_logprobs, build_adapter, rename_adapter_keys
+from tests.real.sampling.tiny_model import VISION_TARGETS, adapter_logprobs, build_adapter, rename_adapter_keys
 from tests.renderers.generated import encode_image, make_image
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -42,7 +42,9 @@ NUM_PUBLICATIONS = 60
 
 @pytest.fixture(scope="session")
 def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One that changes the model, another one, one whose keys match nothing, one that changes nothing."""
+    """One that changes the model, another one, one whose keys match nothing, one that changes nothing, one that
+    changes what the model sees.
+    """
     root = tmp_path_factory.mktemp("adapters")
     one = build_adapter(tiny_model, root / "one", scale=0.1)
     return {
@@ -50,6 +52,7 @@ def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         "other": build_adapter(tiny_model, root / "other", scale=0.1, seed=2),
         "mismatched": rename_adapter_keys(one, root / "mismatched"),
         "fresh": build_adapter(tiny_model, root / "fresh", scale=0.0),
+        "vision": build_adapter(tiny_model, root / "vision", scale=0.3, targets=VISION_TARGETS),
     }
 
 
@@ -199,6 +202,18 @@ async def test_the_canary_tells_adapters_apart(
         with pytest.raises(AdapterError, match="match no module"):
             await client.publish(AdapterRef(path=adapters[wrong], policy_version=3), proven)
     assert client.current == AdapterRef(path=adapters["one"], policy_version=1)
+
+
+async def test_the_canary_with_an_image_shows_an_adapter_on_the_vision_tower_that_is_ignored(
+    client: SamplingClient, adapters: dict[str, Path], tiny_renderer: Qwen3VLRenderer
+) -> None:
+    """The server of this file was started without `--enable-tower-connector-lora`."""
+    prompt = image_canary(tiny_renderer)
+    canary = Canary(tokens=scored_tokens(prompt), image=prompt.images[0], changes_model=True)
+
+    await client.probe(AdapterRef(path=adapters["one"], policy_version=901), canary)
+    with pytest.raises(AdapterError, match="match no module"):
+        await client.probe(AdapterRef(path=adapters["vision"], policy_version=902), canary)
 
 
 async def test_an_adapter_is_proven_beside_requests_to_another(
