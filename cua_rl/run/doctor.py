@@ -46,6 +46,7 @@ from cua_rl.run.training_plan import RunPlan, plan_run
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.server import ModelServer
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.settings import with_values
 from cua_rl.system import total_memory_bytes
@@ -211,8 +212,12 @@ async def check_plan(exam: Examination) -> Finding:
 
 async def start_server(exam: Examination) -> Finding:
     """The model server loads the model and answers."""
+    return await serve(exam, make_planned_servers(exam.plan, exam.folder / "logs"))
+
+
+async def serve(exam: Examination, servers: Sequence[ModelServer]) -> Finding:
+    """Start these model servers for the checks that need one."""
     clock = time.monotonic()
-    servers = make_planned_servers(exam.plan, exam.folder / "logs")
     await start_together(exam.stack, *servers)
     exam.sampler = await exam.stack.enter_async_context(SamplingClient(*servers))
     params = sampling_params(exam.config, exam.config.temperature)
@@ -238,8 +243,12 @@ async def check_canary(exam: Examination) -> Finding:
     adapter, canary = await make_probe(
         exam.trainer, tokens, exam.plan.rounding_limit, exam.folder / "adapters" / "probe"
     )
-    await exam.sampler.probe(adapter, canary)
-    return _found(f"a random adapter acts as in the trainer, within {canary.limit:g} nats")
+    change, difference = await exam.sampler.probe(adapter, canary)
+    return _found(
+        f"a random adapter changes log-probabilities by {change:.2g} nats, as in the trainer within {difference:.2g} "
+        f"(limit {canary.limit:g})",
+        figures={"change": change, "difference": difference},
+    )
 
 
 async def check_backward(exam: Examination) -> Finding:
@@ -317,6 +326,11 @@ async def check_publication(exam: Examination) -> Finding:
 async def check_parity(exam: Examination) -> Finding:
     """The trainer gives sampled tokens the server's log-probabilities, after screenshots and after text."""
     await publish(exam)
+    return await compare_answers(exam)
+
+
+async def compare_answers(exam: Examination) -> Finding:
+    """Parity of what the server serves now with the trainer's weights."""
     screens = [draw_screen(exam.screen, seed) if seed % 2 else None for seed in range(8)]
     turns = await asyncio.gather(*(ask(exam, screen) for screen in screens))
     datums = [

@@ -93,8 +93,10 @@ class SamplingClient:
                 for unused in [loaded for loaded in replica.loaded if loaded not in needed]:
                     await replica.unload(unused)
 
-    async def probe(self, adapter: AdapterRef, canary: Canary) -> None:
+    async def probe(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float]:
         """Load an adapter that is never announced, verify it with the canary on every replica, and unload it.
+
+        Returns what `check_canary` does, of the replica that differs most from the trainer; 0 without its numbers.
 
         Raises:
             AdapterError: the server cannot load it, or the canary fails.
@@ -102,9 +104,10 @@ class SamplingClient:
         async with self._publishing:
             await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
             try:
-                await asyncio.gather(*(replica.prove(adapter, canary) for replica in self._replicas))
+                proofs = await asyncio.gather(*(replica.prove(adapter, canary) for replica in self._replicas))
             finally:
                 await asyncio.gather(*(replica.unload(adapter) for replica in self._replicas))
+        return max(((change, difference or 0.0) for change, difference in proofs), key=lambda proof: proof[1])
 
     def pin(self, adapter: AdapterRef) -> None:
         """Keep an adapter until `unpin`; pins are counted."""
@@ -242,8 +245,8 @@ class _Replica:
         self._loads.clear()
         await self.http.close()
 
-    async def prove(self, adapter: AdapterRef, canary: Canary) -> None:
-        """Verify the adapter with the canary; raises `AdapterError` if it does not work."""
+    async def prove(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float | None]:
+        """Verify the adapter with the canary and return what `check_canary` does; raises `AdapterError` as it does."""
         request = canary_request(canary)
         base, served = await asyncio.gather(
             self.post_to(self.server.model.name, "/v1/completions", request),
@@ -253,6 +256,7 @@ class _Replica:
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
         )
         logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
+        return change, difference
 
     async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
         """Post a request to a model by name; an adapter that the server has lost is loaded again once."""
