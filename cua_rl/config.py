@@ -137,6 +137,7 @@ class ServerConfig:
     max_num_seqs: int = setting(128, "maximum batch size, requests")
     max_images: int = setting(32, "maximum images per prompt")
     max_pixels: int | None = setting(None, "maximum pixels of an image as the model sees it; None is the model's")
+    image_cache_gib: float = setting(4.0, "maximum main memory for processed images, so that none is processed again")
     max_adapters: int = setting(4, "maximum number of loaded adapters")
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     kv_cache_gib: float = setting(1.0, "memory for the KV cache on CPU, GiB")
@@ -144,5 +145,9 @@ class ServerConfig:
     gpus: tuple[str, ...] = setting((), "its GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     tensor_parallel: int = setting(1, "GPUs that hold the model together")
     vllm_args: tuple[str, ...] = setting((), "more options of vLLM's server; those of the run override them")
-    port: int | None = setting(None, "port on the loopback address; None listens on a Unix socket")
+    host: str = setting("127.0.0.1", "address to listen on, beside a port")
+    port: int | None = setting(None, "port to listen on; None listens on a Unix socket")
+    adapter_folder: Path | None = setting(
+        None, "folder for adapters that are sent to the server; None loads them from the paths of the run"
+    )
     start_timeout_s: float = setting(300.0, "limit for the start of the server, seconds")

@@ -24,7 +24,6 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
-from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.gateway_app import (
     ContextOverflow,
     RolloutDoor,
@@ -33,6 +32,7 @@ from cua_rl.sampling.gateway_app import (
     make_gateway_app,
 )
 from cua_rl.sampling.openai_answers import Answer
+from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types import ModelTurn
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class EndpointAccess:
         rollout = self._rollouts.get(rollout_id)
         return None if rollout is None else rollout.door
 
-    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
-        """Ask the endpoint in its own API and record the turn.
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
+        """Ask the endpoint in its own API and record the turn, as nothing here is trained anyway.
 
         Raises:
             ContextOverflow: the conversation exceeds the model's context.

@@ -18,6 +18,7 @@ from cua_rl.recipes.export_rollout import ExportConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
 from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
+from cua_rl.recipes.serve_model import ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
@@ -42,6 +43,7 @@ RECIPES = (
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
     Recipe(module="doctor", config_class=DoctorConfig),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
+    Recipe(module="serve_model", config_class=ServeModelConfig),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_model", config_class=ExportModelConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),

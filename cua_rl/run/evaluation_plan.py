@@ -195,6 +195,7 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
         demand=Demand(
             context_tokens=max_model_len,
             lora_rank=rank,
+            num_rollouts=config.max_concurrent_rollouts,
             largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
             vision_cache_gib=0.0,
         ),

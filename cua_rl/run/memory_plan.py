@@ -23,7 +23,8 @@ _GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
 _FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
 _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
-_TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 6.0 * GIB  # main memory of the processes, vLLM's cache of images included
+_TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 4.0 * GIB  # main memory of the processes; estimates
+_SMALLEST_IMAGE_CACHE = 1.0 * GIB
 _KV_ON_CPU = 1.0 * GIB
 _GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
 _SMALLEST_CONTEXT = 2048
@@ -38,6 +39,8 @@ class Demand:
     lora_rank: int
     largest_image_tokens: int
     """What the server reserves work space for."""
+    num_rollouts: int = 128
+    """At a time."""
     num_adapters: int = 4
     """Loaded into the server at a time."""
     is_float32: bool = False
@@ -68,6 +71,11 @@ class MemoryPlan:
     trainer: Mapping[str, float]
     server: Mapping[str, float]
     host: Mapping[str, float]  # main memory of all processes together
+
+    @property
+    def image_cache_gib(self) -> float:
+        """Of each copy of the model server, for processed screenshots."""
+        return self.host.get("image cache", 0.0) / len(self.gpus.server_copies) / GIB
 
     def table(self) -> str:
         """The plan for people."""
@@ -274,7 +282,21 @@ def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str
         parts["trainer"] = number * _TRAINER_BASE
     if gpus.server_gpus:
         parts["server"] = len(gpus.server_copies) * _SERVER_BASE
+        parts["image cache"] = _image_cache(request, gpus, beside=sum(parts.values()))
     return parts
+
+
+def _image_cache(request: Request, gpus: GpuPlan, *, beside: float) -> float:
+    """Main memory for the screenshots of all rollouts under way, as the servers keep them; at most half of what is left
+    `beside` everything else.
+
+    A server processes an image again with every turn if its cache is too small. The context bounds the image tokens of
+    a prompt, whatever the size of its screenshots.
+    """
+    demand, there = request.demand, request.machine.host_gib
+    wanted = demand.num_rollouts * demand.context_tokens * request.model.pixel_bytes_per_token
+    room = math.inf if there is None else (there * GIB - beside) / 2
+    return max(len(gpus.server_copies) * _SMALLEST_IMAGE_CACHE, min(wanted, room))
 
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:
@@ -300,6 +322,9 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         trainer["activations"] = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
     weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
     others = sum(server.values()) + number * sum(trainer.values()) - weights
+    host = {"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB}
+    if server:
+        host["image cache"] = _image_cache(request, gpus, beside=sum(host.values()))
     return MemoryPlan(
         machine=request.machine,
         gpus=gpus,
@@ -309,7 +334,7 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
         trainer=trainer,
         server=server,
-        host={"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB},
+        host=host,
     )
 
 

@@ -179,6 +179,7 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
         max_model_len=plan.max_model_len,
         max_images=plan.max_images,
         max_num_seqs=plan.memory.max_num_seqs,
+        image_cache_gib=plan.memory.image_cache_gib,
     )
 
 

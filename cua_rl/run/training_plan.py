@@ -230,6 +230,7 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
     demand = Demand(
         context_tokens=max_model_len,
         lora_rank=config.lora_rank,
+        num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
         vision_cache_gib=config.trainer.vision_cache_gib,

@@ -36,6 +36,7 @@ from cua_rl.recipes import (
     make_tiny_model,
     make_tiny_page_model,
     rebuild_datums,
+    serve_model,
     sft,
     train,
 )
@@ -55,6 +56,7 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 """They know `dry_run`, and can be used from Python."""
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
+    "cua_rl.recipes.serve_model": serve_model.ServeModelConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
