@@ -14,8 +14,10 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -32,6 +34,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.config import LossConfig, ServerConfig
+from cua_rl.processes import free_port
 from cua_rl.reporting.diagnosis import Diagnosis, Finding
 from cua_rl.run.doctor import (
     Examination,
@@ -40,13 +43,13 @@ from cua_rl.run.doctor import (
     check_plan,
     compare_answers,
     long_datum,
-    serve,
     start_server,
     start_trainer,
 )
 from cua_rl.run.memory_plan import GIB
 from cua_rl.run.preflight import Screen
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.sampling.address import API_KEY_VARIABLE
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import vllm_command
 from cua_rl.settings import with_values
@@ -159,22 +162,24 @@ class RealShape(Examination):
         return SCREEN
 
 
-async def serve_base_model(exam: Examination) -> Finding:
-    """Start the model server without adapters."""
-    settings = ServerConfig(
-        model_path=exam.plan.model_path,
-        max_model_len=exam.plan.max_model_len,
+async def serve_without_adapters(model: Path, log: Path, stack: AsyncExitStack) -> str:
+    """Start a server that a run takes for one of the user's own; returns its address."""
+    config = ServerConfig(
+        model_path=model,
+        max_model_len=4096,
         max_num_seqs=8,
-        max_images=exam.plan.max_images,
         max_pixels=MAX_PIXELS,
         dtype="bfloat16",
         start_timeout_s=900.0,
+        port=free_port(),
     )
 
-    def without_adapters(config: ServerConfig, address: str) -> list[str]:
+    def command(config: ServerConfig, address: str) -> list[str]:
         return [word for word in vllm_command(config, address) if word != "--enable-lora"]
 
-    return await serve(exam, [VllmServer(settings, exam.folder / "logs" / "vllm.log", make_command=without_adapters)])
+    server = await stack.enter_async_context(VllmServer(config, log, make_command=command))
+    os.environ[API_KEY_VARIABLE] = server.api_key
+    return server.base_url
 
 
 async def check_step(exam: Examination) -> Finding:
@@ -217,7 +222,7 @@ CHECKS: Mapping[str, Check] = {
 }
 BASE_MODEL_CHECKS: Mapping[str, Check] = {
     "plan": check_plan,
-    "server": serve_base_model,
+    "server": start_server,
     "trainer": start_trainer,
     "parity": compare_answers,
     "step": check_step,
@@ -228,22 +233,25 @@ BASE_MODEL_CHECKS: Mapping[str, Check] = {
 async def measure(name: str, folder: Path) -> bool:
     """Build the shape in `folder`, check it, print what was found; whether all is well."""
     shape = SHAPES[name]()
-    num_parameters = build_model(shape, folder / "model")
+    model, logs = folder / "model", folder / "logs"
+    num_parameters = build_model(shape, model)
     is_moe = shape["model_type"].endswith("_moe")
-    # no server of the run's own would be accepted for it
-    outside = ["base_url=http://127.0.0.1:1"] if is_moe else []
-    config = parse_command_line(CLIConfig, [f"model_name={folder / 'model'}", *SETTINGS, *outside])
-    (folder / "logs").mkdir()
+    logs.mkdir()
     diagnosis = Diagnosis(folder)
+    clock = time.monotonic()
     async with AsyncExitStack() as stack:
+        server = [f"base_url={await serve_without_adapters(model, logs / 'vllm.log', stack)}"] if is_moe else []
+        config = parse_command_line(CLIConfig, [f"model_name={model}", *SETTINGS, *server])
         exam = RealShape(config=config, folder=folder, stack=stack)
         for check, find in (BASE_MODEL_CHECKS if is_moe else CHECKS).items():
             finding = await diagnosis.check(check, partial(find, exam))
             print_line(name, check, finding, num_parameters)
             if finding.verdict == "fail":
-                for log in (folder / "logs").glob("*.log"):
+                for log in logs.glob("*.log"):
                     print("\n".join([str(log), *log.read_text().splitlines()[-60:]]), file=sys.stderr)
                 break
+    total_s = round(time.monotonic() - clock)
+    print(json.dumps({"figure": "real_shapes_total", "shape": name, "seconds": total_s}), flush=True)
     return not diagnosis.failed()
 
 

@@ -46,7 +46,6 @@ from cua_rl.run.training_plan import RunPlan, plan_run
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.server import ModelServer
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.settings import with_values
 from cua_rl.system import total_memory_bytes
@@ -212,12 +211,8 @@ async def check_plan(exam: Examination) -> Finding:
 
 async def start_server(exam: Examination) -> Finding:
     """The model server loads the model and answers."""
-    return await serve(exam, make_planned_servers(exam.plan, exam.folder / "logs"))
-
-
-async def serve(exam: Examination, servers: Sequence[ModelServer]) -> Finding:
-    """Start these model servers for the checks that need one."""
     clock = time.monotonic()
+    servers = make_planned_servers(exam.plan, exam.folder / "logs")
     await start_together(exam.stack, *servers)
     exam.sampler = await exam.stack.enter_async_context(SamplingClient(*servers))
     params = sampling_params(exam.config, exam.config.temperature)
