@@ -234,8 +234,16 @@ async def start_trainer(exam: Examination) -> Finding:
 
 async def check_canary(exam: Examination) -> Finding:
     """The server applies adapters as the trainer does."""
-    await prove_adapters(exam.trainer, exam.sampler, exam.plan, exam.folder / "adapters" / "probe")
-    return _found(f"a random adapter acts as in the trainer, within {exam.plan.rounding_limit:g} nats")
+    proofs = await prove_adapters(exam.trainer, exam.sampler, exam.plan, exam.folder / "adapters" / "probe")
+    said = [
+        f"a random adapter on {part} changes log-probabilities by {change:.2g} nats, as in the trainer within "
+        f"{difference:.2g}"
+        for part, (change, difference) in proofs.items()
+    ]
+    change, difference = max(proofs.values(), key=lambda proof: proof[1])
+    return _found(
+        f"{'; '.join(said)} (limit {exam.plan.rounding_limit:g})", figures={"change": change, "difference": difference}
+    )
 
 
 async def check_backward(exam: Examination) -> Finding:
@@ -313,6 +321,11 @@ async def check_publication(exam: Examination) -> Finding:
 async def check_parity(exam: Examination) -> Finding:
     """The trainer gives sampled tokens the server's log-probabilities, after screenshots and after text."""
     await publish(exam)
+    return await compare_answers(exam)
+
+
+async def compare_answers(exam: Examination) -> Finding:
+    """Parity of what the server serves now with the trainer's weights."""
     screens = [draw_screen(exam.screen, seed) if seed % 2 else None for seed in range(8)]
     turns = await asyncio.gather(*(ask(exam, screen) for screen in screens))
     datums = [

@@ -210,10 +210,13 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
     )
 
 
-async def prove_adapters(trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan, folder: Path) -> None:
+async def prove_adapters(
+    trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan, folder: Path
+) -> dict[AdapterPart, tuple[float, float]]:
     """See that the server applies adapters as the trainer does, before anything is learned from its samples.
 
-    One probe for each part of the model that gets an adapter, tried with an image.
+    One probe for each part of the model that gets an adapter, tried with an image. Returns for each part how much the
+    probe changes the log-probabilities, and by how much that differs from the trainer, nats.
 
     Raises:
         AdapterError: it does not.
@@ -222,14 +225,16 @@ async def prove_adapters(trainer: TrainingClient, sampler: SamplingClient, plan:
     parts: list[AdapterPart] = ["language"] if "language" in settings.lora_modules else []
     if settings.adapts_vision:
         parts.append("vision")
+    proofs: dict[AdapterPart, tuple[float, float]] = {}
     for part in parts:
         try:
             adapter, canary = await make_probe(trainer, image_canary(plan.renderer), plan.rounding_limit, folder, part)
-            await sampler.probe(adapter, canary)
+            proofs[part] = await sampler.probe(adapter, canary)
         except AdapterError as error:
             raise AdapterError(f"trainer.lora_modules: a random adapter on {part} is not served: {error}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    return proofs
 
 
 async def _load_weights(

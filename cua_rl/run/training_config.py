@@ -93,7 +93,7 @@ class TrainerSettings:
     parity_limit: float | None = setting(
         None,
         "stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats; "
-        "None is 0.02 if both compute in float32 and 0.1 in half precision",
+        "None is 0.02 if both compute in float32; in half precision 0.1, or 0.2 for a mixture of experts",
         at_least=0.0,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.families import cpu_dtype
+from cua_rl.families import find_family
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.processes import free_port
@@ -44,8 +44,8 @@ from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
 
-FLOAT32_ROUNDING, HALF_ROUNDING = 0.02, 0.1
-"""Float32 differs by 1e-5 nats, and bfloat16 by 0.02 to 0.035 on average; a wrong model by whole nats."""
+FLOAT32_ROUNDING = 0.02
+"""Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +84,12 @@ class RunPlan:
         """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
         trainer, server = self.config.trainer.dtype, self.config.server.dtype
         trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
+        family = find_family(self.model_path)
+        assert family is not None, "the plan has refused other models"
         if server == "auto" and not self.gpus.server_gpus:
-            server = cpu_dtype(self.model_path)
-        serves_exactly = server == "float32"
-        # an external server does not say
-        return FLOAT32_ROUNDING if trains_exactly and serves_exactly and not self.config.base_url else HALF_ROUNDING
+            server = family.cpu_dtype
+        serves_exactly = server == "float32" and not self.config.base_url  # an external server does not say
+        return FLOAT32_ROUNDING if trains_exactly and serves_exactly else family.half_rounding
 
     @property
     def parity_limit(self) -> float:

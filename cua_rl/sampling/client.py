@@ -118,19 +118,28 @@ class SamplingClient:
 
             await self._everywhere(unload_others)
 
-    async def probe(self, adapter: AdapterRef, canary: Canary) -> None:
+    async def probe(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float]:
         """Load an adapter that is never announced, verify it with the canary on every replica, and unload it.
+
+        Returns what `check_canary` does, of the replica that differs most from the trainer; 0 without its numbers.
 
         Raises:
             AdapterError: a server cannot load it, or the canary fails.
             SamplingError: no server answers.
         """
+        proofs: list[tuple[float, float]] = []
+
+        async def prove(replica: Replica) -> None:
+            change, difference = await replica.prove(adapter, canary)
+            proofs.append((change, difference or 0.0))
+
         async with self._publishing:
             await self._everywhere(lambda replica: replica.load(adapter))
             try:
-                await self._everywhere(lambda replica: replica.prove(adapter, canary))
+                await self._everywhere(prove)
             finally:
                 await self._everywhere(lambda replica: replica.unload(adapter))
+        return max(proofs, key=lambda proof: proof[1])
 
     def pin(self, adapter: AdapterRef) -> None:
         """Keep an adapter until `unpin`; pins are counted."""
@@ -215,7 +224,7 @@ class SamplingClient:
         for replica in self._replicas:
             await replica.close()
 
-    async def _everywhere(self, work: Callable[[Replica], Awaitable[None]]) -> None:
+    async def _everywhere(self, work: Callable[[Replica], Awaitable[object]]) -> None:
         """Do it on every replica in service; those that are lost over it do it when they rejoin."""
         await self._wait_for_service()
         replicas = self.replicas

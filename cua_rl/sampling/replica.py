@@ -167,8 +167,8 @@ class Replica:
         self._loads.clear()
         await self._http.close()
 
-    async def prove(self, adapter: AdapterRef, canary: Canary) -> None:
-        """Verify the adapter with the canary; raises `AdapterError` if it does not work."""
+    async def prove(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float | None]:
+        """Verify the adapter with the canary and return what `check_canary` does; raises `AdapterError` as it does."""
         path, request = canary_request(canary)
         base, served = await asyncio.gather(
             self.post_to(self.server.model.name, path, request),
@@ -178,6 +178,7 @@ class Replica:
             adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
         )
         logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
+        return change, difference
 
     async def sample(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
         """Post a request without the images that the server has; all of them if it has dropped one."""
