@@ -65,7 +65,7 @@ monitor: setup ## show training runs in the browser
 	@$(PYTHON) -m cua_rl.recipes.serve_monitor $(ARGS)
 
 test-harnesses: setup ## make the environments of examples/harnesses, train a step through each, and let 100 of 500 programs die
-	@for page in examples/harnesses/*/README.md; do examples/harnesses/make_environment.sh $$(basename $$(dirname $$page)); done
+	@for name in browsergym gymnasium inspect_ai openenv verifiers; do examples/harnesses/make_environment.sh $$name || exit; done
 	CUA_RL_HARNESS_ROLLOUTS=500 $(PYTHON) -m pytest -q tests/real/harnesses tests/agent/test_harness_faults.py
 
 bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/performance.md

@@ -86,10 +86,11 @@ def main() -> None:
         seen, _ = environment.reset(seed=int(os.environ["CUA_SEED"]))
     task = {"type": "input_text", "text": f"{seen['goal']}\nAnswer each screenshot with one computer_use call."}
     items = [{"role": "user", "content": [task, screen(seen["screenshot"])]}]
-    reward, is_done, rejected = 0.0, False, 0
+    reward, is_done, rejected, said = 0.0, False, 0, 0
     for _ in range(int(os.environ["CUA_MAX_TURNS"])):
         response = model.responses.create(model=os.environ["CUA_MODEL"], input=items, tools=[TOOL])
         items += response.output
+        said += len(response.model_dump_json(include={"output"}))
         call = next((item for item in response.output if item.type == "function_call"), None)
         if call is None:
             rejected += 1
@@ -101,13 +102,14 @@ def main() -> None:
         reward, rejected = reward + step_reward, rejected + bool(seen["last_action_error"])
         if is_done:
             break
-        said = [{"type": "input_text", "text": seen["last_action_error"]}] if seen["last_action_error"] else []
-        output = [*said, screen(seen["screenshot"])]
+        error = [{"type": "input_text", "text": seen["last_action_error"]}] if seen["last_action_error"] else []
+        output = [*error, screen(seen["screenshot"])]
         items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
     with watchdog():
         environment.close()
+    shaped = reward + payload.get("brevity", 0.0) / (1 + said / 1000)  # ranks attempts that all fail
     result = {
-        "reward": reward,
+        "reward": shaped,
         "success": reward > 0,
         "metrics": {"rejected_actions": rejected, "is_done": float(is_done)},
     }

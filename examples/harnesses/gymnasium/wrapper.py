@@ -51,10 +51,11 @@ def main() -> None:
     environment.reset(seed=int(os.environ["CUA_SEED"]))
     question = [{"type": "input_text", "text": os.environ["CUA_INSTRUCTION"]}, screen(environment)]
     items: list = [{"role": "user", "content": question}]
-    reward, rejected, info = 0.0, 0, {}
+    reward, rejected, said, info = 0.0, 0, 0, {}
     for _ in range(int(os.environ["CUA_MAX_TURNS"])):
         response = model.responses.create(model=os.environ["CUA_MODEL"], input=items, tools=[tool(names)])
         items += response.output
+        said += len(response.model_dump_json(include={"output"}))
         call = next((item for item in response.output if item.type == "function_call"), None)
         try:
             action = action_of(call.arguments if call else "null", names)
@@ -71,7 +72,8 @@ def main() -> None:
         items.append(reply | {"output" if call else "content": output})
     environment.close()
     metrics = {name: value for name, value in info.items() if isinstance(value, float)} | {"rejected": rejected}
-    result = {"reward": reward, "success": reward >= payload.get("success", 1.0), "metrics": metrics}
+    shaped = reward + payload.get("brevity", 0.0) / (1 + said / 1000)  # ranks attempts that all fail
+    result = {"reward": shaped, "success": reward >= payload.get("success", 1.0), "metrics": metrics}
     path = Path(os.environ["CUA_RESULT_PATH"])
     path.with_suffix(".new").write_text(json.dumps(result))
     path.with_suffix(".new").replace(path)

@@ -1,6 +1,7 @@
 """A task with images: the agent sees a picture with a dot and clicks until it hits it; every click shows where it fell.
 
-Correct is a hit; closeness is 1 on the dot and 0 in the far corner, which also ranks attempts that miss.
+A hit scores 1; closeness goes from 1 on the dot to 0 in the far corner; shaped adds up to 0.1 for brevity, so that
+attempts without a click differ, too.
 """
 
 import base64
@@ -54,13 +55,15 @@ def click(seed: int) -> Tool:
     return execute
 
 
-@scorer(metrics={"hit": [mean()], "closeness": [mean()]})
+@scorer(metrics={"*": [mean()]})
 def closest_click(seed: int):
     async def score(state: TaskState, target: Target) -> Score:
         clicks = store().get("clicks", [])
         nearest = min((math.dist(one, dot(seed)) for one in clicks), default=math.inf)
         closeness = max(0.0, 1 - nearest / (SIZE_PX * math.sqrt(2)))
-        return Score(value={"hit": float(nearest <= RADIUS_PX), "closeness": closeness})
+        said = sum(len(message.model_dump_json()) for message in state.messages if message.role == "assistant")
+        value = {"hit": float(nearest <= RADIUS_PX), "closeness": closeness}
+        return Score(value=value | {"shaped": closeness + 0.1 / (1 + said / 1000)})
 
     return score
 

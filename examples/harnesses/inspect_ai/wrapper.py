@@ -1,7 +1,7 @@
 """One sample of an inspect_ai task.
 
 The payload names the task (`file.py@name` or `package/name`), its `args`, the `sample_id` and the `score` that is the
-reward, by default the first.
+reward, by default the first. It may name the score that is 1 for a `success`; otherwise a reward of 1 is one.
 """
 
 import json
@@ -24,9 +24,9 @@ def main() -> None:
         task_args=payload.get("args", {}),
         sample_id=payload["sample_id"],
         model=get_model(f"{PROVIDER}/{os.environ['CUA_MODEL']}", base_url=address, api_key=api_key),
-        turn_limit=int(os.environ["CUA_MAX_TURNS"]),  # a sample at its limit is scored, a refused request is an error
         max_retries=0,
-        fail_on_error=True,
+        # out of turns, a request is refused, which is an error here: it counts with its score, any other as a fault
+        score_on_error=True,
         display="none",
         log_dir=os.environ["CUA_WORK_DIR"],
     )
@@ -36,12 +36,14 @@ def main() -> None:
     for name, score in ((sample.scores or {}) if sample else {}).items():
         values = score.value if isinstance(score.value, dict) else {name: score.value}
         scores |= {key: value_to_float()(value) for key, value in values.items()}
+    message = error.message if error else None if scores else "expected a score, got none"
     result = {
         "reward": scores[payload.get("score", next(iter(scores)))] if scores else None,
+        "success": scores[payload["success"]] >= 1.0 if scores and "success" in payload else None,
         "metrics": scores,
         "answer": sample.output.completion if sample else None,
         # an error leaves a status of "success" where a task allows failures, so the sample itself is asked
-        "fault": {"kind": "environment", "message": error.message} if error or not scores else None,
+        "fault": {"kind": "environment", "message": message} if message else None,
     }
     path = Path(os.environ["CUA_RESULT_PATH"])
     path.with_suffix(".new").write_text(json.dumps(result))

@@ -24,7 +24,8 @@ from tests.documentation.examples import ROOT, read_examples
 pytestmark = pytest.mark.timeout(900)
 
 EXAMPLES = ROOT / "examples" / "harnesses"
-NAMES = sorted(page.parent.name for page in EXAMPLES.glob("*/README.md"))
+NAMES = ("browsergym", "gymnasium", "inspect_ai", "openenv", "verifiers")
+"""Those that need no other machine."""
 
 
 def environment(name: str) -> Path:
