@@ -169,7 +169,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
-        memory=_memory_plan(config, model_path, max_model_len, environ),
+        memory=plan_training_memory(config, model_path, max_model_len, environ),
         checkpoint_path=find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
@@ -210,7 +210,10 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
         logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
-def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]) -> MemoryPlan:
+def plan_training_memory(
+    config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]
+) -> MemoryPlan:
+    """Placement and memory of model server and trainer; raises `ConfigError` for what cannot fit."""
     gpu_wishes = GpuWishes(
         server_gpus=config.server.gpus,
         server_tensor_parallel=config.server.tensor_parallel,
