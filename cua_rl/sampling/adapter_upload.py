@@ -5,7 +5,8 @@ adapter to the server's own address first, with the server's key, and removes th
 
     PUT    /cua_rl/adapters/NAME/FILE    stores one of the two files
     DELETE /cua_rl/adapters/NAME         removes the adapter
-    GET    /cua_rl/adapters              {"folder": PATH}, below which they are
+    GET    /cua_rl/adapters/NAME         whether both files are there
+    GET    /cua_rl/adapters              {"folder": PATH}, below which adapters are
 """
 
 import asyncio
@@ -61,6 +62,8 @@ class AdapterUpload:
         match method, words:
             case "GET", [""]:
                 return HTTPStatus.OK, {"folder": str(self._folder)}
+            case "GET", [name] if _NAME.fullmatch(name) and self._is_whole(name):
+                return HTTPStatus.OK, {}
             case "DELETE", [name] if _NAME.fullmatch(name):
                 await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
                 return HTTPStatus.OK, {}
@@ -73,6 +76,9 @@ class AdapterUpload:
             case _:
                 message = f"expected {UPLOAD_PATH}/NAME/FILE with FILE one of {', '.join(ADAPTER_FILES)}"
                 return HTTPStatus.NOT_FOUND, {"error": {"message": message}}
+
+    def _is_whole(self, name: str) -> bool:
+        return all((self._folder / name / file).is_file() for file in ADAPTER_FILES)
 
     async def _store(self, path: Path, receive: _Receive) -> bool:
         """Write the body to `path`, which appears once it is whole; False if it is too long or ends early."""

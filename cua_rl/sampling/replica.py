@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
 from cua_rl.policy import AdapterRef
@@ -12,6 +13,9 @@ from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_c
 from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.load import ServerLoad, parse_load
 from cua_rl.sampling.server import ModelServer
+
+if TYPE_CHECKING:
+    from cua_rl.sampling.http_client import HttpReply
 
 logger = logging.getLogger(__name__)
 
@@ -74,19 +78,22 @@ class Replica:
         folder, name = self.server.model.adapter_folder, self.name_of(adapter)
         if folder is None:
             return {"lora_name": name, "lora_path": str(adapter.path)}
-        for file in ADAPTER_FILES:
+        has_it = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{name}"))
+        for file in () if has_it.is_success else ADAPTER_FILES:
             path = adapter.path / file
-            try:
-                reply = await self._http.put(f"{UPLOAD_PATH}/{name}/{file}", path)
-            except (ConnectionError, TimeoutError) as error:
-                raise (ReplicaLost if self._has_siblings else SamplingError)(
-                    f"cannot send {path} to {self.server.base_url}: {error}"
-                ) from error
+            reply = await self._upload_request(self._http.put(f"{UPLOAD_PATH}/{name}/{file}", path))
             if not reply.is_success:
                 raise AdapterError(
                     f"expected {self.server.base_url} to take {path}, got {reply.status}: {reply.message}"
                 )
         return {"lora_name": name, "lora_path": f"{folder}/{name}"}
+
+    async def _upload_request(self, request: Awaitable["HttpReply"]) -> "HttpReply":
+        try:
+            return await request
+        except (ConnectionError, TimeoutError, FileNotFoundError) as error:
+            lost = ReplicaLost if self._has_siblings and not isinstance(error, FileNotFoundError) else SamplingError
+            raise lost(f"cannot send an adapter to {self.server.base_url}: {error}") from error
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
@@ -136,12 +143,14 @@ class Replica:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
 
     async def rejoin(self, adapters: Iterable[AdapterRef]) -> None:
-        """Bring a server that answers again to these adapters; raises `SamplingError` or `AdapterError`."""
+        """Load these adapters on a server that answers again; raises `SamplingError` or `AdapterError`.
+
+        Those that it still has beside them are unloaded with the next publication.
+        """
         needed = set(adapters)
-        for adapter in [one for one in self._loads if one not in needed]:
-            await self.unload(adapter)
-        self._loads.clear()  # it may have been restarted
-        await asyncio.gather(*(self.load(adapter) for adapter in needed))
+        for adapter in needed:
+            self._loads.pop(adapter, None)  # the server may have been restarted
+        await asyncio.gather(*map(self.load, needed))
 
     async def disconnect(self) -> None:
         """End the requests under way: their connections may be dead without a sign."""

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from cua_rl.errors import AdapterError
+from cua_rl.errors import AdapterError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.policy import AdapterRef
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -54,6 +54,25 @@ async def test_an_adapter_is_sent_before_it_is_loaded_and_removed_after_it_is_un
     assert [path.name for path in folder.iterdir()] == ["policy-000002-run"]
 
 
+async def test_an_adapter_that_is_there_is_not_sent_again(served: tuple[str, FakeVllm, Path], tmp_path: Path) -> None:
+    url, fake, _ = served
+    adapter = make_adapter(tmp_path / "1", 1)
+    async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
+        await client.publish(adapter)
+    for file in ADAPTER_FILES:
+        (adapter.path / file).unlink()  # another process of the run, on another host, has no such files
+    fake.adapters.clear()
+    async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
+        await client.publish(adapter)
+    assert list(fake.adapters) == ["policy-000001-run"]
+
+
+async def test_an_adapter_that_is_nowhere_is_an_error(served: tuple[str, FakeVllm, Path], tmp_path: Path) -> None:
+    async with ExternalServer(served[0]) as server, SamplingClient(server, namespace="run") as client:
+        with pytest.raises(SamplingError, match=r"cannot send an adapter.*adapter_config\.json"):
+            await client.publish(AdapterRef(path=tmp_path / "missing", policy_version=1))
+
+
 async def test_a_server_without_room_refuses_the_adapter(
     served: tuple[str, FakeVllm, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +91,7 @@ async def test_a_server_without_room_refuses_the_adapter(
         ("PUT", f"{UPLOAD_PATH}/name/adapter_config.json", {}, 401),
         ("PUT", f"{UPLOAD_PATH}/name/adapter_config.json", {"Authorization": "Bearer wrong"}, 401),
         ("GET", UPLOAD_PATH, {}, 401),
+        ("GET", f"{UPLOAD_PATH}/missing", KEY, 404),
         ("DELETE", f"{UPLOAD_PATH}/name", {}, 401),
         ("PUT", f"{UPLOAD_PATH}/name/other.py", KEY, 404),
         ("PUT", f"{UPLOAD_PATH}/%2e%2e/adapter_config.json", KEY, 404),
