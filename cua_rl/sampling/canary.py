@@ -107,8 +107,8 @@ def parse_canary(body: Mapping[str, object], canary: Canary) -> tuple[float, ...
     Raises:
         AdapterError: the server's prompt ends with other tokens.
     """
-    choices = cast("Sequence[Mapping[str, object]]", body["choices"])
-    answer = body if canary.image is not None else choices[0]
+    is_completion = canary.image is None
+    answer = cast("Sequence[Mapping[str, object]]", body["choices"])[0] if is_completion else body
     given = cast("Sequence[Mapping[str, Mapping[str, float]] | None]", answer["prompt_logprobs"])
     scored = list(zip(canary.tokens[1:], given[-len(canary.tokens) + 1 :], strict=True))
     if any(entry is None or str(token) not in entry for token, entry in scored):

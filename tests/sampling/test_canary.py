@@ -6,8 +6,17 @@ import pytest
 
 from cua_rl.errors import AdapterError
 from cua_rl.policy import AdapterRef
-from cua_rl.renderers.qwen3_vl import load_qwen3_5, load_qwen3_vl
-from cua_rl.sampling.canary import Canary, canary_tokens, check_canary
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5, load_qwen3_vl
+from cua_rl.sampling.canary import (
+    Canary,
+    canary_datum,
+    canary_request,
+    canary_tokens,
+    check_canary,
+    image_canary,
+    parse_canary,
+    scored_tokens,
+)
 from tests.renderers.model_folders import build_qwen3_5_folder
 
 ADAPTER = AdapterRef(path=Path("adapter"), policy_version=1)
@@ -67,3 +76,22 @@ def test_the_canary_is_a_call_as_the_family_writes_it(small_folder: Path, tmp_pa
 
     assert '{"name": "click", "arguments": {"x": 500, "y": 125}}' in qwen3_vl.decode(canary_tokens(qwen3_vl))
     assert "<function=click>\n<parameter=x>\n500\n</parameter>" in qwen3_5.decode(canary_tokens(qwen3_5))
+
+
+def test_the_canary_with_an_image_is_rendered_by_the_server_and_compared_after_the_image(
+    renderer: Qwen3VLRenderer,
+) -> None:
+    prompt = image_canary(renderer)
+    tokens = scored_tokens(prompt)
+    canary = Canary(tokens=tokens, image=prompt.images[0], changes_model=True)
+
+    def answer(prompt_ids: list[int]) -> dict[str, object]:
+        return {"prompt_logprobs": [None, *({str(token): {"logprob": -0.5}} for token in prompt_ids[1:])]}
+
+    path, body = canary_request(canary)
+    ids = prompt.token_ids(renderer.image_token_id)
+    assert (path, "messages" in body) == ("/v1/chat/completions", True)
+    assert parse_canary(answer(ids), canary) == (-0.5,) * (len(tokens) - 1)
+    assert sum(canary_datum(prompt).loss_mask) == len(tokens) - 1
+    with pytest.raises(AdapterError, match="chat templates differ"):
+        parse_canary(answer([*ids[:-1], ids[-1] + 1]), canary)

@@ -17,12 +17,12 @@ from tests.renderers.test_image_urls import url_of
 from tests.sampling.fake_vllm import FakeVllm
 
 
-def question(seed: int) -> dict[str, Any]:
+def question(seed: int) -> Any:
     url = url_of(encode_image(make_image(64, 96, seed)))
     return {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}
 
 
-def sent_data(request: dict[str, Any]) -> list[bool]:
+def sent_data(request: Any) -> list[bool]:
     """For each image of a request, whether its data came along."""
     parts = [part for item in request["input"] for part in item.get("content", ()) if isinstance(part, dict)]
     return [part["image_url"] is not None for part in parts if part["type"] == "input_image"]
