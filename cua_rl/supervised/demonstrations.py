@@ -3,21 +3,21 @@
 The imitated text is therefore byte for byte what the model reads and writes in a rollout.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self, cast
 
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
-from cua_rl.agent.agent import AgentTask, ModelAccess
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import Item, SampledAnswer, Tool
+from cua_rl.conversation import EncodedImage, Item, SampledAnswer, Tool
 from cua_rl.devices.device import Device
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.renderers.openai_items import Conversation, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.supervised.expert_answers import write_decision
 from cua_rl.tasks.expert import Expert
@@ -36,12 +36,49 @@ class Demonstration:
     """The expert's final answer, for tasks that ask a question."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstratedTurn:
+    """A request of the agent, the answer that stands in for the model's, and what the agent did with it."""
+
+    request: Mapping[str, object]
+    images: ImageUrls
+    answer: str
+    agent: AgentTurn
+
+    def conversation(self) -> Conversation:
+        """What the model would have read."""
+        return conversation_from_responses(self.request, self.images)
+
+
+Answer = Callable[[EncodedImage], Awaitable[str]]
+"""Answers in place of the model, on the screen that the agent sees."""
+
+
 async def demonstrate(instruction: str, device: Device, expert: Expert, *, max_turns: int) -> Demonstration:
     """Let the expert work on the device until it ends the task or has answered `max_turns` times."""
-    model = _ExpertModel(device, expert)
+
+    async def answer(screen: EncodedImage) -> str:
+        return write_decision(await expert(), screen, device.kind)
+
+    turns, outcome = await demonstrate_turns(instruction, device, answer, max_turns=max_turns)
+    last = turns[-1].conversation()
+    items = (*last.items, SampledAnswer(text=turns[-1].answer))
+    return Demonstration(items=items, tools=last.tools, answer=outcome.answer)
+
+
+async def demonstrate_turns(
+    instruction: str, device: Device, answer: Answer, *, max_turns: int
+) -> tuple[list[DemonstratedTurn], AgentOutcome]:
+    """As `demonstrate`, with every turn."""
+    model = _ExpertModel(device, answer)
+    turns: list[DemonstratedTurn] = []
+
+    async def note(turn: AgentTurn) -> None:
+        turns.append(DemonstratedTurn(request=model.request, images=model.images, answer=model.answer, agent=turn))
+
     task = AgentTask(rollout_id="demonstration", instruction=instruction, max_turns=max_turns)
-    outcome = await GBoxAgent().run(task, device, cast("ModelAccess", model), clock=RolloutClock(), on_turn=_ignore)
-    return replace(model.demonstration(), answer=outcome.answer)
+    outcome = await GBoxAgent().run(task, device, cast("ModelAccess", model), clock=RolloutClock(), on_turn=note)
+    return turns, outcome
 
 
 def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, name: str) -> Datum:
@@ -61,34 +98,29 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
 
 
 class _ExpertModel:
-    """Stands in for gateway and OpenAI client: `openai_client(...).responses.create(...)` asks the expert."""
+    """Stands in for gateway and OpenAI client: `openai_client(...).responses.create(...)` asks for the answer."""
 
-    def __init__(self, device: Device, expert: Expert) -> None:
+    def __init__(self, device: Device, answer: Answer) -> None:
         self._device = device
-        self._expert = expert
-        self._images = ImageUrls()
-        self._request: Mapping[str, object] = {}
-        self._answer = ""
+        self._answer = answer
+        self.images = ImageUrls()
+        self.request: Mapping[str, object] = {}
+        self.answer = ""
 
     def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        return self._images
+        return self.images
 
     @property
     def responses(self) -> Self:
         return self
 
     async def create(self, *, model: str, extra_body: Mapping[str, object]) -> Response:
-        self._request = extra_body
-        self._answer = write_decision(await self._expert(), await self._device.observe(), self._device.kind)
-        return _response(self._answer, model)
-
-    def demonstration(self) -> Demonstration:
-        """The last request and its answer: the whole conversation."""
-        conversation = conversation_from_responses(self._request, self._images)
-        return Demonstration(items=(*conversation.items, SampledAnswer(text=self._answer)), tools=conversation.tools)
+        self.request = extra_body
+        self.answer = await self._answer(await self._device.observe())
+        return _response(self.answer, model)
 
 
 def _response(answer: str, model: str) -> Response:
@@ -114,7 +146,3 @@ def _response(answer: str, model: str) -> Response:
             "tools": [],
         }
     )
-
-
-async def _ignore(turn: AgentTurn) -> None:
-    """A demonstration keeps only the conversation."""
