@@ -22,6 +22,7 @@ from cua_rl.types import Rollout, StopReason
 
 _INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")
+_INSERT_ROLLOUT = insert(RolloutRow).on_conflict_do_nothing().returning(RolloutRow.rollout_id, RolloutRow.id)
 _INSERT_PROMPT = insert(JudgePrompt).on_conflict_do_nothing()
 _INSERT_JUDGEMENT = insert(JudgementRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _NEW_VALIDATION = insert(ValidationRow)
@@ -128,13 +129,16 @@ def ensure_rollouts(connection: Connection, training_id: int, rows: Sequence[Map
     keys = {rollout_id: row.id for rollout_id, row in found.items()}
     if new:
         values = [{"training_id": training_id, "status": "running", **row} for row in new.values()]
-        inserted = connection.execute(insert(RolloutRow).returning(RolloutRow.rollout_id, RolloutRow.id), values)
-        keys |= {row.rollout_id: row.id for row in inserted}
+        inserted = {row.rollout_id: row.id for row in connection.execute(_INSERT_ROLLOUT, values)}
         changes = [
-            {"rollout_pk": keys[rollout_id], "new_status": "running", "changed_at": row["started_at"]}
-            for rollout_id, row in new.items()
+            {"rollout_pk": key, "new_status": "running", "changed_at": new[rollout_id]["started_at"]}
+            for rollout_id, key in inserted.items()
         ]
-        connection.execute(insert(StatusChange), changes)
+        if changes:
+            connection.execute(insert(StatusChange), changes)
+        keys |= inserted
+        if len(keys) < len(set(rollout_ids)):  # a worker that was given up has inserted one meanwhile
+            keys = {row.rollout_id: row.id for row in connection.execute(query)}
     return keys
 
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -59,8 +59,8 @@ class SamplingClient:
     ) -> None:
         if not servers:
             raise ConfigError("expected at least one model server, got none")
-        suffix = uuid4().hex[:8] if namespace is None else namespace
-        self._replicas = [_Replica(server, suffix, max_attempts, request_timeout_s) for server in servers]
+        self._namespace = uuid4().hex[:8] if namespace is None else namespace
+        self._replicas = [_Replica(server, self._namespace, max_attempts, request_timeout_s) for server in servers]
         self._uses: Counter[AdapterRef] = Counter()
         self._publishing = asyncio.Lock()
         self.current: AdapterRef | None = None
@@ -151,6 +151,26 @@ class SamplingClient:
         return fullest(await asyncio.gather(*(replica.fetch_load() for replica in self._replicas)))
 
     @property
+    def used(self) -> frozenset[AdapterRef]:
+        """Adapters that a request or a pin needs now."""
+        return frozenset(self._uses)
+
+    @property
+    def namespace(self) -> str:
+        return self._namespace
+
+    @property
+    def addresses(self) -> tuple[tuple[str, str | None], ...]:
+        """Address and key of each server."""
+        return tuple((replica.server.base_url, replica.server.api_key) for replica in self._replicas)
+
+    def follow(self, adapter: AdapterRef) -> None:
+        """Send new requests to an adapter that another process has published, and will unload."""
+        self.current = adapter
+        for replica in self._replicas:
+            replica.forget_all_but({adapter, *self._uses})
+
+    @property
     def loaded(self) -> tuple[AdapterRef, ...]:
         """The adapters on the first replica, oldest first."""
         return self._replicas[0].loaded
@@ -228,6 +248,11 @@ class _Replica:
             await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
         except RequestRejected as rejected:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, rejected)
+
+    def forget_all_but(self, needed: Collection[AdapterRef]) -> None:
+        """Leave the other adapters to the process that has published them."""
+        for adapter in [loaded for loaded in self.loaded if loaded not in needed]:
+            del self._loads[adapter]
 
     async def fetch_load(self) -> ServerLoad:
         """The server's load."""
