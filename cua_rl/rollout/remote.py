@@ -65,7 +65,8 @@ class _Lease:
 class _Worker:
     name: str
     num_slots: int
-    seen_at: float
+    seen_at: float | None = None
+    """None until its first report: it opens its devices."""
     leases: dict[str, _Lease] = field(default_factory=dict[str, _Lease])
     known: set[str] = field(default_factory=set[str])
     """Rollouts that it runs, as far as we know."""
@@ -105,8 +106,8 @@ class RemoteRunner:
 
     @property
     def workers(self) -> dict[str, int]:
-        """The number of rollouts of each worker, by its name."""
-        return {worker.name: len(worker.leases) for worker in self._workers.values()}
+        """The number of rollouts of each worker that is ready, by its name."""
+        return {worker.name: len(worker.leases) for worker in self._workers.values() if worker.seen_at is not None}
 
     async def run(self, plan: RolloutPlan) -> Rollout:
         """Run one rollout in a worker; raises what stops the run."""
@@ -132,9 +133,8 @@ class RemoteRunner:
         if hello.code_version != code_version():
             raise WorkerRefused(f"expected a worker with {code_version()}, got {hello.code_version}; install the same")
         worker_id = uuid4().hex
-        self._workers[worker_id] = _Worker(name=hello.name, num_slots=hello.num_slots, seen_at=time.monotonic())
+        self._workers[worker_id] = _Worker(name=hello.name, num_slots=hello.num_slots)
         logger.info("worker=%s registered num_slots=%d", hello.name, hello.num_slots)
-        self._assign()
         return Welcome(worker_id=worker_id, setup=self._make_setup())
 
     async def orders(self, worker_id: str, report: Report) -> Orders:
@@ -142,6 +142,7 @@ class RemoteRunner:
         worker = self._find(worker_id)
         worker.known = set(report.running)
         self._release_adapters(worker, keep={*report.adapters})
+        self._assign()  # it may be its first report
         with suppress(TimeoutError):
             async with asyncio.timeout(self._poll_s):
                 while not self._has_news(worker, report):
@@ -207,7 +208,7 @@ class RemoteRunner:
             await asyncio.sleep(self._lease_s / 15)
             latest = time.monotonic() - self._lease_s
             for worker_id, worker in list(self._workers.items()):
-                if worker.seen_at < latest:
+                if worker.seen_at is not None and worker.seen_at < latest:
                     self._give_up(worker_id, f"it was silent for {self._lease_s:g} s")
 
     def _find(self, worker_id: str) -> _Worker:
@@ -220,7 +221,8 @@ class RemoteRunner:
     def _assign(self) -> None:
         """Give waiting rollouts to free slots, in their order."""
         while self._waiting:
-            free = [worker for worker in self._workers.values() if len(worker.leases) < worker.num_slots]
+            ready = (worker for worker in self._workers.values() if worker.seen_at is not None)
+            free = [worker for worker in ready if len(worker.leases) < worker.num_slots]
             if not free:
                 return
             worker = min(free, key=lambda one: len(one.leases) / one.num_slots)

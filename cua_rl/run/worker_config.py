@@ -1,8 +1,5 @@
 """Configuration of rollout workers: the run's side, and that of a worker which is started by hand."""
 
-import os
-import socket
-
 import chz
 
 from cua_rl.run.rollout_config import GatewaySettings
@@ -35,10 +32,7 @@ class WorkerConfig:
 
     controller: str = chz.field(doc="address of the run, such as http://trainer:8300 (its workers.host, workers.port)")
     device_slots: int = setting(8, "rollouts at a time, each with a device of its own", at_least=1)
-    name: str = setting(
-        doc="name of the worker in logs; None is made of host and process",
-        factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
-    )
+    name: str | None = setting(None, "name of the worker in logs; None is made of host and process")
     patience_s: float = setting(
         600.0, "how long the controller may be away, for instance until its run is resumed", within=(0.0, 86400.0)
     )

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +22,7 @@ import chz
 
 from cua_rl.agent.history import make_history
 from cua_rl.command_line.parsing import GivenSettings, make_config
+from cua_rl.command_line.recipe import EXIT_CONFIG
 from cua_rl.command_line.values import as_argument
 from cua_rl.database.recorder import DatabaseRecorder
 from cua_rl.database.rows import Scope
@@ -202,15 +204,19 @@ def _own_worker(plan: RunPlan, address: str, token: str, name: str, environ: Map
 
 async def _keep_alive(runner: RemoteRunner, process: OwnedProcess, name: str) -> None:
     """Run a worker until cancelled; one that dies is given up and started again, a few times in a run."""
-    for _ in range(_MAX_RESTARTS + 1):
+    num_ended = 0
+    while True:
         async with process:
             status = await process.wait()
+        num_ended += 1
         runner.give_up(name, f"its process ended with status {status}")
         logger.warning("rollout worker %s ended status=%d; its log ends:\n%s", name, status, process.log_tail(10))
+        if status == EXIT_CONFIG or num_ended > _MAX_RESTARTS:
+            break
     runner.fail(
         CuaError(
-            f"expected rollout worker {name} to run, it ended {_MAX_RESTARTS + 1} times, the last time with status "
-            f"{status}; read {process.log_path}, which ends:\n{process.log_tail()}"
+            f"expected rollout worker {name} to run, it ended {num_ended} times, the last time with status {status}; "
+            f"read {process.log_path}, which ends:\n{process.log_tail()}"
         )
     )
 
@@ -227,24 +233,27 @@ async def run_worker(config: WorkerConfig, environ: Mapping[str, str] = os.envir
     if not token:
         raise ConfigError(f"expected {TOKEN_VARIABLE} in the environment, got none; set it as the run has it")
     async with open_link(config.controller, token, config.patience_s) as link:
-        setup: WorkerSetup | None = (await link.register(config.name, config.device_slots)).setup
+        name = config.name or f"{socket.gethostname()}-{os.getpid()}"
+        setup: WorkerSetup | None = (await link.register(name, config.device_slots)).setup
         while setup is not None:
-            setup = await _work_for_run(config, link, setup)
+            setup = await _work_for_run(config, name, link, setup, environ)
     logger.info("the run is over")
 
 
-async def _work_for_run(config: WorkerConfig, link: ControllerLink, setup: WorkerSetup) -> WorkerSetup | None:
+async def _work_for_run(
+    config: WorkerConfig, name: str, link: ControllerLink, setup: WorkerSetup, environ: Mapping[str, str]
+) -> WorkerSetup | None:
     """Work for one attempt of a run; returns the setup of the next one, None if the run is over."""
     following: WorkerSetup | None = setup
     try:
-        async with open_workplace(config, setup) as place:
+        async with open_workplace(config, name, setup, environ) as place:
             while following == setup:
                 try:
                     await work(link, place)
                     return None
                 except GivenUp as refused:
                     logger.warning("registering again: %s", refused)
-                    following = (await link.register(config.name, config.device_slots)).setup
+                    following = (await link.register(name, config.device_slots)).setup
     except DatabaseError as error:
         if following == setup:
             raise
@@ -253,19 +262,21 @@ async def _work_for_run(config: WorkerConfig, link: ControllerLink, setup: Worke
 
 
 @asynccontextmanager
-async def open_workplace(config: WorkerConfig, setup: WorkerSetup) -> AsyncGenerator[Workplace]:
+async def open_workplace(
+    config: WorkerConfig, name: str, setup: WorkerSetup, environ: Mapping[str, str]
+) -> AsyncGenerator[Workplace]:
     """Everything a rollout needs in this process: devices, agent, gateway, judge and a recorder of turns."""
     run_config = _run_config(config, setup)
     # what devices and agents leave behind, and how services know them, is apart from that of other workers
-    folder = Path(setup.log_path) / "workers" / f"{Path(setup.log_path).name}-{config.name}"
-    site = make_site(run_config, folder)
+    folder = Path(setup.log_path) / "workers" / f"{Path(setup.log_path).name}-{name}"
+    site = make_site(run_config, folder, environ)
     model_path = find_model(run_config.model_name)
     renderer = make_image_renderer(model_path, run_config.renderer_name, run_config.server.max_pixels)
     train_tasks, eval_tasks = load_task_sets(run_config, site)
     judge_config = plan_judge(
         run_config.judge, run_config.reward, *(tasks for tasks in (train_tasks, eval_tasks) if tasks)
     )
-    url = database_url() or setup.database_url
+    url = database_url(environ) or setup.database_url
     await check_connection(url)
     scope = Scope(
         image_token_id=renderer.image_token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id

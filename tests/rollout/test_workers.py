@@ -124,6 +124,7 @@ class Bench:
             await link.register(name, num_slots)
             working = asyncio.create_task(self._work(link, place, num_slots))
             try:
+                await until(lambda: name in self.runner.workers)
                 yield place
             finally:
                 working.cancel()
