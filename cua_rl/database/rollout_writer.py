@@ -3,6 +3,7 @@
 A few statements write many rollouts, because most of a statement's cost does not depend on its size.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -89,7 +90,9 @@ def complete_rollouts(
     rollouts = [(key, member.rollout) for key, member in members.items()]
     write_validations(connection, {key: one.validation for key, one in rollouts if one.validation is not None})
     insert_judgements(connection, {key: one.judgement for key, one in rollouts if one.judgement is not None})
-    advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
+    num_stored = Counter(key for key, _ in stored)  # of a lost worker's rollout, the only turns that are known
+    ends = {key: _end_values(member, num_stored[key]) for key, member in members.items()}
+    advance_statuses(connection, RolloutRow, ends, at)
     released: list[dict[str, object]] = []
     for key, rollout in rollouts:
         is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
@@ -158,14 +161,14 @@ def _started_at(rollout: Rollout) -> datetime:
     return datetime.fromtimestamp(rollout.started_at, UTC)
 
 
-def _end_values(member: EndedRollout) -> dict[str, object]:
+def _end_values(member: EndedRollout, num_stored: int) -> dict[str, object]:
     rollout, reward = member.rollout, member.rollout.reward
     started_at = _started_at(rollout)
     return {
         "status": "failed" if rollout.stop_reason.is_fault else "completed",
         "device_id": rollout.device_id,
         "position": member.position,
-        "num_turns": len(rollout.turns),
+        "num_turns": max(num_stored, len(rollout.turns)),
         "stop_reason": rollout.stop_reason.value,
         "answer": rollout.answer,
         "error": rollout.error,

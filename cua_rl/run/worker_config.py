@@ -1,5 +1,7 @@
 """Configuration of rollout workers: the run's side, and that of a worker which is started by hand."""
 
+from typing import Literal
+
 import chz
 
 from cua_rl.run.rollout_config import GatewaySettings
@@ -13,6 +15,10 @@ TOKEN_VARIABLE = "ROLLOUT_WORKER_TOKEN"
 class WorkerSettings:
     """Processes that run rollouts for the run: devices, agents, gateways (docs/rollout_workers.md)."""
 
+    launcher: Literal["processes", "ray"] = setting(
+        "processes",
+        "what starts the workers of rollout_workers: processes on this machine, or actors of a Ray cluster",
+    )
     host: str = setting(
         "127.0.0.1", "address at which workers register; other addresses than loopback need ROLLOUT_WORKER_TOKEN"
     )

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,9 @@ from cua_rl.settings import walk_settings, with_values
 from cua_rl.task_loader import TaskSet
 
 logger = logging.getLogger(__name__)
+
+Attempt = Callable[[], Awaitable[str]]
+"""Runs a worker to its end and says what ended it; raises `ConfigError` if it would always end like this."""
 
 _MAX_RESTARTS = 5
 _MODEL_ATTEMPTS = 40  # three minutes: as long as a model server that died takes to load its weights again
@@ -140,13 +143,13 @@ async def open_workers(
         app = make_worker_app(runner, token)
         address = await stack.enter_async_context(serve_app(app, config.workers.host, config.workers.port or 0))
         logger.info("rollout workers register at %s", address)
-        stack.callback(runner.end)
         tasks = [asyncio.create_task(runner.watch(), name="watch-workers")]
         for number in range(1, config.rollout_workers + 1):
-            name = f"local-{number}"
-            process = _own_worker(plan, address, token, name, environ)
-            tasks.append(asyncio.create_task(_keep_alive(runner, process, name), name=f"worker-{name}"))
+            name = f"{'ray' if config.workers.launcher == 'ray' else 'local'}-{number}"
+            attempt = _make_attempt(plan, address, token, name, environ)
+            tasks.append(asyncio.create_task(_keep_alive(runner, name, attempt), name=f"worker-{name}"))
         stack.push_async_callback(_cancel, tasks)
+        stack.callback(runner.end)
         yield runner
 
 
@@ -186,37 +189,52 @@ def settings_of(config: CLIConfig) -> dict[str, str]:
     }
 
 
-def _own_worker(plan: RunPlan, address: str, token: str, name: str, environ: Mapping[str, str]) -> OwnedProcess:
-    """A worker on this machine, not yet started; it shares the run's devices evenly with the others."""
+def _make_attempt(plan: RunPlan, address: str, token: str, name: str, environ: Mapping[str, str]) -> Attempt:
+    """How a worker of the run's own is run; it shares the run's devices evenly with the others."""
     config = plan.config
     num_slots = ceil(config.max_concurrent_rollouts / config.rollout_workers)
-    environment = {**environ, TOKEN_VARIABLE: token}
-    if config.gbox_api_key:
-        environment["GBOX_API_KEY"] = config.gbox_api_key
-    command = [sys.executable, "-m", "cua_rl.recipes.rollout_worker"]
-    return OwnedProcess(
-        [*command, f"controller={address}", f"name={name}", f"device_slots={num_slots}"],
+    settings = {"controller": address, "name": name, "device_slots": num_slots}
+    secret = {TOKEN_VARIABLE: token} | ({"GBOX_API_KEY": config.gbox_api_key} if config.gbox_api_key else {})
+    if config.workers.launcher == "ray":
+        from cua_rl.run.ray_workers import make_ray_attempt
+
+        return make_ray_attempt(settings, secret)
+    process = OwnedProcess(
+        [
+            *(sys.executable, "-m", "cua_rl.recipes.rollout_worker"),
+            *(f"{key}={value}" for key, value in settings.items()),
+        ],
         name=f"rollout worker {name}",
         log_path=plan.log_path / "logs" / f"worker-{name}.log",
-        environment=environment,
+        environment={**environ, **secret},
     )
+    return partial(_attempt_process, process)
 
 
-async def _keep_alive(runner: RemoteRunner, process: OwnedProcess, name: str) -> None:
-    """Run a worker until cancelled; one that dies is given up and started again, a few times in a run."""
-    num_ended = 0
-    while True:
-        async with process:
-            status = await process.wait()
-        num_ended += 1
-        runner.give_up(name, f"its process ended with status {status}")
-        logger.warning("rollout worker %s ended status=%d; its log ends:\n%s", name, status, process.log_tail(10))
-        if status == EXIT_CONFIG or num_ended > _MAX_RESTARTS:
-            break
+async def _attempt_process(process: OwnedProcess) -> str:
+    async with process:
+        status = await process.wait()
+    tail = await asyncio.to_thread(process.log_tail, 10)
+    if status == EXIT_CONFIG:
+        raise ConfigError(f"{process.name} cannot work here; {process.log_path} ends:\n{tail}")
+    logger.warning("%s ended status=%d; its log ends:\n%s", process.name, status, tail)
+    return f"its process ended with status {status}"
+
+
+async def _keep_alive(runner: RemoteRunner, name: str, attempt: Attempt) -> None:
+    """Run a worker until cancelled; one that ends is given up and started again, a few times in a run."""
+    why = ""
+    for _ in range(_MAX_RESTARTS + 1):
+        try:
+            why = await attempt()
+        except ConfigError as error:
+            runner.fail(error)
+            return
+        runner.give_up(name, why)
     runner.fail(
         CuaError(
-            f"expected rollout worker {name} to run, it ended {num_ended} times, the last time with status {status}; "
-            f"read {process.log_path}, which ends:\n{process.log_tail()}"
+            f"expected rollout worker {name} to run, it ended {_MAX_RESTARTS + 1} times, the last time because {why}; "
+            "read its log"
         )
     )
 

@@ -1,4 +1,4 @@
-"""A run whose rollouts are in two worker processes, one of which is killed in the middle of a step."""
+"""A run whose rollouts are in worker processes, its own and one by hand; one is killed in the middle of a step."""
 
 import asyncio
 import os
@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from cua_rl.database.postgres import running_postgres_url
+from cua_rl.processes import free_port
 from cua_rl.run.recorded_run import open_run_database
 from cua_rl.sampling.server import VllmServer
 from tests.real.end_to_end.runs import Run, survivors
@@ -38,14 +39,20 @@ def workers(run: Run) -> list[psutil.Process]:
 
 
 def is_acting(folder: Path) -> bool:
-    """Whether a rollout of the second step has taken a turn and goes on."""
+    """Whether most of the 16 rollouts of the second step are on devices, so that each worker has some."""
     url = running_postgres_url(folder / "postgres")
     if url is None:
         return False
-    query = """SELECT 1 FROM rollouts r JOIN groups g ON g.id = r.group_pk JOIN steps s ON s.id = g.step_id
-               WHERE s.step = 2 AND r.status = 'running' AND r.num_turns > 0 LIMIT 1"""
+    query = """SELECT count(*) >= 12 FROM rollouts r JOIN groups g ON g.id = r.group_pk JOIN steps s ON s.id = g.step_id
+               WHERE s.step = 2 AND r.status = 'running'"""
     with psycopg.connect(url, autocommit=True) as connection:
-        return connection.execute(query).fetchone() is not None
+        return connection.execute(query).fetchone() == (True,)
+
+
+def start_by_hand(port: int, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cua_rl.recipes.rollout_worker", f"controller=http://127.0.0.1:{port}"]
+    with log.open("wb") as output:
+        return subprocess.Popen([*command, "device_slots=8", "patience_s=120"], stdout=output, stderr=output)
 
 
 async def load_attempts(folder: Path) -> Sequence[Any]:
@@ -54,10 +61,14 @@ async def load_attempts(folder: Path) -> Sequence[Any]:
 
 
 @pytest.mark.timeout(600)
-def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(server: VllmServer, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
+    server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, port = tmp_path / "run", free_port()
+    monkeypatch.setenv("ROLLOUT_WORKER_TOKEN", "token-of-the-test")
     options = ("rollout_workers=2", "skip_baseline=true", "num_eval_rollouts=4", "max_steps=3", "monitor=false")
-    run = Run(folder, *options, f"base_url={server.base_url}")
+    by_hand = start_by_hand(port, tmp_path / "worker.log")  # it waits for the run, and joins before its own workers do
+    run = Run(folder, *options, f"base_url={server.base_url}", f"workers.port={port}")
     run.wait_for(lambda: run.steps())
     owned = run.owned()
     assert len(workers(run)) == 2
@@ -66,6 +77,7 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(serv
 
     assert run.finish() == 0, run.output()
     assert survivors(owned) == []
+    assert by_hand.wait(timeout=30) == 0, (tmp_path / "worker.log").read_text()
     assert len(run.steps()) == 3
     attempts: dict[tuple[int, int], list[Any]] = {}
     for row in asyncio.run(load_attempts(folder)):
@@ -73,7 +85,7 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(serv
     assert len(attempts) == 3 * 4 * 4
     for tried in attempts.values():
         assert [row.status for row in tried] in (["completed"], ["failed", "completed"])
-        assert tried[-1].num_turns == tried[-1].num_turn_rows
+        assert [row.num_turns for row in tried] == [row.num_turn_rows for row in tried]
     again = [tried for tried in attempts.values() if len(tried) == 2]
     assert 1 <= len(again) <= 8
     for lost, repeated in again:
