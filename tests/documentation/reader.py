@@ -36,6 +36,7 @@ from cua_rl.recipes import (
     make_tiny_model,
     make_tiny_page_model,
     rebuild_datums,
+    rollout_worker,
     sft,
     train,
 )
@@ -56,6 +57,7 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
+    "cua_rl.recipes.rollout_worker": rollout_worker.WorkerConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
