@@ -1,12 +1,13 @@
 """The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
 
-    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1]
+    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1] [--tags demo]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
 Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
 are far away: an action and a screenshot, one of a few hundred, take 2 s each (lognormal); the trainer computes nothing.
 With `--workers`, rollouts run in that many processes; the turns of each per second of processor time are more figures.
-`--slow 4` makes model and phones four times as slow, where the machine cannot do as many turns at a time.
+`--tags ""` takes all tasks of the simulator, whose rollouts have 5 turns instead of 1 or 2. `--slow 4` makes model and
+phones four times as slow, where the machine cannot do as many turns at a time.
 One JSON line per figure. `lag` is how much later than asked a sleep of 10 ms ends, over the whole run; the limit beside
 it is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
 """
@@ -57,7 +58,7 @@ from cua_rl.run.training import freeze_loaded_objects
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
-from cua_rl.task_loader import load_tasks
+from cua_rl.task_loader import TaskSet, load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import Datum, Reward
@@ -69,7 +70,6 @@ PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
 MODEL_S, DEVICE_S, MAX_TURNS, GROUP_SIZE = 4.0, 2.0, 5, 8
 NUM_SCREENS = 256
 TOKEN = "token-of-the-benchmark"
-TASKS = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
 CLICK = '<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call>'
 
 
@@ -204,7 +204,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
                 sampler.slow = options.slow
                 runner = await make_runner(sampler, recorder, options.rollouts, options.slow)
             parts = LoopParts(
-                tasks=TASKS,
+                tasks=load_demo(options),
                 runner=runner,
                 trainer=trainer,
                 policy=SlowPolicy(trainer),
@@ -236,6 +236,11 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
         print(await asyncio.to_thread((folder / f"worker-{number}.json").read_text), flush=True)
 
 
+def load_demo(options: argparse.Namespace) -> TaskSet:
+    """The tasks of the run."""
+    return load_tasks({"source_type": "demo_training", "tags": options.tags.split()}, seed=0, split="train")
+
+
 async def make_runner(sampler: SamplingClient, recorder: Recorder, max_devices: int, slow: float) -> RolloutRunner:
     """Everything real but the phones and the reward."""
     rng = Random(1)
@@ -262,7 +267,8 @@ async def open_workers(
     """Workers as processes of their own, which write their figures to `folder` when the run is over."""
     runner = RemoteRunner(sampler, recorder, lambda: setup)
     async with serve_app(make_worker_app(runner, TOKEN), "127.0.0.1", 0) as url:
-        command = [sys.executable, "-m", "benchmarks.controller_load", "--slow", str(options.slow), "--worker", url]
+        given = ["--slow", str(options.slow), "--tags", options.tags, "--worker", url]
+        command = [sys.executable, "-m", "benchmarks.controller_load", *given]
         slots = str(-(-options.rollouts // options.workers))
         processes = [
             await asyncio.create_subprocess_exec(
@@ -283,7 +289,7 @@ async def open_workers(
 
 async def be_worker(options: argparse.Namespace) -> None:
     """A rollout worker with phones that are far away."""
-    templates = {template.task_id: template for template in TASKS.templates}
+    templates = {template.task_id: template for template in load_demo(options).templates}
 
     def make_plan(planned: PlannedRollout) -> RolloutPlan:
         return RolloutPlan(
@@ -382,6 +388,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--tags", default="demo")
     parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)

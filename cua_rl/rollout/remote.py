@@ -34,7 +34,7 @@ from cua_rl.types import Rollout, StopReason
 
 logger = logging.getLogger(__name__)
 
-_LINGER_S = 0.005  # rollouts that start together travel together
+_LINGER_S = 0.02  # rollouts that start together travel together
 
 
 class WorkerRefused(CuaError):
