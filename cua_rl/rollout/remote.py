@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
+from cua_rl.devices.pool_meter import MeterReading, merge_readings
 from cua_rl.errors import ConfigError, CuaError
 from cua_rl.events import Recorder, RolloutSource, RolloutStarted, TurnTaken
 from cua_rl.policy import AdapterRef
@@ -102,12 +103,23 @@ class RemoteRunner:
         self._durable: set[RolloutSource] = set()
         self._failure: CuaError | None = None
         self._is_over = False
-        self.num_given_up = 0
+        self._num_given_up = 0
+        self._readings: list[MeterReading] = []
 
     @property
     def workers(self) -> dict[str, int]:
         """The number of rollouts of each worker that is ready, by its name."""
         return {worker.name: len(worker.leases) for worker in self._workers.values() if worker.seen_at is not None}
+
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of workers and their devices since the last call; their names are in `cua_rl/metrics.py`."""
+        metrics = merge_readings(self._readings)
+        metrics |= {
+            "device/num_workers": float(len(self.workers)),
+            "device/num_workers_lost": float(self._num_given_up),
+        }
+        self._readings, self._num_given_up = [], 0
+        return metrics
 
     async def run(self, plan: RolloutPlan) -> Rollout:
         """Run one rollout in a worker; raises what stops the run."""
@@ -141,6 +153,9 @@ class RemoteRunner:
         """What the worker shall change, as soon as there is something; nothing after `poll_s` seconds."""
         worker = self._find(worker_id)
         worker.known = set(report.running)
+        if report.device_metrics:
+            device_s = report.period_s * worker.num_slots
+            self._readings.append(MeterReading(pool=worker.name, device_s=device_s, metrics=report.device_metrics))
         self._release_adapters(worker, keep={*report.adapters})
         self._assign()  # it may be its first report
         with suppress(TimeoutError):
@@ -242,7 +257,7 @@ class RemoteRunner:
 
     def _give_up(self, worker_id: str, why: str) -> None:
         worker = self._workers.pop(worker_id)
-        self.num_given_up += 1
+        self._num_given_up += 1
         logger.warning("worker=%s given up num_rollouts=%d: %s", worker.name, len(worker.leases), why)
         self._release_adapters(worker, keep=set())
         for lease in worker.leases.values():

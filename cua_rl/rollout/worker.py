@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -58,6 +58,8 @@ class Workplace:
     recorder: Recorder
     policies: Policies
     make_plan: Callable[[PlannedRollout], RolloutPlan]
+    device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
+    """Metrics of the devices since the last call."""
 
 
 class ControllerLink:
@@ -135,12 +137,20 @@ async def work(link: ControllerLink, place: Workplace) -> None:
     """
     running: dict[str, asyncio.Task[None]] = {}
     cancelled: set[asyncio.Task[None]] = set()
+    reported_at = time.monotonic()
 
     try:
         while True:
             for rollout_id in [one for one, task in running.items() if task.done()]:
                 running.pop(rollout_id).result()
-            orders = await link.report(Report(running=tuple(running), adapters=_adapters(place.policies)))
+            now = time.monotonic()
+            report = Report(
+                running=tuple(running),
+                adapters=_adapters(place.policies),
+                period_s=now - reported_at,
+                device_metrics=place.device_metrics(),
+            )
+            orders, reported_at = await link.report(report), now
             if orders.is_over:
                 return
             if orders.adapter is not None and orders.adapter != place.policies.current:

@@ -8,7 +8,7 @@ import io
 import pickle
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
@@ -93,6 +93,10 @@ class Report:
     """Rollouts that it has been given and that the controller has not taken back."""
     adapters: tuple[AdapterRef, ...]
     """The current policy first (if it knows one), then those that requests and pins still need."""
+    period_s: float = 0.0
+    """Time since the last report."""
+    device_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of its devices, in this period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +156,8 @@ def _parts(kind: Any, found: set[type]) -> set[type]:
     if isinstance(kind, type) and kind not in found and (is_dataclass(kind) or issubclass(kind, Enum)):
         found.add(kind)
         hints = get_type_hints(kind) if is_dataclass(kind) else {}
-        for field in fields(cast("Any", kind)) if hints else ():
-            _parts(hints[field.name], found)
+        for part in fields(cast("Any", kind)) if hints else ():
+            _parts(hints[part.name], found)
     return found
 
 

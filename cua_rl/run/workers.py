@@ -97,7 +97,9 @@ async def open_rollouts(
         return await _local_rollouts(stack, plan, sampler, devices, recorder)
     workers = await stack.enter_async_context(open_workers(plan, sampler, recorder, own, url))
     runner = workers if recorder is own else ReportingRunner(workers, recorder, plan.config.max_turns)
-    return Rollouts(for_training=runner, for_evaluation=runner, announce=workers.announce)
+    return Rollouts(
+        for_training=runner, for_evaluation=runner, device_metrics=workers.take_metrics, announce=workers.announce
+    )
 
 
 async def _local_rollouts(
@@ -333,7 +335,13 @@ async def open_workplace(
             tasks = train_tasks if planned.source.phase == "step" or eval_tasks is None else eval_tasks
             return _make_plan(planned, tasks)
 
-        yield Workplace(runner=runner, recorder=recorder, policies=sampler, make_plan=make_plan)
+        yield Workplace(
+            runner=runner,
+            recorder=recorder,
+            policies=sampler,
+            make_plan=make_plan,
+            device_metrics=devices.pool.take_metrics,
+        )
 
 
 def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:

@@ -292,6 +292,29 @@ async def test_a_run_that_ends_lets_its_workers_go(bench: Bench) -> None:
             await working
 
 
+async def test_devices_of_all_workers_are_measured_as_those_of_one_pool(bench: Bench) -> None:
+    async with open_link(bench.url, "token", patience_s=1.0) as link:
+        await link.register("a", 2)
+        for num_leases, lease_s, busy_frac, most in ((1.0, 4.0, 1.0, 2.0), (3.0, 8.0, 0.0, 1.0)):
+            metrics = {
+                "device/num_leases": num_leases,
+                "device/lease_s/mean": lease_s,
+                "device/busy_frac": busy_frac,
+                "device/leased/max": most,
+            }
+            await link.report(Report(running=(), adapters=(), period_s=num_leases, device_metrics=metrics))
+
+    assert bench.runner.take_metrics() == {
+        "device/num_leases": 4.0,
+        "device/lease_s/mean": 7.0,  # (1 * 4 + 3 * 8) / 4
+        "device/busy_frac": 0.25,  # one of four seconds
+        "device/leased/max": 2.0,
+        "device/num_workers": 1.0,
+        "device/num_workers_lost": 0.0,
+    }
+    assert bench.runner.take_metrics() == {"device/num_workers": 1.0, "device/num_workers_lost": 0.0}
+
+
 async def test_nobody_without_the_token_is_a_worker(bench: Bench) -> None:
     with pytest.raises(ConfigError, match="401"):
         async with bench.worker("a", token="guess"):
