@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
 _REPLY_S = 12.0  # orders come within five seconds
+_MAX_DELIVERIES = 16  # at a time; all rollouts of a step may end together, and reports must get through
+_BYTES_PER_S = 100_000  # the slowest link that the controller accepts
 
 
 class GivenUp(CuaError):
@@ -70,6 +72,7 @@ class ControllerLink:
         self._url = url.rstrip("/")
         self._patience_s = patience_s
         self._worker_id = ""
+        self._delivering = asyncio.Semaphore(_MAX_DELIVERIES)
 
     async def register(self, name: str, num_slots: int) -> Welcome:
         """Become a worker of the run."""
@@ -89,7 +92,8 @@ class ControllerLink:
         """Hand over the end of a rollout, or drop it if nobody waits for it any more."""
         path = f"/workers/{self._worker_id}/rollouts/{rollout_id}"
         try:
-            await self._post(path, ended)
+            async with self._delivering:
+                await self._post(path, ended)
         except GivenUp as refused:  # if it concerns the worker and not only the rollout, the next report says so
             logger.info("rollout_id=%s dropped: %s", rollout_id, refused)
 
@@ -98,7 +102,7 @@ class ControllerLink:
         deadline, delay_s = time.monotonic() + self._patience_s, _FIRST_RETRY_S
         while True:
             try:
-                timeout = aiohttp.ClientTimeout(total=_REPLY_S + len(body) / 1e6, sock_connect=_REPLY_S)
+                timeout = aiohttp.ClientTimeout(total=_REPLY_S + len(body) / _BYTES_PER_S, sock_connect=_REPLY_S)
                 async with self._session.post(f"{self._url}{path}", data=body, timeout=timeout) as response:
                     reply = await response.read()
                     if response.ok:
@@ -124,8 +128,7 @@ class ControllerLink:
 async def open_link(url: str, token: str, patience_s: float) -> AsyncGenerator[ControllerLink]:
     """A link to the controller at `url`."""
     headers = {"Authorization": f"Bearer {token}"}
-    # deliveries of a step may all come at once; idle connections end before the controller closes them
-    connector = aiohttp.TCPConnector(limit=64, keepalive_timeout=4.0)
+    connector = aiohttp.TCPConnector(keepalive_timeout=4.0)  # less than the 5 s after which the controller closes them
     async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
         yield ControllerLink(session, url, patience_s)
 
