@@ -54,7 +54,8 @@ from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.rollout.worker import Workplace, open_link, work
 from cua_rl.rollout.worker_app import make_worker_app
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
-from cua_rl.run.training import freeze_loaded_objects
+from cua_rl.run.rollouts import freeze_loaded_objects
+from cua_rl.run.workers import LINGER_S
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ExternalServer, VllmServer
@@ -312,7 +313,11 @@ async def be_worker(options: argparse.Namespace) -> None:
             ExternalServer(address, api_key=key) as server,
             SlowSampler(server, namespace=setup.namespace) as sampler,
             DatabaseRecorder(
-                setup.database_url, image_token_id=token_id, scope=scope, write=write_worker_events
+                setup.database_url,
+                image_token_id=token_id,
+                scope=scope,
+                write=write_worker_events,
+                linger_s=LINGER_S,
             ) as database,
         ):
             sampler.slow = options.slow

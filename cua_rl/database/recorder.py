@@ -46,16 +46,23 @@ class DatabaseRecorder:
     `record` returns as soon as the event is queued and waits only while the queue is full. A thread writes events in
     order, in transactions of up to 64. While the database is unreachable, the write is retried. If the database rejects
     an event (a bug), every later call raises `DatabaseError`. Leaving the context drains the queue, but waits at most
-    30 s for a database that is unreachable.
+    30 s for a database that is unreachable. With `linger_s`, a transaction waits so long for more events.
     """
 
     def __init__(
-        self, url: str, *, image_token_id: int, scope: Scope | None = None, write: WriteEvents = write_events
+        self,
+        url: str,
+        *,
+        image_token_id: int,
+        scope: Scope | None = None,
+        write: WriteEvents = write_events,
+        linger_s: float = 0.0,
     ) -> None:
         self._shown_url = shown_url(url)
         self._engine: Engine = make_writer_engine(url)
         self._scope = scope or Scope(image_token_id=image_token_id)
         self._write = write
+        self._linger_s = linger_s
         self._queue: asyncio.Queue[TimedEvent | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -123,6 +130,8 @@ class DatabaseRecorder:
             with suppress(TimeoutError):  # with nothing queued, a heartbeat is due
                 async with asyncio.timeout(_HEARTBEAT_S):
                     batch.append(await self._queue.get())
+            if batch and self._linger_s and self._queue.qsize() < _BATCH_SIZE:
+                await asyncio.sleep(self._linger_s)
             while batch and len(batch) < _BATCH_SIZE and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             flushes = [item for item in batch if isinstance(item, _Flush)]

@@ -1,7 +1,6 @@
 """Runs a training: starts its components, trains, and records how it ended."""
 
 import asyncio
-import gc
 import json
 import logging
 import shutil
@@ -36,7 +35,7 @@ from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resume import follow_move, load_memory, load_resumed
-from cua_rl.run.rollouts import make_servers, start_together
+from cua_rl.run.rollouts import freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
 from cua_rl.run.workers import Rollouts, open_local_devices, open_rollouts
@@ -336,15 +335,6 @@ async def run_loop(
             await async_loop.train(settings, parts, max_lag=config.max_steps_off_policy, limit=limit, start=start)
         else:
             await sync_loop.train(settings, replace(parts, runner=LimitedRunner(parts.runner, limit)))
-
-
-def freeze_loaded_objects() -> None:
-    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
-
-    A full collection that traverses them blocks the event loop for up to 0.3 s.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

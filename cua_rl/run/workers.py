@@ -42,7 +42,7 @@ from cua_rl.rollout.worker_app import make_worker_app
 from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
 from cua_rl.run.judge import open_judge, plan_judge
 from cua_rl.run.model_folder import find_model, make_image_renderer
-from cua_rl.run.rollouts import make_runner, open_gateway
+from cua_rl.run.rollouts import freeze_loaded_objects, make_runner, open_gateway
 from cua_rl.run.site import OpenDevices, make_site, open_devices
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, load_task_sets, sampling_params
@@ -56,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 Attempt = Callable[[], Awaitable[str]]
 """Runs a worker to its end and says what ended it; raises `ConfigError` if it would always end like this."""
+
+LINGER_S = 0.1
+"""How long the turns of a worker wait for others: most of a transaction's cost does not depend on its size."""
 
 _MAX_RESTARTS = 5
 _MODEL_ATTEMPTS = 40  # three minutes: as long as a model server that died takes to load its weights again
@@ -267,6 +270,7 @@ async def _work_for_run(
     following: WorkerSetup | None = setup
     try:
         async with open_workplace(config, name, setup, environ) as place:
+            freeze_loaded_objects()
             while following == setup:
                 try:
                     await work(link, place)
@@ -303,7 +307,13 @@ async def open_workplace(
     )
     async with AsyncExitStack() as stack:
         recorder = await stack.enter_async_context(
-            DatabaseRecorder(url, image_token_id=renderer.image_token_id, scope=scope, write=write_worker_events)
+            DatabaseRecorder(
+                url,
+                image_token_id=renderer.image_token_id,
+                scope=scope,
+                write=write_worker_events,
+                linger_s=LINGER_S,
+            )
         )
         servers = [
             await stack.enter_async_context(ExternalServer(address, api_key=key)) for address, key in setup.servers
