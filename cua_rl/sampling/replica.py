@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -141,6 +141,11 @@ class Replica:
                 await self._http.delete(f"{UPLOAD_PATH}/{self.name_of(adapter)}")
         except (RequestRejected, ConnectionError, TimeoutError) as error:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
+
+    def forget_all_but(self, needed: Collection[AdapterRef]) -> None:
+        """Leave the other adapters to the process that has published them."""
+        for adapter in [loaded for loaded in self.loaded if loaded not in needed]:
+            del self._loads[adapter]
 
     async def rejoin(self, adapters: Iterable[AdapterRef]) -> None:
         """Load these adapters on a server that answers again; raises `SamplingError` or `AdapterError`.

@@ -7,7 +7,6 @@ import logging
 import os
 from collections import Counter
 from functools import partial
-from itertools import count
 from math import sqrt
 from pathlib import Path
 from random import Random
@@ -81,7 +80,6 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
     words = Random(3).choices(list(OUTCOMES), list(OUTCOMES.values()), k=4 * NUM_ROLLOUTS)
     bench.fake.answers.extend(words)
     command = AgentCommand(argv=(PYTHON, "-c", PROGRAM + SCRIPT), log_folder=bench.folder)
-    numbers = count()
     runner = RolloutRunner(
         devices=DevicePool(HarnessWorlds().make, max_devices=8),
         gateway=bench.gateway,
@@ -90,7 +88,6 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
         recorder=FakeRecorder(),
         max_turns=2,
         time_limits=TimeLimits(agent_s=6.0),
-        make_id=lambda: f"rollout-{next(numbers)}",
     )
     plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=PARAMS)
 
@@ -138,4 +135,4 @@ async def test_with_a_fifth_of_programs_dying_groups_are_full_rewards_unbiased_a
     assert abs(fmean(rewards) - expected) < 3 * sqrt(expected * (1 - expected) / len(rewards))
     assert marked_processes() == []
     assert set(scratch_folder().iterdir()) == before
-    assert len(list(tmp_path.glob("rollout-*.log"))) == num_attempts
+    assert len(list(tmp_path.glob("*.log"))) == num_attempts
