@@ -220,7 +220,8 @@ async def prove_adapters(
             adapter, canary = await make_probe(trainer, image_canary(plan.renderer), plan.rounding_limit, folder, part)
             proofs[part] = await sampler.probe(adapter, canary)
         except AdapterError as error:
-            raise AdapterError(f"trainer.lora_modules: a random adapter on {part} is not served: {error}") from error
+            needs = "; vLLM needs --enable-tower-connector-lora for it" if part == "vision" else ""
+            raise AdapterError(f"trainer.lora_modules: expected the server to adapt {part}{needs}; {error}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return proofs

@@ -204,6 +204,7 @@ class Replica:
         except RequestRejected as rejected:
             if shortened is payload or MISSING_DATA not in rejected.message:
                 raise
+            logger.info("the model server at %s dropped a screenshot, sending all of a prompt", self.server.base_url)
             self._images.forget(payload)
             body = await self.post_to(model, path, payload)
         self._images.add(payload)
