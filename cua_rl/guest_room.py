@@ -1,7 +1,6 @@
 """A user and an empty home for a program that has no need for our keys: agents, harnesses, sites and their checks."""
 
 import asyncio
-import logging
 import os
 import shutil
 import subprocess
@@ -11,10 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from cua_rl.errors import ConfigError
 from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user, remove_tree
-
-logger = logging.getLogger(__name__)
+from cua_rl.system_users import GUEST_UIDS, SystemUser, can_change_user, claim_user, hidden_entries, remove_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,39 +40,36 @@ async def open_room(argv: tuple[str, ...], name: str) -> AsyncGenerator[GuestRoo
 
 async def enter_room(argv: tuple[str, ...], name: str) -> GuestRoom:
     """A room that the caller leaves."""
-    user = await asyncio.to_thread(_claim_user, argv)
+    user = await asyncio.to_thread(claim_guest, argv)
     home = await asyncio.to_thread(make_scratch_folder, name)
     user.give(home)
     return GuestRoom(user=user, home=home)
 
 
-def _claim_user(argv: tuple[str, ...]) -> SystemUser:
-    """A user of its own for the program, or ours without capabilities if its own could not read the program."""
-    if any(map(_is_closed, _files_of(argv))):
-        return SystemUser(uid=os.geteuid())
-    return claim_user(GUEST_UIDS)
+def claim_guest(argv: tuple[str, ...]) -> SystemUser:
+    """A user of its own for the program, where root runs this process.
 
-
-def unreadable_files(argv: tuple[str, ...]) -> tuple[str, ...]:
-    """The program and files named after it that a user of its own cannot read; the log says so once for each."""
-    return tuple(filter(_is_closed, _files_of(argv)))
-
-
-def _files_of(argv: tuple[str, ...]) -> list[str]:
-    return [shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word))]
+    Raises:
+        ConfigError: that user cannot read the program, or a file named after it.
+    """
+    if not can_change_user():
+        return SystemUser()
+    files = (shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word)))
+    return claim_user(GUEST_UIDS, shown=_readable_entries(files))
 
 
 @cache
-def _is_closed(file: str) -> bool:
-    if not can_change_user():
-        return False
-    with claim_user(GUEST_UIDS) as user:
-        is_closed = subprocess.run(user.command(["test", "-r", file]), check=False).returncode != 0
-    if is_closed:
-        logger.warning(
-            "a program runs as root, without capabilities, and can read and write root's files: a user of its own "
-            "cannot read %s; move program, interpreter and packages to a folder that every user can read, let others "
-            "pass through its parents (chmod o+x), or start the run as another user",
-            file,
+def _readable_entries(files: tuple[str, ...]) -> tuple[Path, ...]:
+    """What the program's user has to see of folders that only root can look into; tried with a user like it."""
+    entries = hidden_entries(files)
+    with claim_user(GUEST_UIDS, shown=entries) as user:
+        command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or done.stdout:
+        raise ConfigError(
+            "expected a program that other users can read, because a run that root starts gives it a user of its own, "
+            f"got {done.stderr.strip() or ', '.join(done.stdout.split())}; move program, interpreter and packages to a "
+            "folder that every user can read, or let others pass through its parents (chmod o+x) and read it "
+            "(chmod o+r), or start the run as another user"
         )
-    return is_closed
+    return entries

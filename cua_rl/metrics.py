@@ -49,6 +49,7 @@ METRICS: Mapping[str, str] = {
     "rollout/action_error_frac": "share of turns whose action the device rejected",
     "rollout/truncated_turn_frac": "share of turns truncated at max_tokens",
     "rollout/num_datums": "training sequences built from the step's rollouts",
+    "rollout/sequences/mean": "training sequences of a rollout; more than one if its prompts do not extend each other",
     "rollout/trained_tokens": "sampled tokens with an advantage",
     "rollout/datum_tokens": "tokens of the training sequences, prompts and images included",
     "rollout/duration_s/mean": "duration of a rollout, from device lease to reward",

@@ -61,8 +61,8 @@ class TrainerSettings:
 
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     lora_modules: list[LoraModule] = setting(
-        doc="parts of the model that get an adapter: language, and merger and vision where the server at base_url "
-        "applies them (docs/models.md)",
+        doc="parts of the model that get an adapter: language, merger, vision; a run ends at the start if the server "
+        "does not apply them (docs/models.md)",
         factory=lambda: ["language"],
     )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
@@ -93,9 +93,14 @@ class TrainerSettings:
     parity_limit: float | None = setting(
         None,
         "stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats; "
-        "None is 0.02 if both compute in float32 and 0.1 in half precision",
+        "None is 0.02 if both compute in float32; in half precision 0.1, or 0.2 for a mixture of experts",
         at_least=0.0,
     )
+
+    @property
+    def adapts_vision(self) -> bool:
+        """Whether the adapter reaches vision tower or merger."""
+        return set(self.lora_modules) != {"language"}
 
 
 @chz.chz

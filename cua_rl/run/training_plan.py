@@ -9,7 +9,7 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.families import cpu_dtype
+from cua_rl.families import find_family
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.processes import free_port
@@ -44,8 +44,8 @@ from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
 
-FLOAT32_ROUNDING, HALF_ROUNDING = 0.02, 0.1
-"""Float32 differs by 1e-5 nats, and bfloat16 by 0.02 to 0.035 on average; a wrong model by whole nats."""
+FLOAT32_ROUNDING = 0.02
+"""Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +84,12 @@ class RunPlan:
         """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
         trainer, server = self.config.trainer.dtype, self.config.server.dtype
         trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
+        family = find_family(self.model_path)
+        assert family is not None, "the plan has refused other models"
         if server == "auto" and not self.gpus.server_gpus:
-            server = cpu_dtype(self.model_path)
-        serves_exactly = server == "float32"
-        # an external server does not say
-        return FLOAT32_ROUNDING if trains_exactly and serves_exactly and not self.config.base_url else HALF_ROUNDING
+            server = family.cpu_dtype
+        serves_exactly = server == "float32" and not self.config.base_url  # an external server does not say
+        return FLOAT32_ROUNDING if trains_exactly and serves_exactly else family.half_rounding
 
     @property
     def parity_limit(self) -> float:
@@ -168,7 +169,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
-        memory=_memory_plan(config, model_path, max_model_len, environ),
+        memory=plan_training_memory(config, model_path, max_model_len, environ),
         checkpoint_path=find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
@@ -209,7 +210,10 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
         logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
-def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]) -> MemoryPlan:
+def plan_training_memory(
+    config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]
+) -> MemoryPlan:
+    """Placement and memory of model server and trainer; raises `ConfigError` for what cannot fit."""
     gpu_wishes = GpuWishes(
         server_gpus=config.server.gpus,
         server_tensor_parallel=config.server.tensor_parallel,
@@ -229,25 +233,16 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
     demand = Demand(
         context_tokens=max_model_len,
         lora_rank=config.lora_rank,
+        num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
+        trains_vision=config.trainer.adapts_vision,
         vision_cache_gib=config.trainer.vision_cache_gib,
     )
     model = load_model_sizes(model_path)
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
-    if config.base_url is None and not config.dry_run:  # a dry run may plan for another machine
+    if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
-    num_processes = plan.gpus.num_trainer_processes
-    if config.trainer.sharding == "full" and num_processes == 1:
-        raise ConfigError(
-            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
-            "trainer.num_processes, or name several trainer.gpus"
-        )
-    if config.trainer.sharding == "offload" and num_processes > 1:
-        raise ConfigError(
-            f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
-            "one; set trainer.sharding=full, or trainer.num_processes=1"
-        )
     return plan
 
 

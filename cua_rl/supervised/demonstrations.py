@@ -1,11 +1,11 @@
 """Demonstrations: the real agent works on a device, and an expert answers instead of the model.
 
-The imitated text is therefore byte for byte what the model reads and writes in a rollout.
+The imitated conversation is therefore the one that the model has in a rollout; the model's renderer writes its text.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from openai import AsyncOpenAI
 from openai.types.responses import Response
@@ -13,13 +13,12 @@ from openai.types.responses import Response
 from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import EncodedImage, Item, SampledAnswer, Tool
+from cua_rl.conversation import EncodedImage, Item, Reasoning, Tool, ToolCall
 from cua_rl.devices.device import Device
-from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_items import Conversation, conversation_from_responses
+from cua_rl.renderers.openai_items import Conversation, conversation_from_responses, responses_input
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.tasks.expert import Expert
 from cua_rl.types import AgentTurn, Datum
 
@@ -36,13 +35,19 @@ class Demonstration:
     """The expert's final answer, for tasks that ask a question."""
 
 
+AnswerItems = tuple[Reasoning | ToolCall, ...]
+
+Answer = Callable[[EncodedImage], Awaitable[AnswerItems]]
+"""Answers in place of the model, on the screen that the agent sees."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemonstratedTurn:
     """A request of the agent, the answer that stands in for the model's, and what the agent did with it."""
 
     request: Mapping[str, object]
     images: ImageUrls
-    answer: str
+    answer: AnswerItems
     agent: AgentTurn
 
     def conversation(self) -> Conversation:
@@ -50,20 +55,15 @@ class DemonstratedTurn:
         return conversation_from_responses(self.request, self.images)
 
 
-Answer = Callable[[EncodedImage], Awaitable[str]]
-"""Answers in place of the model, on the screen that the agent sees."""
-
-
 async def demonstrate(instruction: str, device: Device, expert: Expert, *, max_turns: int) -> Demonstration:
     """Let the expert work on the device until it ends the task or has answered `max_turns` times."""
 
-    async def answer(screen: EncodedImage) -> str:
-        return write_decision(await expert(), screen, device.kind)
+    async def answer(screen: EncodedImage) -> AnswerItems:
+        return build_answer(await expert(), screen, device.kind)
 
     turns, outcome = await demonstrate_turns(instruction, device, answer, max_turns=max_turns)
     last = turns[-1].conversation()
-    items = (*last.items, SampledAnswer(text=turns[-1].answer))
-    return Demonstration(items=items, tools=last.tools, answer=outcome.answer)
+    return Demonstration(items=(*last.items, *turns[-1].answer), tools=last.tools, answer=outcome.answer)
 
 
 async def demonstrate_turns(
@@ -105,7 +105,7 @@ class _ExpertModel:
         self._answer = answer
         self.images = ImageUrls()
         self.request: Mapping[str, object] = {}
-        self.answer = ""
+        self.answer: AnswerItems = ()
 
     def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
@@ -123,16 +123,8 @@ class _ExpertModel:
         return _response(self.answer, model)
 
 
-def _response(answer: str, model: str) -> Response:
+def _response(answer: AnswerItems, model: str) -> Response:
     """An answer in the gateway's format."""
-    parsed = parse_answer(answer)
-    output: list[Mapping[str, Any]] = []
-    if parsed.reasoning is not None:
-        thought = {"type": "reasoning_text", "text": parsed.reasoning}
-        output.append({"type": "reasoning", "id": "rs_0", "summary": [], "content": [thought]})
-    for call in parsed.tool_calls:
-        call_item = {"call_id": call.call_id, "name": call.name, "arguments": call.arguments}
-        output.append({"type": "function_call", "id": call.call_id, "status": "completed", **call_item})
     return Response.model_validate(
         {
             "id": "expert",
@@ -140,7 +132,7 @@ def _response(answer: str, model: str) -> Response:
             "created_at": 0,
             "model": model,
             "status": "completed",
-            "output": output,
+            "output": responses_input(answer),
             "parallel_tool_calls": False,
             "tool_choice": "auto",
             "tools": [],

@@ -12,14 +12,12 @@ from itertools import pairwise
 
 from cua_rl.actions import Action
 from cua_rl.agent.tools import tool_for
-from cua_rl.conversation import EncodedImage, ToolCall
+from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import ConfigError, TaskError
 from cua_rl.judgement import Validation
-from cua_rl.renderers.answers import write_answer
-from cua_rl.renderers.qwen3_vl import END_OF_TURN
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.demonstrations import DemonstratedTurn, demonstrate_turns
+from cua_rl.supervised.demonstrations import AnswerItems, DemonstratedTurn, demonstrate_turns
 from cua_rl.trajectories.foreign_actions import Arguments, UnknownAction, tool_arguments
 from cua_rl.trajectories.formats import ForeignTrajectory
 from cua_rl.trajectories.records import RolloutRecord, TaskRecord
@@ -76,9 +74,9 @@ async def replay(
         kind = UnknownAction if isinstance(error, UnknownAction) else ConfigError
         raise kind(f"{trajectory.where}: {error}") from None
     device = _RecordedDevice(kind=trajectory.kind, calls=calls)
-    answers = [_write_call(call, trajectory.kind) for call in calls]
+    answers = [_answer(call, trajectory.kind) for call in calls]
 
-    async def answer(screen: EncodedImage) -> str:
+    async def answer(screen: EncodedImage) -> AnswerItems:
         return answers[device.index]
 
     demonstrated, outcome = await demonstrate_turns(trajectory.instruction, device, answer, max_turns=len(calls))
@@ -156,17 +154,19 @@ def _read_calls(trajectory: ForeignTrajectory) -> list[_Call]:
     return calls
 
 
-def _write_call(call: _Call, kind: DeviceKind) -> str:
+def _answer(call: _Call, kind: DeviceKind) -> AnswerItems:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     tool_call = ToolCall(call_id="imported", name=tool_for(kind).name, arguments=arguments)
-    return write_answer(reasoning=call.thought, text=None, tool_calls=[tool_call])
+    return (tool_call,) if call.thought is None else (Reasoning(text=call.thought), tool_call)
 
 
 def _make_turn(
     turn: DemonstratedTurn, renderer: Renderer, index: int, name: str, call: _Call, started_at: float
 ) -> Turn:
     conversation = turn.conversation()
-    tokens = tuple(renderer.encode(f"{turn.answer}{END_OF_TURN}"))
+    whole, mask = renderer.render_supervised((*conversation.items, *turn.answer), conversation.tools)
+    num_sampled = next((length for length, trained in enumerate(reversed(mask)) if not trained), len(mask))
+    tokens = tuple(whole.token_ids(renderer.image_token_id)[-num_sampled:])
     response_id = f"{name}-{index}"
     has_after = turn.agent.after is not None and call.after is not None
     return Turn(
@@ -178,7 +178,7 @@ def _make_turn(
             sampling_logprobs=(0.0,) * len(tokens),
             policy_version=0,
             stop="stop",
-            text=turn.answer,
+            text=renderer.decode(tokens[:-1]),
             failure=None,
             prompt_matches_renderer=True,
             request=turn.images.without_images(turn.request),

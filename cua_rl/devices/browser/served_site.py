@@ -204,8 +204,8 @@ def _make_process(argv: tuple[str, ...], room: GuestRoom, folder: Path, told: Ma
 
 
 def _named_files(argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-    """The command with the files that it names by their absolute paths: what its user must be able to read."""
-    return (argv[0], *(str(folder / word) if (folder / word).is_file() else word for word in argv[1:]))
+    """The command with its folder, and the files that it names by their absolute paths: what its user has to read."""
+    return (argv[0], str(folder), *(str(folder / word) if (folder / word).is_file() else word for word in argv[1:]))
 
 
 async def _answers(process: OwnedProcess, port: int) -> bool:
