@@ -16,6 +16,8 @@ from cua_rl.recipes.calibrate_judge import CalibrateConfig
 from cua_rl.recipes.doctor import DoctorConfig
 from cua_rl.recipes.export_model import ExportModelConfig
 from cua_rl.recipes.export_rollout import ExportConfig
+from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
+from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
 from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
@@ -51,6 +53,8 @@ RECIPES = (
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_model", config_class=ExportModelConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),
+    Recipe(module="export_trajectories", config_class=ExportTrajectoriesConfig),
+    Recipe(module="import_trajectories", config_class=ImportTrajectoriesConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
     Recipe(module="make_tiny_model", config_class=TinyModelConfig),
     Recipe(module="make_tiny_page_model", config_class=TinyPageModelConfig),
