@@ -30,7 +30,6 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.renderers.request_error import RequestError
 from cua_rl.request_limits import host_name
 from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
@@ -190,8 +189,8 @@ class Gateway:
         device = rollout.device if rollout else None
         return device if device is not None and device.accepts(token) else None
 
-    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
-        """Answer a request of an agent and record the turn.
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_turn: bool = True) -> Answer:
+        """Answer a request of an agent and record the turn, if it is one: probes of a client library are none.
 
         Raises:
             UnknownRollout: no such rollout is open.
@@ -203,9 +202,9 @@ class Gateway:
         rollout = self._open(rollout_id)
         watch = rollout.watch
         if watch is not None:
-            watch.admit(len(rollout.turns) + rollout.num_under_way)
+            watch.admit(len(rollout.turns) + rollout.num_under_way if is_turn else 0)
         with nullcontext() if watch is None else watch.clock.call():
-            rollout.num_under_way += 1
+            rollout.num_under_way += is_turn
             try:
                 answer, to_store = await self._answer(rollout_id, rollout, request, api)
             except ContextOverflow:
@@ -217,15 +216,16 @@ class Gateway:
                     watch.fail(error)
                 raise
             finally:
-                rollout.num_under_way -= 1
+                rollout.num_under_way -= is_turn
             self.num_requests += 1
-            rollout.turns.append(answer.turn)
-            rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
+            if is_turn:
+                rollout.turns.append(answer.turn)
+                rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
             if to_store is not None:
                 sampled = SampledAnswer(text=answer.turn.text)
                 rollout.stored.conversations[answer.turn.response_id] = (*to_store, sampled)
                 rollout.stored.items.update(items_by_id(answer))
-            if watch is not None:
+            if is_turn and watch is not None:
                 await watch.answered(answer.turn)
         return answer
 
@@ -236,8 +236,6 @@ class Gateway:
         # every request gets its own seed; rollouts already have different ones
         seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
-        if request.get("n") not in (None, 1):
-            raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")
         request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
         max_tokens = rollout.params.max_tokens
@@ -286,7 +284,7 @@ class Gateway:
             conversation = conversation_from_responses(request, rollout.images, rollout.stored)
         else:
             conversation = conversation_from_chat(request, rollout.images)
-        items = replay_answers(conversation.items, rollout.answers)
+        items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),
             payload=sampling_request(
