@@ -115,8 +115,8 @@ class EndpointAccess:
         rollout = self._rollouts.get(rollout_id)
         return None if rollout is None else rollout.door
 
-    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
-        """Ask the endpoint in its own API and record the turn.
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_turn: bool = True) -> Answer:
+        """Ask the endpoint in its own API and record the turn, if it is one.
 
         Raises:
             ContextOverflow: the conversation exceeds the model's context.
@@ -146,7 +146,8 @@ class EndpointAccess:
             duration_s=time.monotonic() - clock,
             cached_tokens=reply.num_cached_tokens,
         )
-        rollout.turns.append(turn)
+        if is_turn:
+            rollout.turns.append(turn)
         return Answer(
             turn=turn,
             parsed=parsed,

@@ -71,7 +71,7 @@ class Answerer(Protocol):
     """Answers the requests of rollouts: the gateway, or an endpoint that is evaluated."""
 
     async def answer(
-        self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"]
+        self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"], *, is_turn: bool = True
     ) -> Answer: ...
 
     def door(self, rollout_id: str) -> RolloutDoor | None: ...
@@ -87,17 +87,20 @@ def make_gateway_app(
     """The ASGI app of a gateway, which is asked under one of the names in `hosts`, or by its address."""
 
     async def responses(request: Request, body: Mapping[str, Any]) -> Response:
-        answer = await gateway.answer(request.path_params["rollout_id"], body, "responses")
+        answer = await gateway.answer(request.path_params["rollout_id"], body, "responses", is_turn=is_turn(request))
         response = response_object(answer, body)
         return stream(response_events(response)) if body.get("stream") else JSONResponse(response)
 
     async def chat(request: Request, body: Mapping[str, Any]) -> Response:
-        answer = await gateway.answer(request.path_params["rollout_id"], body, "chat")
+        answer = await gateway.answer(request.path_params["rollout_id"], body, "chat", is_turn=is_turn(request))
         if not body.get("stream"):
             return JSONResponse(chat_completion(answer))
         options = body.get("stream_options")
         with_usage = isinstance(options, Mapping) and bool(cast("Mapping[str, object]", options).get("include_usage"))
         return stream(chat_events(answer, with_usage=with_usage))
+
+    def is_turn(request: Request) -> bool:
+        return request.headers.get("cua-train", "").lower() != "no"
 
     def stream(events: Iterator[bytes]) -> StreamingResponse:
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
