@@ -146,5 +146,9 @@ class ServerConfig:
     gpus: tuple[str, ...] = setting((), "its GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     tensor_parallel: int = setting(1, "GPUs that hold the model together")
     vllm_args: tuple[str, ...] = setting((), "more options of vLLM's server; those of the run override them")
-    port: int | None = setting(None, "port on the loopback address; None listens on a Unix socket")
+    host: str = setting("127.0.0.1", "address to listen on, beside a port")
+    port: int | None = setting(None, "port to listen on; None listens on a Unix socket")
+    adapter_folder: Path | None = setting(
+        None, "folder for adapters that are sent to the server; None loads them from the paths of the run"
+    )
     start_timeout_s: float = setting(300.0, "limit for the start of the server, seconds")

@@ -60,6 +60,7 @@ class ModelSizes:
     is_head_tied: bool
     """The head is the embedding."""
     vision_parameters: int
+    vision_layers: int
     vision_hidden: int
     vision_intermediate: int
     feature_levels: int
@@ -196,6 +197,7 @@ def _model_sizes(settings: Mapping[str, Any]) -> ModelSizes:
         vocabulary=int(text["vocab_size"]),
         is_head_tied=bool(settings.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         vision_parameters=_vision_parameters(vision, levels) if vision else 0,
+        vision_layers=int(vision.get("depth", 0)),
         vision_hidden=int(vision.get("hidden_size", 0)),
         vision_intermediate=int(vision.get("intermediate_size", 0)),
         feature_levels=levels,

@@ -1,7 +1,7 @@
 """The canary: a fixed prompt whose log-probabilities show whether the server applies an adapter.
 
-One is a text, sent as tokens. The other is a question about an image, in whose log-probabilities adapters on the vision
-tower show; the server renders it, so that a prompt other than the renderer's shows as well.
+One is a conversation, sent as tokens. The other is a question about an image, in whose log-probabilities adapters on
+the vision tower show; the server renders it, so that a prompt other than the renderer's shows as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import cast
 
 from PIL import Image
 
-from cua_rl.conversation import EncodedImage, Message, TextPart
+from cua_rl.conversation import EncodedImage, Message, TextPart, ToolCall
 from cua_rl.errors import AdapterError
 from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.policy import AdapterRef
@@ -20,9 +20,12 @@ from cua_rl.types import Datum
 
 _PART_OF_CHANGE = 0.1
 """How much of the adapter's effect may be missing beside rounding: one module of many without its update is more."""
-CANARY_TEXT = (
-    "<|im_start|>user\nOpen the settings, find the network page and switch the radio off.<|im_end|>\n"
-    '<|im_start|>assistant\n<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call><|im_end|>'
+CANARY = (
+    Message(
+        role="user",
+        content=(TextPart(text="Open the settings, find the network page and switch the radio off."),),
+    ),
+    ToolCall(call_id="canary", name="click", arguments='{"x": 500, "y": 125}'),
 )
 IMAGE_QUESTION = "Name the colours from left to right, then the row of the brightest square, and say where to click."
 
@@ -47,8 +50,9 @@ class Canary:
 
 
 def canary_tokens(renderer: Renderer) -> tuple[int, ...]:
-    """The canary's text as tokens of the model."""
-    return tuple(renderer.encode(CANARY_TEXT))
+    """The canary's conversation as tokens, in the chat format of the model."""
+    rendered, _ = renderer.render_supervised(CANARY)
+    return tuple(rendered.token_ids(renderer.image_token_id))
 
 
 def text_canary(renderer: Renderer) -> ModelInput:

@@ -192,7 +192,7 @@ class Failed:
 Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | TrainerMetricsOutput | Done | Failed
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: object) -> bytes:
     """Pickle a message with one copy of all images with the same sha256."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)

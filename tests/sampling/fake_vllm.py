@@ -43,10 +43,15 @@ class FakeVllm:
     """Answers wait for it."""
     has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     can_update_adapters: bool = True
+    version: str = "0.32.0"
     max_model_len: int = 2000
     max_images: int = 999
     """Most images of one prompt."""
-    version: str = "0.32.0"
+    is_healthy: bool = True
+    applies_adapters: bool = True
+    drops_requests: bool = False
+    """Connections end without an answer."""
+    num_canaries: int = 0
     images: dict[str, str] = field(default_factory=dict)
     """URLs of the images that it has processed, by the names that requests gave them."""
     leaves_out_text: bool = False
@@ -70,7 +75,7 @@ class FakeVllm:
         return Starlette(routes=routes, exception_handlers={404: _not_found})
 
     async def _health(self, request: Request) -> Response:
-        return Response()
+        return Response(status_code=200 if self.is_healthy else 503)
 
     async def _version(self, request: Request) -> Response:
         return JSONResponse({"version": self.version})
@@ -104,6 +109,8 @@ class FakeVllm:
         if self.dies_once_at is not None and not self.dies_once_at.exists():
             self.dies_once_at.touch()
             os._exit(9)
+        if self.drops_requests:
+            return _Hangup()
         if self.gate is not None:
             await self.gate.wait()
         if self.failures:
@@ -156,10 +163,19 @@ class FakeVllm:
     async def _completions(self, request: Request) -> Response:
         """Adapters add 0.25 to each log-probability, except inert ones, whose keys match nothing."""
         body = await request.json()
-        path = self.adapters.get(body["model"], "inert")
+        self.num_canaries += 1
+        path = self.adapters.get(body["model"], "inert") if self.applies_adapters else "inert"
         logprob = -2.0 if "inert" in path else -1.75
         entries: Sequence[Any] = [None, *({str(token): {"logprob": logprob}} for token in body["prompt"][1:])]
         return JSONResponse({"choices": [{"prompt_logprobs": entries}]})
+
+
+class _Hangup(Response):
+    """Promises a body and ends the connection instead."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        raise ConnectionAbortedError
 
 
 def _refusal(status: int, message: str) -> Response:

@@ -92,6 +92,14 @@ async def test_a_port_in_use_is_a_config_error(folder: Path, tmp_path: Path) -> 
                 pass
 
 
+def test_a_server_for_other_hosts_takes_adapters_over_http(folder: Path) -> None:
+    config = ServerConfig(model_path=folder, host="10.0.0.5", port=8000, adapter_folder=Path("/adapters"))
+    command = vllm_command(config, "http://10.0.0.5:8000")
+    assert ("--middleware", "cua_rl.sampling.adapter_upload.AdapterUpload") in pairwise(command)
+    assert ("--host", "10.0.0.5") in pairwise(command)
+    assert vllm_environment(config, "key", folder)["CUA_RL_ADAPTER_FOLDER"] == "/adapters"
+
+
 def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     config = ServerConfig(model_path=folder, max_lora_rank=64, max_images=7, max_pixels=786432)
     command = vllm_command(config, "unix:/run/cua_rl/vllm.sock")
