@@ -25,6 +25,7 @@ _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead o
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
 _TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 4.0 * GIB  # main memory of the processes; estimates
 _SMALLEST_IMAGE_CACHE = 1.0 * GIB
+_LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers 500, for ever, to a prompt whose images exceed its cache
 _KV_ON_CPU = 1.0 * GIB
 _GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
 _SMALLEST_CONTEXT = 2048
@@ -327,9 +328,10 @@ def _image_cache(request: Request, gpus: GpuPlan, *, beside: float) -> float:
     a prompt, whatever the size of its screenshots.
     """
     demand, there = request.demand, request.machine.host_gib
-    wanted = demand.num_rollouts * demand.context_tokens * request.model.pixel_bytes_per_token
+    prompt = demand.context_tokens * request.model.pixel_bytes_per_token
+    least = len(gpus.server_copies) * max(_SMALLEST_IMAGE_CACHE, _LEAST_CACHED_PROMPTS * prompt)
     room = math.inf if there is None else (there * GIB - beside) / 2
-    return max(len(gpus.server_copies) * _SMALLEST_IMAGE_CACHE, min(wanted, room))
+    return max(least, min(demand.num_rollouts * prompt, room))
 
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:
