@@ -18,6 +18,7 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
 from cua_rl.run.checkpoints import find_checkpoint
+from cua_rl.run.gpus import visible_gpus
 from cua_rl.run.log_directory import LogDirectory, run_folder
 from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
 from cua_rl.run.sft_config import SftConfig
@@ -26,6 +27,7 @@ from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
 from cua_rl.task_loader import load_tasks
+from cua_rl.training.link import require_reachable
 from cua_rl.types import Datum, Rollout
 
 EXPERT_STEPS = 100
@@ -56,6 +58,8 @@ class SftPlan:
     data: OpenedData
     max_steps: int
     checkpoint_path: Path | None
+    num_processes: int
+    """Trainer processes on this machine."""
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json, `dry_run` and resume checks."""
@@ -69,6 +73,7 @@ class SftPlan:
             "num_train_conversations": self.data.dataset.num_examples,
             "num_held_out_conversations": self.data.num_held_out,
             "num_steps": self.max_steps,
+            "num_trainer_processes": self.num_processes,
         }
 
 
@@ -111,7 +116,32 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
         data=data,
         max_steps=max_steps,
         checkpoint_path=checkpoint_path,
+        num_processes=_num_processes(config, environ),
     )
+
+
+def _num_processes(config: SftConfig, environ: Mapping[str, str]) -> int:
+    """The trainer processes of this machine; raises `ConfigError` if they cannot be had, or not shard the model."""
+    if config.trainer_address is not None:
+        require_reachable(config.trainer_address, environ)
+        if config.trainer_num_processes is not None:
+            raise ConfigError(
+                "trainer_num_processes: expected None with trainer_address, whose nodes say how many processes they "
+                f"run, got {config.trainer_num_processes}; leave it out"
+            )
+        return 1
+    num_gpus = len(visible_gpus(environ))
+    num_processes = config.trainer_num_processes or max(1, num_gpus)
+    if num_gpus and num_processes > num_gpus:
+        raise ConfigError(
+            f"trainer_num_processes: expected at most {num_gpus}, one per visible GPU, got {num_processes}; lower it"
+        )
+    if config.trainer_sharding == "hybrid" or (config.trainer_sharding == "full" and num_processes == 1):
+        raise ConfigError(
+            f"trainer_sharding: expected none, or full with several processes, got {config.trainer_sharding!r} with "
+            f"{num_processes} on one machine; leave it out"
+        )
+    return num_processes
 
 
 def run_name(config: SftConfig) -> str:

@@ -38,6 +38,7 @@ from cua_rl.recipes import (
     rebuild_datums,
     sft,
     train,
+    trainer_node,
 )
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
@@ -56,6 +57,7 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
+    "cua_rl.recipes.trainer_node": trainer_node.TrainerNodeConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
@@ -207,6 +209,9 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass  # the page speaks of a file
         case ["ruff" | ".venv/bin/ruff", command, *_]:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
+        case ["torchrun", *arguments] if (ROOT / "cua_rl/training/worker.py").is_file():
+            code = "import sys; from torch.distributed.run import parse_args; parse_args(sys.argv[1:])"
+            _succeeds([sys.executable, "-c", code, *arguments])
         case ["pre-commit", "install"] if (ROOT / ".pre-commit-config.yaml").is_file():
             pass
         case _:
