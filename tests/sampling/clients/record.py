@@ -116,10 +116,10 @@ class _ListeningGateway(Gateway):
         request: Mapping[str, Any],
         api: Literal["chat", "responses"],
         *,
-        is_turn: bool = True,
+        is_trained: bool = True,
     ) -> Answer:
         """Answer as the gateway does."""
-        answer = await super().answer(rollout_id, request, api, is_turn=is_turn)
+        answer = await super().answer(rollout_id, request, api, is_trained=is_trained)
         ids = (answer.turn.response_id, *(call.call_id for call in answer.parsed.tool_calls))
         self.heard.append((api, RecordedTurn(request=request, answer=answer.turn.text, ids=ids)))
         return answer
