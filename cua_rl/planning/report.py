@@ -32,7 +32,7 @@ _ADVICE: Mapping[str, str] = {
     "sampling": "more GPUs for sampling, or shorter prompts and answers",
     "training": "more GPUs for training, or shorter sequences",
     "sampling and training": "GPUs of their own for sampling and training",
-    "controller": "more processes that run rollouts",
+    "controller": "more rollout_workers",
     "schedule": "parts wait for each other: raise max_steps_off_policy, or have more groups per step than devices",
 }
 

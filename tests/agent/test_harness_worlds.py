@@ -17,14 +17,15 @@ from cua_rl.types import Rollout, StopReason
 from tests.agent.harness_bench import Bench, open_bench
 from tests.documentation.examples import ROOT
 
-TASK = {"id": "type", "instruction": "Type milk.", "evaluator": {"func": "is_typed", "expected": "milk"}}
+WORLDS = ROOT / "tests" / "doubles" / "worlds"
+"""Programs of root's run as users of their own, who reach no temporary folder of root's."""
 
 
 @pytest_asyncio.fixture
 async def bench(
     small_renderer: Qwen3VLRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Bench]:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "doubles" / "worlds"))
+    monkeypatch.setenv("PYTHONPATH", str(WORLDS))
     async with open_bench(small_renderer, tmp_path) as opened:
         yield opened
 
@@ -50,11 +51,9 @@ async def android(bench: Bench, *answers: str, script: str = "adb") -> Rollout:
 
 
 async def osworld(bench: Bench, *answers: str, script: str = "docker") -> Rollout:
-    (bench.folder / "task.json").write_text(json.dumps(TASK))
     machine = {"provider_name": script, "headless": True, "screen_size": [160, 96]}
-    return await run(
-        bench, "osworld", {"config": str(bench.folder / "task.json"), "machine": machine}, script, *answers
-    )
+    payload = {"config": str(WORLDS / "osworld_task.json"), "machine": machine}
+    return await run(bench, "osworld", payload, script, *answers)
 
 
 def outcome(rollout: Rollout) -> tuple[StopReason, float | None]:

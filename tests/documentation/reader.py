@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import chz
+import yaml
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.settings import SettingNames
@@ -219,10 +220,49 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass  # the page speaks of a file
         case ["ruff" | ".venv/bin/ruff", command, *_]:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
+        case ["docker" | "sbatch" | "kubectl" | "sky", *_]:
+            _check_deployment(words)
         case ["pre-commit", "install"] if (ROOT / ".pre-commit-config.yaml").is_file():
             pass
         case _:
             raise WrongExample(f"expected a rule for {words[0]!r} in tests/documentation/reader.py, got none")
+
+
+def _check_deployment(words: Sequence[str]) -> None:
+    """Files, images and settings that a command for containers or clusters names are there."""
+    match words:
+        case ["docker", "build", "--target", target, "--tag", _, "."]:
+            known = re.findall(r" AS (\w+)$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+            is_known = target in known
+        case ["docker", "compose", "--profile", profile, "up", *services]:
+            composed = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+            is_known = set(services) <= set(composed) and any(
+                profile in one.get("profiles", ()) for one in composed.values()
+            )
+        case ["docker", "run", *_, "python", "-m", module]:
+            is_known = module in CONFIGS
+        case ["docker", "run", *_, "python", "-m", module, setting]:
+            _check_options([setting], CONFIGS[module])
+            is_known = True
+        case ["sbatch", path, *settings]:
+            _check_options(settings, train.CLIConfig)
+            is_known = (ROOT / path).is_file()
+        case ["sky", "jobs", "launch", path, *_]:
+            is_known = (ROOT / path).is_file()
+        case ["kubectl", "apply", "--kustomize", folder]:
+            named = yaml.safe_load((ROOT / folder / "kustomization.yaml").read_text("utf-8"))["resources"]
+            is_known = all((ROOT / folder / name).is_file() for name in named)
+        case ["kubectl", "--namespace", "cua-rl", "create" | "port-forward", *_] | [
+            "kubectl",
+            "create",
+            "namespace",
+            "cua-rl",
+        ]:
+            is_known = True
+        case _:
+            is_known = False
+    if not is_known:
+        raise WrongExample("expected files, images and services of this repository")
 
 
 def _recipe(module: str, arguments: Sequence[str]) -> None:
