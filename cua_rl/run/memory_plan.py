@@ -133,7 +133,8 @@ def plan_memory(request: Request) -> MemoryPlan:
     plan = _find_plan(request)
     if plan is None:
         raise ConfigError(_refusal(request))
-    _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
+    if request.gpu_wishes.has_trainer:
+        _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
     weights = plan.host.get("weights", 0.0) + plan.host.get("loading", 0.0)
     there = request.machine.host_gib
     if there is not None and weights > there * GIB:
@@ -256,7 +257,7 @@ def _trainer_parts(
     match sharding:
         case "none":
             held = model.parameters
-        case "full":  # one layer computes while the next one arrives
+        case "full" | "hybrid":  # one layer computes while the next one arrives
             split = layers + model.vision_parameters
             held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
         case "offload":
@@ -308,8 +309,9 @@ def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str
     parts: dict[str, float] = {}
     if wishes.has_trainer:
         number = gpus.num_trainer_processes
-        # every process reads the whole checkpoint; weights that stay in main memory are held once more
-        parts["loading"] = number * BYTES_16 * model.parameters
+        # processes share the pages of the checkpoint's files, but each makes a copy in another precision than theirs;
+        # weights that stay in main memory are held once more
+        parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
         if sharding == "offload":
             parts["weights"] = BYTES_16 * model.num_layers * model.layer_parameters
         parts["vision cache"] = number * request.demand.vision_cache_gib * GIB

@@ -196,6 +196,8 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
         max_pixels=config.server.max_pixels,
         vision_cache_gib=config.trainer.vision_cache_gib,
         seed=config.seed,
+        max_restarts=config.trainer.max_restarts,
+        address=config.trainer.address,
     )
 
 

@@ -83,13 +83,25 @@ class TrainerSettings:
     )
     sharding: Sharding | None = setting(
         None,
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
-        "time, from main memory; None is the first of these that fits",
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "each node of trainer.address holds all shards; offload: one layer at a time, from main memory; None is the "
+        "first of none, full and offload that fits, and none with trainer.address",
     )
     vision_cache_gib: float = setting(
         2.0,
         "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
         at_least=0.0,
+    )
+    address: str | None = setting(
+        None,
+        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
+        "CUA_RL_TRAINER_TOKEN; None trains on this machine",
+    )
+    max_restarts: int = setting(
+        2,
+        "start the trainer again after one of its processes died, this many times at most without an optimizer step in "
+        "between; 0 ends the run",
+        at_least=0,
     )
     parity_limit: float | None = setting(
         None,

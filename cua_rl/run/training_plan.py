@@ -43,6 +43,7 @@ from cua_rl.run.worker_config import TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
+from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,9 @@ class RunPlan:
     def rounding_limit(self) -> float:
         """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
         trainer, server = self.config.trainer.dtype, self.config.server.dtype
-        trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
+        # nobody here knows whether hosts at an address have GPUs
+        trains_on_cpu = not self.gpus.trainer_gpus and self.config.trainer.address is None
+        trains_exactly = trainer == "float32" or (trainer == "auto" and trains_on_cpu)
         family = find_family(self.model_path)
         assert family is not None, "the plan has refused other models"
         if server == "auto" and not self.gpus.server_gpus:
@@ -150,6 +153,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
+    _check_remote_trainer(config, environ)
     config = choose_history(config, site.usual_screen, [(renderer, max_model_len)], num_turns)
     max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
@@ -225,9 +229,13 @@ def plan_training_memory(
         trainer_gpus=config.trainer.gpus,
         trainer_num_processes=config.trainer.num_processes,
         has_server=config.base_url is None,
+        has_trainer=config.trainer.address is None,
     )
+    recomputes = config.trainer.gradient_checkpointing
+    if recomputes is None and config.trainer.address is not None:
+        recomputes = True  # nobody here knows the memory of other hosts
     wishes = MemoryWishes(
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
+        gradient_checkpointing=recomputes,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         sharding=config.trainer.sharding,
         max_num_seqs=config.server.max_num_seqs,
@@ -247,7 +255,25 @@ def plan_training_memory(
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
     if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
+    if config.trainer.address is None and config.trainer.sharding == "hybrid":
+        raise ConfigError(
+            "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
+            "trainer.address; set trainer.sharding=full"
+        )
     return plan
+
+
+def _check_remote_trainer(config: CLIConfig, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if a trainer on other hosts could not be reached, or not safely."""
+    if config.trainer.address is None:
+        return
+    require_reachable(config.trainer.address, environ)
+    for name, value in (("gpus", config.trainer.gpus), ("num_processes", config.trainer.num_processes)):
+        if value is not None:
+            raise ConfigError(
+                f"trainer.{name}: expected None with trainer.address, whose nodes say how many processes they run, got "
+                f"{value!r}; leave it out"
+            )
 
 
 def _require_free_ports(config: CLIConfig) -> None:

@@ -44,6 +44,7 @@ from cua_rl.recipes import (
     serve_model,
     sft,
     train,
+    trainer_node,
 )
 from cua_rl.recipes.gym_command import translate
 from cua_rl.recipes.serve_monitor import MonitorConfig
@@ -67,6 +68,7 @@ OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
     "cua_rl.recipes.plan": plan.PlanConfig,
     "cua_rl.recipes.rollout_worker": rollout_worker.WorkerConfig,
+    "cua_rl.recipes.trainer_node": trainer_node.TrainerNodeConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
@@ -222,6 +224,9 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
         case ["docker" | "sbatch" | "kubectl" | "sky", *_]:
             _check_deployment(words)
+        case ["torchrun", *arguments] if (ROOT / "cua_rl/training/worker.py").is_file():
+            code = "import sys; from torch.distributed.run import parse_args; parse_args(sys.argv[1:])"
+            _succeeds([sys.executable, "-c", code, *arguments])
         case ["pre-commit", "install"] if (ROOT / ".pre-commit-config.yaml").is_file():
             pass
         case _:

@@ -42,6 +42,16 @@ def request(
     )
 
 
+@pytest.mark.parametrize(("is_float32", "copies"), [(False, 1), (True, 4 * 2)])
+def test_processes_share_one_copy_of_the_checkpoint_in_its_own_precision(is_float32: bool, copies: int) -> None:
+    wanted = request("4B", "8x80", gpus=GpuWishes(trainer_gpus=(4, 5, 6, 7)))
+    wanted = replace(wanted, demand=replace(wanted.demand, is_float32=is_float32))
+
+    plan = plan_memory(wanted)
+
+    assert plan.host["loading"] == copies * BYTES_16 * wanted.model.parameters
+
+
 def total_gib(plan: MemoryPlan, kind: str) -> float:
     return sum({"trainer": plan.trainer, "server": plan.server}[kind].values()) / GIB
 
