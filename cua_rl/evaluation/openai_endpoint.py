@@ -115,9 +115,7 @@ class EndpointAccess:
         rollout = self._rollouts.get(rollout_id)
         return None if rollout is None else rollout.door
 
-    async def answer(
-        self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True
-    ) -> Answer:
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
         """Ask the endpoint in its own API and record the turn, as nothing here is trained anyway.
 
         Raises:

@@ -190,9 +190,7 @@ class Gateway:
         device = rollout.device if rollout else None
         return device if device is not None and device.accepts(token) else None
 
-    async def answer(
-        self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True
-    ) -> Answer:
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
         """Answer a request of an agent and record the turn; an answer that is not trained is no turn.
 
         Raises:
