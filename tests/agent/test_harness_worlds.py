@@ -17,7 +17,12 @@ from cua_rl.types import Rollout, StopReason
 from tests.agent.harness_bench import Bench, open_bench
 from tests.documentation.examples import ROOT
 
-TASK = {"id": "type", "instruction": "Type milk.", "evaluator": {"func": "is_typed", "expected": "milk"}}
+TASK = {
+    "id": "type",
+    "instruction": "Type milk.",
+    "config": [{"type": "open"}],
+    "evaluator": {"func": "is_typed", "expected": "milk"},
+}
 
 
 @pytest_asyncio.fixture
@@ -90,6 +95,13 @@ async def test_an_osworld_task_is_scored_by_its_own_evaluator(bench: Bench) -> N
     assert outcome(gave_up) == (StopReason.FINISHED, 0.0)
     assert outcome(ran_out) == (StopReason.MAX_TURNS, 1.0)
     assert "closed" in bench.log()
+
+
+@pytest.mark.parametrize("script", ["not set up", "lost at the end"])
+async def test_what_osworld_only_logs_is_a_fault(script: str, bench: Bench) -> None:
+    rollout = await osworld(bench, call("computer_use", action="terminate", status="success"), script=script)
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
 
 
 @pytest.mark.parametrize(("run_one", "tool"), [(android, "mobile_use"), (osworld, "computer_use")])
