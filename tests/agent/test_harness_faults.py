@@ -89,7 +89,7 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
         reward=score_reward,
         recorder=FakeRecorder(),
         max_turns=2,
-        time_limits=TimeLimits(agent_s=6.0),
+        time_limits=TimeLimits(agent_s=10.0),
         make_id=lambda: f"rollout-{next(numbers)}",
     )
     plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=PARAMS)
