@@ -10,7 +10,7 @@ check check-security test fast: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android test-harnesses monitor migration bench
+.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android test-harnesses test-ship monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -58,6 +58,15 @@ pythons: setup ## resolve what is installed for every Python that is supported; 
 
 test-android: setup ## tests on an attached Android phone or emulator, whose settings they change
 	$(PYTHON) -m pytest -q tests/real/android
+
+# the validators pin versions that others of .venv do not go with, so they have an environment of their own
+.venv-ship/.done: constraints/ship.txt
+	.venv/bin/python -m venv .venv-ship
+	.venv-ship/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/ship.txt
+	touch $@
+
+test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files
+	$(PYTHON) -m pytest -q deploy
 
 monitor: setup ## show training runs in the browser
 	@$(PYTHON) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('cua_rl.recipes.serve_monitor'))" \

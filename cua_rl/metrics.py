@@ -146,6 +146,8 @@ METRICS: Mapping[str, str] = {
     "device/create_s/mean": "time to create a device, mean",
     "device/create_s/max": "time to create a device, slowest",
     "device/busy_frac": "share of device time spent in leases",
+    "device/num_workers": "rollout workers that take rollouts",
+    "device/num_workers_lost": "rollout workers that died or fell silent; their rollouts were run again",
 }
 
 FAMILIES: Mapping[str, str] = {

@@ -6,6 +6,7 @@ from typing import Literal
 import chz
 
 from cua_rl.command_line.settings import explain_field
+from cua_rl.config import Sharding
 from cua_rl.run.rollout_config import Tasks
 from cua_rl.settings import Given, check_numbers, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
@@ -87,8 +88,20 @@ class SftConfig:
         None, "maximum tokens of a conversation; None is the model's limit", at_least=64
     )
     trainer_dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the trainer")
-    micro_batch_tokens: int = setting(16384, "maximum tokens of one forward pass", at_least=64)
-    gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
+    micro_batch_tokens: int | None = setting(
+        None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64
+    )
+    gradient_checkpointing: bool | None = setting(
+        None, "save memory by recomputing activations; None does so if they would not fit"
+    )
+    num_processes: int | None = setting(
+        None, "data-parallel processes; None is one per visible GPU, one without GPUs", at_least=1
+    )
+    sharding: Sharding | None = setting(
+        None,
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
+        "time, from main memory; None is the first of these that fits",
+    )
     num_threads: int | None = setting(None, "threads of the trainer on CPU; None is one per core", at_least=1)
 
     # Logging
@@ -105,6 +118,9 @@ class SftConfig:
     )
     dry_run: bool = setting(
         False, "check everything, including the data, print the effective configuration as JSON, and exit"
+    )
+    machine: str | None = setting(
+        None, "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80"
     )
 
     @chz.validate

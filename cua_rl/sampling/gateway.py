@@ -32,7 +32,7 @@ from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, c
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.renderers.request_error import RequestError
 from cua_rl.request_limits import host_name
-from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
+from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
     ContextOverflow,
@@ -45,6 +45,7 @@ from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.openai_answers import Answer, items_by_id
+from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.vllm_responses import (
     RESPONSES_PATH,
     Sampled,
@@ -136,6 +137,7 @@ class Gateway:
         del self._rollouts[rollout_id]
         if rollout.adapter is not None:
             self._client.unpin(rollout.adapter)
+        self._client.forget(rollout_id)
         return tuple(rollout.turns)
 
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:

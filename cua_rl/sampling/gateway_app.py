@@ -32,8 +32,8 @@ from cua_rl.request_limits import (
     read_json,
     require_json,
 )
-from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
+from cua_rl.sampling.replica import RequestRejected
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

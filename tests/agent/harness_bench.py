@@ -88,7 +88,6 @@ class Bench:
             recorder=self.recorder,
             max_turns=20,
             time_limits=time_limits or TimeLimits(),
-            make_id=lambda: rollout_id,
         )
         plan = RolloutPlan(
             source=RolloutSource(phase="step", step=1),
@@ -97,6 +96,7 @@ class Bench:
             member_index=0,
             task=load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 1)[0],
             params=self.params,
+            rollout_id=rollout_id,
         )
         return await runner.run(plan)
 

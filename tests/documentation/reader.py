@@ -33,9 +33,14 @@ from cua_rl.recipes import (
     evaluate,
     export_model,
     export_rollout,
+    export_trajectories,
+    import_trajectories,
     make_tiny_model,
     make_tiny_page_model,
+    plan,
     rebuild_datums,
+    rollout_worker,
+    serve_model,
     sft,
     train,
 )
@@ -53,12 +58,19 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
     "cua_rl.recipes.sft": (sft.SftConfig, sft),
 }
 """They know `dry_run`, and can be used from Python."""
+MACHINE = "1x79.6"
+"""What dry runs plan for: the models that pages name fit."""
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
+    "cua_rl.recipes.serve_model": serve_model.ServeModelConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
+    "cua_rl.recipes.plan": plan.PlanConfig,
+    "cua_rl.recipes.rollout_worker": rollout_worker.WorkerConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
+    "cua_rl.recipes.export_trajectories": export_trajectories.ExportTrajectoriesConfig,
+    "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,
     "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
@@ -123,7 +135,7 @@ class Reader:
                 raise WrongExample("expected a closed block that names its language, got commands in one without")
 
     def _python(self, example: Example) -> None:
-        text = re.sub(r"(cli_main\(\w+Config\()", r"\1dry_run=True, ", self._here(example.text))
+        text = re.sub(r"(cli_main\(\w+Config\()", rf"\1dry_run=True, machine={MACHINE!r}, ", self._here(example.text))
         code = compile(text, example.place, "exec")
         output = io.StringIO()
         try:
@@ -220,6 +232,8 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
     _check_options([word for word in given if "=" in word and not word.startswith("-")], config_class)
     if any("runs/" in word for word in given):
         return  # a dry run would look for that run's folder, and no run is recorded here
+    if not any(word.startswith("machine=") for word in given):
+        given.append(f"machine={MACHINE}")
     said = _captured(lambda: recipe.main([*given, "dry_run=true"]))
     values = _python_values(config_class, given)
     by_python = _captured(lambda: asyncio.run(recipe.cli_main(config_class(**values, dry_run=True))) or 0)
