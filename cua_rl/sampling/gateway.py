@@ -220,13 +220,13 @@ class Gateway:
             finally:
                 rollout.num_under_way -= is_trained
             self.num_requests += 1
-            rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
             if to_store is not None:
                 sampled = SampledAnswer(text=answer.turn.text)
                 rollout.stored.conversations[answer.turn.response_id] = (*to_store, sampled)
                 rollout.stored.items.update(items_by_id(answer))
             if is_trained:
                 rollout.turns.append(answer.turn)
+                rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
                 if watch is not None:
                     await watch.answered(answer.turn)
         return answer

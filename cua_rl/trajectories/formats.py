@@ -1,6 +1,6 @@
 """Open formats of GUI trajectories, as JSON files with images beside or inside them.
 
-- ATIF, the Agent Trajectory Interchange Format of Harbor, versions 1.0 to 1.7 (RFC 0001 of
+- ATIF, the Agent Trajectory Interchange Format of Harbor, version 1 (RFC 0001 of
   github.com/harbor-framework/harbor): `schema_version`, `steps` with `message`, `tool_calls` and `observation`.
 - ADP, the Agent Data Protocol (arXiv:2510.24702, github.com/neulab/agent-data-protocol), to which AgentTrek and other
   data sets were converted: `content` with items of a `class_`.

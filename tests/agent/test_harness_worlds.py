@@ -91,6 +91,13 @@ async def test_an_osworld_task_is_scored_by_its_own_evaluator(bench: Bench) -> N
     assert "closed" in bench.log()
 
 
+@pytest.mark.parametrize("script", ["not set up", "lost at the end"])
+async def test_what_osworld_only_logs_is_a_fault(script: str, bench: Bench) -> None:
+    rollout = await osworld(bench, call("computer_use", action="terminate", status="success"), script=script)
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+
+
 @pytest.mark.parametrize(("run_one", "tool"), [(android, "mobile_use"), (osworld, "computer_use")])
 async def test_a_machine_that_is_lost_or_hangs_is_a_fault(run_one: Any, tool: str, bench: Bench) -> None:
     lost = await run_one(bench, call(tool, action="type", text="milk"), script="lost")

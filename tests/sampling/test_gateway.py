@@ -194,6 +194,19 @@ async def test_a_probe_with_cua_train_no_is_answered_but_is_no_turn(
     assert fork_reason(one, two, renderer.image_token_id) is None
 
 
+async def test_an_answer_to_a_repeated_request_is_not_taken_for_that_of_the_turn(
+    agent: AsyncOpenAI, gateway: Gateway, renderer: Qwen3VLRenderer, fake: FakeVllm
+) -> None:
+    fake.answers.extend(f"<think>\n{thought}\n</think>\n\nSure." for thought in ("first", "second"))
+    await agent.responses.create(model="policy", input="hi", extra_headers={"CUA-Train": "no"})
+    await agent.responses.create(model="policy", input="hi")
+    history: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure."}]
+    await agent.responses.create(model="policy", input=[*history, {"role": "user", "content": "go on"}])
+
+    one, two = gateway.turns("r1")
+    assert fork_reason(one, two, renderer.image_token_id) is None
+
+
 async def test_an_edited_answer_is_sent_as_the_agent_wrote_it(agent: AsyncOpenAI, fake: FakeVllm) -> None:
     fake.answers.append("<think>\nhm\n</think>\n\nSure thing.")
     await agent.responses.create(model="policy", input="hi")

@@ -145,7 +145,7 @@ async def test_our_agent_on_a_site_of_the_users_own_trains_one_step(engine: Engi
     folder = EXAMPLES.parent / "sites" / "shopping_list"
     command = f"{sys.executable} server.py --port {{port}}"
     source = {"source_type": "page", "file_path": str(folder), "site_command": command, "reset": "POST /api/reset"}
-    async with UserPages(parse_sources(source), scale=0.25) as pages:
+    async with UserPages(parse_sources(source), scale=0.5) as pages:
         tasks = load_tasks(source, seed=0, split="train", device=PAGE_BROWSER).batch(0, 4)
         trained = await engine.train(GBoxAgent(), pages, tasks, max_turns=2)
 

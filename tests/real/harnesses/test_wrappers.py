@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncGenerator
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -113,6 +114,36 @@ async def test_an_episode_of_verifiers_that_is_not_ok_is_a_fault_though_it_has_a
     rollout = await play(bench, "verifiers", row, *["[E]"] * 20)
 
     assert (rollout.stop_reason, rollout.reward) == (StopReason.DEVICE_ERROR, None), rollout.error
+
+
+async def test_osworlds_own_package_scores_a_task_on_a_scripted_machine(bench: Bench, tmp_path: Path) -> None:
+    """Its environment takes several GB: `examples/harnesses/make_environment.sh osworld`."""
+    config = {
+        "id": "note",
+        "instruction": "Type milk.",
+        "config": [{"type": "execute", "parameters": {"command": ["true"]}}],
+        "evaluator": {
+            "func": "exact_match",
+            "result": {"type": "vm_command_line", "command": ["cat", "note"]},
+            "expected": {"type": "rule", "rules": {"expected": "milk"}},
+        },
+    }
+    machine = {"provider_name": "docker", "headless": True, "screen_size": [160, 96]}
+    with TemporaryDirectory(prefix="osworld-") as folder:  # unlike pytest's, one that every user can be let into
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "task.json"
+        path.write_text(json.dumps(config))
+        runner, wrapper = (
+            ROOT / "tests" / "doubles" / "worlds" / "osworld_machine.py",
+            EXAMPLES / "osworld" / "wrapper.py",
+        )
+        command = AgentCommand(argv=(str(environment("osworld")), str(runner), str(wrapper)), log_folder=bench.folder)
+        bench.fake.answers.append(call("computer_use", action="type", text="milk"))
+        bench.fake.answers.append(call("computer_use", action="terminate", status="success"))
+        row = {"task_id": "note", "payload": {"config": str(path), "pause": 0.1, "machine": machine}}
+        rollout = await bench.run_program(HarnessCommand(command), row=row)
+
+    assert (rollout.error, rollout.success, len(rollout.turns)) == (None, True, 2)
 
 
 def processes_of(rollout_id: str, program: str) -> list[int]:
