@@ -53,6 +53,8 @@ class MemoryWishes:
     micro_batch_tokens: int | None = None
     sharding: Sharding | None = None
     max_num_seqs: int | None = None
+    context_parallel: int = 1
+    """Trainer processes that share each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +235,10 @@ def _trainer_parts(
         case "offload":
             held = 2 * layer + model.embedding_parameters + model.vision_parameters
     adapter = BYTES_32 * model.lora_parameters(demand.lora_rank)
-    activations = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
+    shared_by = request.wishes.context_parallel
+    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
+    if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
+        activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
     return {
         "weights": scale * BYTES_16 * held,
         # weights, gradients and two moments in float32; copies for autocast; gradients in one message

@@ -231,6 +231,7 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         sharding=config.trainer.sharding,
         max_num_seqs=config.server.max_num_seqs,
+        context_parallel=config.trainer.context_parallel,
     )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
     dtype = config.trainer.dtype
@@ -248,6 +249,11 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
     if config.trainer.address is not None:
         return plan
     num_processes = plan.gpus.num_trainer_processes
+    if num_processes % config.trainer.context_parallel:
+        raise ConfigError(
+            f"trainer.context_parallel: expected a divisor of the {num_processes} trainer processes, got "
+            f"{config.trainer.context_parallel}; change it, or trainer.num_processes"
+        )
     if config.trainer.sharding == "hybrid":
         raise ConfigError(
             "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
