@@ -60,6 +60,8 @@ class MemoryWishes:
     micro_batch_tokens: int | None = None
     sharding: Sharding | None = None
     max_num_seqs: int | None = None
+    context_parallel: int = 1
+    """Trainer processes that share each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +264,10 @@ def _trainer_parts(
             held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
         case "offload":
             held = 2 * layer + model.embedding_parameters + model.vision_parameters
-    activations = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
+    shared_by = request.wishes.context_parallel
+    activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
+    if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
+        activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
     return {
         "weights": _weight_bytes(demand) * held,
         **_optimizer_part(request, gpus),

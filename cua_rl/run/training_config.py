@@ -92,6 +92,9 @@ class TrainerSettings:
         "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
         at_least=0.0,
     )
+    context_parallel: int = setting(
+        1, "processes that share each row, for sequences too long for one; a divisor of their number", at_least=1
+    )
     address: str | None = setting(
         None,
         "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "

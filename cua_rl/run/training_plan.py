@@ -239,6 +239,7 @@ def plan_training_memory(
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         sharding=config.trainer.sharding,
         max_num_seqs=config.server.max_num_seqs,
+        context_parallel=config.trainer.context_parallel,
     )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
     dtype = config.trainer.dtype
@@ -255,7 +256,15 @@ def plan_training_memory(
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
     if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
-    if config.trainer.address is None and config.trainer.sharding == "hybrid":
+    if config.trainer.address is not None:
+        return plan
+    num_processes = plan.gpus.num_trainer_processes
+    if num_processes % config.trainer.context_parallel:
+        raise ConfigError(
+            f"trainer.context_parallel: expected a divisor of the {num_processes} trainer processes, got "
+            f"{config.trainer.context_parallel}; change it, or trainer.num_processes"
+        )
+    if config.trainer.sharding == "hybrid":
         raise ConfigError(
             "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
             "trainer.address; set trainer.sharding=full"

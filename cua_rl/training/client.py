@@ -179,7 +179,8 @@ class TrainingClient:
             if isinstance(request, wire.SaveWeightsForSampler):  # what others see must not be computed a second time
                 await self._cut()
             reply = await self._carry_out(request)
-            self._journal.add(request, reply)
+            if self._config.max_restarts:
+                self._journal.add(request, reply)
             if isinstance(reply, wire.OptimStepOutput):
                 self._num_failed_starts = 0
                 if self._journal.is_cut_due:
@@ -221,7 +222,7 @@ class TrainingClient:
 
     async def _cut(self) -> None:
         """Save the trainer's state, so that a trainer that is started again begins from here."""
-        if not self._config.max_restarts or not self._journal.ends_in_step:
+        if not self._journal.ends_in_step:
             return
         started, before = time.monotonic(), self._cuts / str(self._num_cuts)
         self._num_cuts += 1

@@ -5,6 +5,7 @@
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.families import FAMILIES, Family
 from cua_rl.training import wire
 from cua_rl.training.batching import MicroBatch
+from cua_rl.training.context import ALONE, Context
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
     PACKED_ATTENTION,
@@ -38,9 +40,10 @@ from cua_rl.training.ranks import Place, shard_frozen_weights
 class PolicyModel:
     """The trained model: log-probabilities of trained tokens, and its weights as files."""
 
-    def __init__(self, config: TrainerConfig, place: Place | None = None) -> None:
+    def __init__(self, config: TrainerConfig, place: Place | None = None, context: Context = ALONE) -> None:
         place = place or Place()
         self._config = config
+        self._context = context
         self.is_sharded = config.sharding in ("full", "hybrid") and place.size > 1
         self.device = find_device(config.gpus)
         family = _find_family(config.model_path)
@@ -52,6 +55,12 @@ class PolicyModel:
         use_linear_patch_embedding(base.model.visual)
         keep_predictors_only(base.model)
         separate_sequences(base.model.language_model)
+        layers = base.model.language_model.layers
+        if self._context.size > 1 and any("linear_attn" in dict(layer.named_children()) for layer in layers):
+            raise ConfigError(
+                f"trainer.context_parallel: expected 1 for a model with linear attention, got {self._context.size}; "
+                "leave it out"
+            )
         self.base: Any = base
         self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
         trains_language_only = config.lora is not None and set(config.lora.modules) == {"language"}
@@ -166,8 +175,12 @@ class PolicyModel:
             _copy(kept, self.trainable_parameters)
 
     def scores(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> TokenScores:
-        """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`."""
-        language_model = self.base.model.language_model
+        """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`.
+
+        Ranks that share a row call this together, and each gets the values of all its tokens.
+        """
+        language_model, context = self.base.model.language_model, self._context
+        start, end = context.span(micro_batch.num_tokens)
         with self.precision():
             embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
             is_image = micro_batch.is_image.to(self.device)
@@ -176,18 +189,27 @@ class PolicyModel:
                 levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
                 embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
                 if len(levels) > 1:
-                    deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(levels[1:])}
+                    first, last = (int(is_image[0, :place].sum()) for place in (start, end))
+                    masks = {"visual_pos_masks": is_image[:, start:end]}
+                    deepstack = {**masks, "deepstack_visual_embeds": list(levels[1:, first:last])}
             output = language_model(
-                inputs_embeds=embeddings,
-                position_ids=micro_batch.position_ids.to(self.device),
+                inputs_embeds=embeddings[:, start:end],
+                position_ids=micro_batch.position_ids[:, :, start:end].to(self.device),
                 sequence_lengths=micro_batch.lengths,
-                predictors=[places.to(self.device) for places in micro_batch.predictors],
+                predictors=[places.to(self.device) for places in micro_batch.predictors(start, end)],
+                context=context,
                 use_cache=False,
                 **deepstack,
             )
         # only of the tokens that predict a trained one, [n, hidden]: see `keep_predictors_only`
         hidden = output.last_hidden_state[0]
-        return token_scores(hidden, self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature)
+        bounds = torch.tensor(context.bounds(micro_batch.num_tokens))
+        # targets are in the order of the row, so those of a rank are neighbours
+        places: list[int] = torch.searchsorted(micro_batch.target_positions - 1, bounds).tolist()
+        targets = micro_batch.targets[places[context.rank] : places[context.rank + 1]].to(self.device)
+        own = token_scores(hidden, self.base.lm_head.weight, targets, temperature)
+        counts = [end - start for start, end in pairwise(places)]
+        return TokenScores(*(context.gather_scores(values, counts) for values in own))
 
     def save_weights(self, folder: Path) -> None:
         """Write what a sampler loads into an existing folder: a peft adapter, or the whole model folder."""

@@ -31,7 +31,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from cua_rl.errors import TrainingError
+from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.training.context import ALONE, Context
 
 T = TypeVar("T")
 
@@ -127,6 +128,19 @@ class Ranks:
         ranks = cls(place, requests)
         ranks._watch_previous()
         return ranks
+
+    def share_rows(self, size: int) -> Context:
+        """Let each `size` neighbours share their rows; raises `ConfigError` if that leaves some over."""
+        if self.size % size:
+            raise ConfigError(
+                f"trainer.context_parallel: expected a divisor of the {self.size} trainer processes, got {size}; "
+                "change it, or the number of processes"
+            )
+        if size == 1:
+            return ALONE
+        group, _ = distributed.new_subgroups(size)  # pyright: ignore[reportPrivateImportUsage]
+        assert not isinstance(group, int), f"expected this rank to be in a subgroup of {size}, got {group}"
+        return Context(rank=self.rank % size, size=size, group=group)
 
     def close(self) -> None:
         """Leave the process group, once all ranks do."""

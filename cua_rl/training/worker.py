@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -105,7 +106,9 @@ def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
         ranks.next_request(request)
         if request is None:
             return
-        link.send(worker.reply(request))
+        reply = worker.reply(request)
+        with suppress(OSError):  # the controller is gone, as the next read says
+            link.send(reply)
 
 
 def follow(ranks: Ranks, model: Path | None) -> None:

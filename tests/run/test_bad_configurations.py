@@ -68,6 +68,7 @@ BAD = [
     (["loss=cross_entropy"], "loss: expected a policy loss"),
     (["server_gpus=0,0"], "server.gpus: expected"),
     (["trainer_sharding=full", "trainer_num_processes=1"], "trainer.sharding: expected 'none'"),
+    (["trainer.context_parallel=2"], "trainer.context_parallel: expected a divisor of the 1 trainer processes"),
     (["trainer_sharding=hybrid"], "trainer.sharding: expected 'full' on one machine"),
     (["trainer.address=0.0.0.0:29400"], "trainer.address: expected the IP address of one interface"),
     (["trainer.address=10.0.0.1:29400"], "CUA_RL_TRAINER_TOKEN: expected at least 32 random characters"),

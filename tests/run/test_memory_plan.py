@@ -52,6 +52,16 @@ def test_processes_share_one_copy_of_the_checkpoint_in_its_own_precision(is_floa
     assert plan.host["loading"] == copies * BYTES_16 * wanted.model.parameters
 
 
+def test_processes_that_share_each_row_hold_a_longer_context() -> None:
+    def plan(num_sharing: int) -> MemoryPlan:
+        wishes = MemoryWishes(context_parallel=num_sharing, sharding="full", gradient_checkpointing=True)
+        return plan_memory(request("8B", "8x80", context=262_144, wishes=wishes))
+
+    with pytest.raises(ConfigError, match="memory: expected a trainer of"):
+        plan(1)
+    assert plan(4).trainer["activations"] < 40 * GIB
+
+
 def total_gib(plan: MemoryPlan, kind: str) -> float:
     return sum({"trainer": plan.trainer, "server": plan.server}[kind].values()) / GIB
 

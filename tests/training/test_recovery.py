@@ -175,6 +175,17 @@ async def test_a_trainer_that_dies_at_the_same_request_again_and_again_is_given_
     assert node.asked.count("Forward") == 3
 
 
+async def test_without_restarts_no_cut_is_written_and_the_first_death_is_raised(tmp_path: Path) -> None:
+    node = FakeNode(lambda number, _: number == 4)
+    with node.running():
+        async with _client(node, tmp_path, max_restarts=0) as client:
+            await _train(client, 1)
+            with pytest.raises(TrainerDeathError, match="closed the connection"):
+                await _train(client, 2)
+
+    assert node.asked == ["Start", "ForwardBackward", "OptimStep", "ForwardBackward", "death"]
+
+
 async def test_a_wrong_token_is_refused_before_anything_is_unpickled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
