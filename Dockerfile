@@ -18,11 +18,13 @@ RUN python3 -m venv .venv
 
 # the packages, a layer that changes only with these files
 FROM system AS cpu-packages
+# builds of torch without CUDA, which PyPI does not have
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY --chown=1000:1000 pyproject.toml README.md LICENSE ./
 COPY --chown=1000:1000 constraints/cpu.txt constraints/
 COPY --chown=1000:1000 scripts/repair_imports.py scripts/
 RUN mkdir cua_rl && touch cua_rl/__init__.py \
-    && pip install --no-cache-dir -c constraints/cpu.txt --editable '.[cpu,wandb,gbox]' \
+    && pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox]' \
     && python scripts/repair_imports.py
 
 FROM system AS gpu-packages
