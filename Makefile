@@ -10,7 +10,7 @@ check check-security test fast: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android test-harnesses test-ship monitor migration bench
+.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android test-harnesses test-ship record-clients monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -67,6 +67,9 @@ test-android: setup ## tests on an attached Android phone or emulator, whose set
 
 test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files
 	$(PYTHON) -m pytest -q deploy
+
+record-clients: setup ## record again what client libraries send to the gateway; needs package indexes and node
+	$(PYTHON) -m tests.sampling.clients.record $(ARGS)
 
 monitor: setup ## show training runs in the browser
 	@$(PYTHON) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('cua_rl.recipes.serve_monitor'))" \

@@ -35,7 +35,8 @@ from tests.fakes import FakePolicy, FakeRecorder, FakeTrainer, make_task
 from tests.rl.test_sync_loop import Log, Seeds, settings
 
 TRAIN_S, PUBLISH_S = 10.0, 1.0
-DEVICE_S, MODEL_S = Spread(mean=2.0, sigma=1.0), Spread(mean=1.0, sigma=0.5)
+DEVICE_S, DEVICE_SIGMA = 2.0, 1.0
+MODEL_S, MODEL_SIGMA = 1.0, 0.5
 GROUPS_PER_BATCH, GROUP_SIZE = 16, 8
 
 
@@ -80,7 +81,7 @@ class SlowDevices:
         num_turns = min(20, 2 + int(random.expovariate(1 / 6)))
         for turn in range(num_turns):
             version = self.policy.served_version
-            await asyncio.sleep(MODEL_S.draw(random) + DEVICE_S.draw(random))
+            await asyncio.sleep(lognormal(random, MODEL_S, MODEL_SIGMA) + lognormal(random, DEVICE_S, DEVICE_SIGMA))
             models.append(
                 builders.model_turn(builders.prompt(builders.text(*range(1, 2 + 3 * turn))), policy_version=version)
             )
@@ -94,6 +95,11 @@ class NumberedSeeds(Seeds):
 
     def batch(self, number: int, num_tasks: int) -> list[Any]:
         return [make_task(seed=number * num_tasks + index) for index in range(num_tasks)]
+
+
+def lognormal(random: Random, mean: float, sigma: float) -> float:
+    """A lognormal number with this mean (not the mean of its logarithm)."""
+    return Spread(mean=mean, sigma=sigma).draw(random)
 
 
 async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, Any]:

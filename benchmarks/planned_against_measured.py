@@ -36,8 +36,8 @@ SETTINGS: Mapping[str, tuple[float, Sequence[str]]] = {
     "concurrency": (0.0, ("max_concurrent_rollouts=16",)),
     "group_size": (0.0, ("group_size=4", "groups_per_batch=8")),
     "policy_lag": (0.0, OFF_POLICY),
-    "latency": (0.2, ("max_concurrent_rollouts=32",)),
-    "latency_and_policy_lag": (0.2, ("max_concurrent_rollouts=32", *OFF_POLICY)),
+    "latency": (0.5, ("max_concurrent_rollouts=32",)),
+    "latency_and_policy_lag": (0.5, ("max_concurrent_rollouts=32", *OFF_POLICY)),
 }
 """Seconds that every operation of a phone waits, and settings of the run."""
 REFERENCES = ("demo", "concurrency")

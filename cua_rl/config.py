@@ -11,7 +11,7 @@ from cua_rl.families import LoraModule
 from cua_rl.settings import remembers_given, setting
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
-Sharding = Literal["none", "full", "offload"]
+Sharding = Literal["none", "full", "hybrid", "offload"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
 
@@ -40,14 +40,16 @@ class TrainerConfig:
     gpus: tuple[str, ...] = setting((), "their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     sharding: Sharding = setting(
         "none",
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
-        "time, from main memory",
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "each node holds all shards; offload: one layer at a time, from main memory",
     )
     max_pixels: int | None = setting(None, "maximum pixels of a screenshot as the model sees it; None is the model's")
     vision_cache_gib: float = setting(
         2.0, "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step"
     )
     seed: int = setting(0, "seed of everything random in the trainer")
+    max_restarts: int = setting(0, "starts after deaths of a trainer process without an optimizer step in between")
+    address: str | None = setting(None, "where rank 0 listens on another host, such as 10.0.0.1:29400")
 
 
 @remembers_given

@@ -115,6 +115,7 @@ METRICS: Mapping[str, str] = {
     "trainer/lora_tflop": "10^12 floating-point operations in the adapter's matrices",
     "trainer/head_tflop": "10^12 floating-point operations in the language-model head",
     "trainer/memory_retries": "requests that each trainer process tried again with shorter rows after memory ran out",
+    "trainer/restarts": "times that the trainer was started again after a process died, since the run began or resumed",
     "trainer/busy_s": "time that the trainer spent on requests",
     "trainer/tflop_per_s": "10^12 floating-point operations per busy second",
     "trainer/mfu_frac": "trainer/tflop_per_s as a share of the throughput of one large matrix product on the device",
@@ -146,6 +147,8 @@ METRICS: Mapping[str, str] = {
     "device/create_s/mean": "time to create a device, mean",
     "device/create_s/max": "time to create a device, slowest",
     "device/busy_frac": "share of device time spent in leases",
+    "device/num_workers": "rollout workers that take rollouts",
+    "device/num_workers_lost": "rollout workers that died or fell silent; their rollouts were run again",
 }
 
 FAMILIES: Mapping[str, str] = {

@@ -50,18 +50,18 @@ VALIDATED: Sequence[tuple[Validator, Path]] = [
     (skypilot, ROOT / "deploy" / "skypilot.yaml"),
     *((shell, path) for path in JOBS),
 ]
-BROKEN: Sequence[tuple[Validator, str, str, str]] = [
-    (hadolint, "Dockerfile", "USER 1000:1000", "USER root"),
-    (hadolint, "Dockerfile", "--no-install-recommends ", ""),
-    (compose, "compose.yaml", "interval: 5s", "intervall: 5s"),
-    (compose, "compose.yaml", "condition: service_healthy", "condition: service_well"),
-    (kubernetes, "deploy/kubernetes/trainer.yaml", "backoffLimit: 3", "backofLimit: 3"),
-    (kubernetes, "deploy/kubernetes/vllm.yaml", "containerPort: 8000", "containerPort: eight"),
-    (skypilot, "deploy/skypilot.yaml", "accelerators: H100:2", "acelerators: H100:2"),
-    (skypilot, "deploy/skypilot.yaml", "disk_size: 300", "disk_size: much"),
-    (shell, "deploy/slurm/two_nodes.sbatch", "done\n", "\n"),
+BROKEN: Sequence[tuple[Validator, str, str, str, str]] = [
+    (hadolint, "Dockerfile", "USER 1000:1000", "USER root", "DL3002"),
+    (hadolint, "Dockerfile", "--no-install-recommends ", "", "DL3015"),
+    (compose, "compose.yaml", "interval: 5s", "intervall: 5s", "intervall"),
+    (compose, "compose.yaml", "condition: service_healthy", "condition: service_well", "service_well"),
+    (kubernetes, "deploy/kubernetes/trainer.yaml", "backoffLimit: 3", "backofLimit: 3", "backofLimit"),
+    (kubernetes, "deploy/kubernetes/vllm.yaml", "containerPort: 8000", "containerPort: eight", "eight"),
+    (skypilot, "deploy/skypilot.yaml", "accelerators: H100:2", "acelerators: H100:2", "acelerators"),
+    (skypilot, "deploy/skypilot.yaml", "disk_size: 300", "disk_size: much", "much"),
+    (shell, "deploy/slurm/two_nodes.sbatch", "done\n", "\n", "syntax error"),
 ]
-"""Validator, file, what is in it, and what breaks it."""
+"""Validator, file, what is in it, what breaks it, and what the validator says then."""
 
 
 @pytest.mark.parametrize(("validator", "path"), VALIDATED, ids=[path.name for _, path in VALIDATED])
@@ -71,11 +71,18 @@ def test_the_file_is_valid(validator: Validator, path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("validator", "name", "good", "bad"), BROKEN, ids=[f"{one[1]}: {one[3]}" for one in BROKEN])
-def test_a_file_broken_on_purpose_is_not(validator: Validator, name: str, good: str, bad: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("validator", "name", "good", "bad", "says"), BROKEN, ids=[f"{one[1]}: {one[3]}" for one in BROKEN]
+)
+def test_a_file_broken_on_purpose_is_not(
+    validator: Validator, name: str, good: str, bad: str, says: str, tmp_path: Path
+) -> None:
     text = (ROOT / name).read_text(encoding="utf-8")
     assert good in text
     broken = tmp_path / Path(name).name
     broken.write_text(text.replace(good, bad), encoding="utf-8")
 
-    assert run(*validator(broken)).returncode != 0
+    done = run(*validator(broken))
+
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr

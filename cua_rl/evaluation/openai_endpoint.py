@@ -117,7 +117,7 @@ class EndpointAccess:
         return None if rollout is None else rollout.door
 
     async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
-        """Ask the endpoint in its own API and record the turn, as nothing here is trained anyway.
+        """Ask the endpoint in its own API and record the turn; an answer that would not be trained is no turn.
 
         Raises:
             ContextOverflow: the conversation exceeds the model's context.
@@ -148,7 +148,8 @@ class EndpointAccess:
             duration_s=time.monotonic() - clock,
             cached_tokens=reply.num_cached_tokens,
         )
-        rollout.turns.append(turn)
+        if is_trained:
+            rollout.turns.append(turn)
         return Answer(
             turn=turn,
             parsed=parsed,

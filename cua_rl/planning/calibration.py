@@ -201,6 +201,7 @@ def _phases(run: RecordedRun) -> _Phases:
             Interval(start_s=one.end_s, end_s=following.start_s)
             for _, each in asked
             for one, following in pairwise(each)
+            if one.end_s < following.start_s  # some agents ask for several answers at a time
         ],
         tails=[Interval(start_s=each[-1].end_s, end_s=whole.end_s) for whole, each in asked],
         requests=[request for _, each in asked for request in each],

@@ -198,7 +198,7 @@ def one_more(scenario: Scenario) -> dict[str, Scenario]:
         fleets["1 GPU for training"] = replace(fleet, placement=training)
     fleets[_counted(more_devices, "device")] = replace(fleet, num_devices=fleet.num_devices + more_devices)
     if scenario.workload.controller_s:
-        fleets["1 rollout process"] = replace(fleet, num_controllers=fleet.num_controllers + 1)
+        fleets["1 rollout worker"] = replace(fleet, num_controllers=fleet.num_controllers + 1)
     lagging = replace(scenario, schedule=replace(schedule, max_lag=schedule.max_lag + 1))
     return {f"+ {name}": replace(scenario, fleet=more) for name, more in fleets.items()} | {
         "+ 1 step of policy lag": lagging

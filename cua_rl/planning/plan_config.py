@@ -35,7 +35,6 @@ class AssumptionSettings:
     controller_s: float | None = setting(
         None, "processor time of the controller per turn [0.0125; within the other times of a recorded run]", at_least=0
     )
-    num_controllers: int = setting(1, "processes that run rollouts", at_least=1)
     constant_group_frac: float | None = setting(
         None, "groups whose rollouts all succeed or all fail, so that nothing is trained on them [0.3]", at_least=0
     )
@@ -92,7 +91,13 @@ class PlanConfig(CLIConfig):
 
 
 PLAN_SECTIONS = {
-    "Machine and prices": ("gpus", "max_concurrent_rollouts", "gpu_usd_per_hour", "device_usd_per_hour"),
+    "Machine and prices": (
+        "gpus",
+        "max_concurrent_rollouts",
+        "rollout_workers",
+        "gpu_usd_per_hour",
+        "device_usd_per_hour",
+    ),
     "Run": (
         *("from_run", "preset", "model_name", "group_size", "groups_per_batch", "max_turns", "max_steps_off_policy"),
         *("plot", "json"),

@@ -32,7 +32,7 @@ _ADVICE: Mapping[str, str] = {
     "sampling": "more GPUs for sampling, or shorter prompts and answers",
     "training": "more GPUs for training, or shorter sequences",
     "sampling and training": "GPUs of their own for sampling and training",
-    "controller": "more processes that run rollouts",
+    "controller": "more rollout_workers",
     "schedule": "parts wait for each other: raise max_steps_off_policy, or have more groups per step than devices",
 }
 
@@ -171,9 +171,8 @@ def _draw_speed(axes: Any, plan: Plan) -> None:
     rates = [outlook.prediction.rollouts_per_hour for outlook in plan.by_devices]
     highest = 2 * max(rates)  # bounds far above say nothing
     scenario = plan.planned.scenario
-    spaced = [counts[0] * (counts[-1] / counts[0]) ** (place / 50) for place in range(51)]
-    fleets = [replace(scenario.fleet, num_devices=max(1, round(count))) for count in spaced]
-    limits = [bounds(replace(scenario, fleet=fleet)) for fleet in fleets]
+    spaced = sorted({round(counts[0] * (counts[-1] / counts[0]) ** (place / 50)) for place in range(51)})
+    limits = [bounds(replace(scenario, fleet=replace(scenario.fleet, num_devices=count))) for count in spaced]
     for name in plan.bounds:
         heights = [limit[name] for limit in limits]
         if min(heights) < highest:

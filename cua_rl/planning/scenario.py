@@ -151,7 +151,7 @@ def _with_assumptions(config: PlanConfig, scenario: Scenario) -> Scenario:
     )
     changed = replace(
         fleet,
-        num_controllers=assume.num_controllers,
+        num_controllers=max(1, config.rollout_workers),  # without workers, the run itself
         save_s=_given(assume.save_s, fleet.save_s),
         publish_s=_given(assume.publish_s, fleet.publish_s),
         # devices slow each other by what they compute, not while they wait

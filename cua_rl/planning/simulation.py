@@ -187,7 +187,6 @@ class _World:
                 policy_lag_max=metrics.get("rollout/policy_lag/max", 0.0),
             )
         )
-
         if len(self.step_ends) == self.num_steps:
             self.seen.set()
 

@@ -40,9 +40,9 @@ from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import Screen
 from cua_rl.run.rollouts import open_gateway, start_together
-from cua_rl.run.training import canary_prompt, make_planned_servers, prove_adapters, sampling_params, trainer_config
+from cua_rl.run.training import canary_prompt, make_planned_servers, prove_adapters, trainer_config
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan, plan_run
+from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway

@@ -25,6 +25,7 @@ _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead o
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
 _TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 4.0 * GIB  # main memory of the processes; estimates
 _SMALLEST_IMAGE_CACHE = 1.0 * GIB
+_LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers 500, for ever, to a prompt whose images exceed its cache
 _KV_ON_CPU = 1.0 * GIB
 _GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
 _SMALLEST_CONTEXT = 2048
@@ -132,7 +133,8 @@ def plan_memory(request: Request) -> MemoryPlan:
     plan = _find_plan(request)
     if plan is None:
         raise ConfigError(_refusal(request))
-    _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
+    if request.gpu_wishes.has_trainer:
+        _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
     weights = plan.host.get("weights", 0.0) + plan.host.get("loading", 0.0)
     there = request.machine.host_gib
     if there is not None and weights > there * GIB:
@@ -255,7 +257,7 @@ def _trainer_parts(
     match sharding:
         case "none":
             held = model.parameters
-        case "full":  # one layer computes while the next one arrives
+        case "full" | "hybrid":  # one layer computes while the next one arrives
             split = layers + model.vision_parameters
             held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
         case "offload":
@@ -307,8 +309,9 @@ def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str
     parts: dict[str, float] = {}
     if wishes.has_trainer:
         number = gpus.num_trainer_processes
-        # every process reads the whole checkpoint; weights that stay in main memory are held once more
-        parts["loading"] = number * BYTES_16 * model.parameters
+        # processes share the pages of the checkpoint's files, but each makes a copy in another precision than theirs;
+        # weights that stay in main memory are held once more
+        parts["loading"] = (number * BYTES_32 if request.demand.is_float32 else BYTES_16) * model.parameters
         if sharding == "offload":
             parts["weights"] = BYTES_16 * model.num_layers * model.layer_parameters
         parts["vision cache"] = number * request.demand.vision_cache_gib * GIB
@@ -327,9 +330,10 @@ def _image_cache(request: Request, gpus: GpuPlan, *, beside: float) -> float:
     a prompt, whatever the size of its screenshots.
     """
     demand, there = request.demand, request.machine.host_gib
-    wanted = demand.num_rollouts * demand.context_tokens * request.model.pixel_bytes_per_token
+    prompt = demand.context_tokens * request.model.pixel_bytes_per_token
+    least = len(gpus.server_copies) * max(_SMALLEST_IMAGE_CACHE, _LEAST_CACHED_PROMPTS * prompt)
     room = math.inf if there is None else (there * GIB - beside) / 2
-    return max(len(gpus.server_copies) * _SMALLEST_IMAGE_CACHE, min(wanted, room))
+    return max(least, min(demand.num_rollouts * prompt, room))
 
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:

@@ -1,6 +1,7 @@
 """Makes what rollouts need: the model server, the gateway to it, the agent (built-in or external), the runner."""
 
 import asyncio
+import gc
 import shlex
 import shutil
 from collections.abc import AsyncGenerator, Sequence
@@ -185,6 +186,15 @@ async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContext
     async with asyncio.TaskGroup() as starting:
         for process in processes:
             starting.create_task(stack.enter_async_context(process), name=f"start-{type(process).__name__}")
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
+
+    A full collection that traverses them blocks the event loop for up to 0.3 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @asynccontextmanager

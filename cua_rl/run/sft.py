@@ -75,7 +75,7 @@ async def _run(plan: SftPlan, folder: LogDirectory) -> None:
 async def _start_trainer(
     stack: AsyncExitStack, plan: SftPlan, folder: LogDirectory, checkpoint: Checkpoint | None
 ) -> TrainingClient:
-    """Start the trainer with the weights that the run begins with or goes on from; rank 0 trains all weights."""
+    """Start the trainer with the weights that the run begins with or resumes from; `lora_rank=0` trains them all."""
     config = plan.config
     lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed)
     client = TrainingClient(
@@ -88,6 +88,8 @@ async def _start_trainer(
             num_processes=plan.memory.gpus.num_trainer_processes,
             gpus=plan.memory.gpus.trainer_gpus,
             sharding=plan.memory.sharding,
+            max_restarts=config.trainer_max_restarts,
+            address=config.trainer_address,
             seed=config.seed,
         ),
         folder.path / "logs" / "trainer.log",

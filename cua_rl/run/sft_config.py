@@ -99,10 +99,22 @@ class SftConfig:
     )
     sharding: Sharding | None = setting(
         None,
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
-        "time, from main memory; None is the first of these that fits",
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "each node of trainer_address holds all shards; offload: one layer at a time, from main memory; None is the "
+        "first of none, full and offload that fits, and none with trainer_address",
     )
-    num_threads: int | None = setting(None, "threads of the trainer on CPU; None is one per core", at_least=1)
+    num_threads: int | None = setting(None, "threads of each trainer process on CPU; None is one per core", at_least=1)
+    trainer_address: str | None = setting(
+        None,
+        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
+        "CUA_RL_TRAINER_TOKEN; None trains on this machine",
+    )
+    trainer_max_restarts: int = setting(
+        2,
+        "start the trainer again after one of its processes died, this many times at most without an optimizer step in "
+        "between; 0 ends the run",
+        at_least=0,
+    )
 
     # Logging
     log_path: str | None = setting(None, "folder of the run; None is <log_dir>/<run name>")

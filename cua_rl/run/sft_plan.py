@@ -31,6 +31,7 @@ from cua_rl.supervised.conversation_files import open_conversation_file
 from cua_rl.supervised.datasets import Dataset, Example, ExpertExamples, FixedExamples, require_experts, split_examples
 from cua_rl.supervised.recorded import Choice, load_successes, open_recorded_run
 from cua_rl.task_loader import load_tasks
+from cua_rl.training.link import require_reachable
 from cua_rl.types import Datum, Rollout
 
 EXPERT_STEPS = 100
@@ -126,6 +127,21 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
 
 def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, environ: Mapping[str, str]) -> MemoryPlan:
     """The trainer's memory; there is no model server."""
+    if config.trainer_address is not None:
+        require_reachable(config.trainer_address, environ)
+        if config.num_processes is not None:
+            raise ConfigError(
+                "num_processes: expected None with trainer_address, whose nodes say how many processes they run, got "
+                f"{config.num_processes}; leave it out"
+            )
+    elif config.sharding == "hybrid":
+        raise ConfigError(
+            "sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of trainer_address; set "
+            "sharding=full"
+        )
+    recomputes = config.gradient_checkpointing
+    if recomputes is None and config.trainer_address is not None:
+        recomputes = True  # nobody here knows the memory of other hosts
     request = Request(
         model=load_model_sizes(model_path),
         machine=find_machine(config.machine, environ, is_dry_run=config.dry_run),
@@ -135,9 +151,13 @@ def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, envir
             largest_image_tokens=0,
             is_float32=config.trainer_dtype == "float32",
         ),
-        gpu_wishes=GpuWishes(trainer_num_processes=config.num_processes, has_server=False),
+        gpu_wishes=GpuWishes(
+            trainer_num_processes=config.num_processes,
+            has_server=False,
+            has_trainer=config.trainer_address is None,
+        ),
         wishes=MemoryWishes(
-            gradient_checkpointing=config.gradient_checkpointing,
+            gradient_checkpointing=recomputes,
             micro_batch_tokens=config.micro_batch_tokens,
             sharding=config.sharding,
         ),

@@ -19,6 +19,7 @@ from cua_rl.run.rollout_config import (
     device_presets,
     given_site,
 )
+from cua_rl.run.worker_config import WorkerSettings
 from cua_rl.settings import Given, remembers_given, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
 
@@ -82,13 +83,25 @@ class TrainerSettings:
     )
     sharding: Sharding | None = setting(
         None,
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
-        "time, from main memory; None is the first of these that fits",
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "each node of trainer.address holds all shards; offload: one layer at a time, from main memory; None is the "
+        "first of none, full and offload that fits, and none with trainer.address",
     )
     vision_cache_gib: float = setting(
         2.0,
         "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
         at_least=0.0,
+    )
+    address: str | None = setting(
+        None,
+        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
+        "CUA_RL_TRAINER_TOKEN; None trains on this machine",
+    )
+    max_restarts: int = setting(
+        2,
+        "start the trainer again after one of its processes died, this many times at most without an optimizer step in "
+        "between; 0 ends the run",
+        at_least=0,
     )
     parity_limit: float | None = setting(
         None,
@@ -258,6 +271,12 @@ class CLIConfig(RolloutConfig):
         False,
         "write each rollout to trace/ in the run's folder: screenshots with the actions drawn on them, and the text",
     )
+    rollout_workers: int = setting(
+        0,
+        "processes on this machine that operate devices and agents, each a share of max_concurrent_rollouts; with 0 "
+        "the run itself does (docs/rollout_workers.md)",
+        at_least=0,
+    )
     compute_post_kl: bool = setting(False, "measure the KL divergence of each step's update (one more forward pass)")
 
     # Groups
@@ -270,6 +289,12 @@ class CLIConfig(RolloutConfig):
     judge: TrainingJudgeSettings = chz.field(default_factory=TrainingJudgeSettings)
     monitor: MonitorSettings = chz.field(default_factory=MonitorSettings)
     checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
+    workers: WorkerSettings = chz.field(default_factory=WorkerSettings)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether rollouts run in other processes."""
+        return self.rollout_workers > 0 or self.workers.port is not None
 
     @chz.validate
     def _groups_can_be_compared(self) -> None:

@@ -1,5 +1,6 @@
 """Resolves and checks a training configuration before a model is loaded or a device is leased."""
 
+import ipaddress
 import logging
 import os
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from cua_rl.errors import ConfigError, DatabaseError
 from cua_rl.families import find_family
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.policy import SamplingParams
 from cua_rl.processes import free_port
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
@@ -35,11 +37,13 @@ from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
 from cua_rl.run.rollouts import check_agent
-from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
+from cua_rl.run.site import Place, Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.run.worker_config import TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
+from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
@@ -83,7 +87,9 @@ class RunPlan:
     def rounding_limit(self) -> float:
         """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
         trainer, server = self.config.trainer.dtype, self.config.server.dtype
-        trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
+        # nobody here knows whether hosts at an address have GPUs
+        trains_on_cpu = not self.gpus.trainer_gpus and self.config.trainer.address is None
+        trains_exactly = trainer == "float32" or (trainer == "auto" and trains_on_cpu)
         family = find_family(self.model_path)
         assert family is not None, "the plan has refused other models"
         if server == "auto" and not self.gpus.server_gpus:
@@ -120,6 +126,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     _warn_of_idle_keys(config)
     place = find_place(config.tasks, config.device)
     check_agent(config, place)
+    check_workers(config, place, environ)
     check_learning(config)
     require_wandb(config.wandb_project)
     require_own_model(place, config.model_name)
@@ -129,7 +136,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     require_trainable(model_path)
     require_servable(model_path, config.base_url, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
-    train_tasks, held_out = _load_task_sets(config, site)
+    train_tasks, held_out = load_task_sets(config, site)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
     judge = plan_judge(config.judge, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
     await check_judge(judge)
@@ -146,6 +153,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
+    _check_remote_trainer(config, environ)
     config = choose_history(config, site.usual_screen, [(renderer, max_model_len)], num_turns)
     max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
@@ -178,7 +186,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     )
 
 
-def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
+def load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
     """Training tasks, and held-out tasks if configured; the two are disjoint."""
     has_judge, device = config.judge.model is not None, site.backend.abilities
     train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config.devices)
@@ -221,9 +229,13 @@ def plan_training_memory(
         trainer_gpus=config.trainer.gpus,
         trainer_num_processes=config.trainer.num_processes,
         has_server=config.base_url is None,
+        has_trainer=config.trainer.address is None,
     )
+    recomputes = config.trainer.gradient_checkpointing
+    if recomputes is None and config.trainer.address is not None:
+        recomputes = True  # nobody here knows the memory of other hosts
     wishes = MemoryWishes(
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
+        gradient_checkpointing=recomputes,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         sharding=config.trainer.sharding,
         max_num_seqs=config.server.max_num_seqs,
@@ -243,11 +255,34 @@ def plan_training_memory(
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
     if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
+    if config.trainer.address is None and config.trainer.sharding == "hybrid":
+        raise ConfigError(
+            "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
+            "trainer.address; set trainer.sharding=full"
+        )
     return plan
 
 
+def _check_remote_trainer(config: CLIConfig, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if a trainer on other hosts could not be reached, or not safely."""
+    if config.trainer.address is None:
+        return
+    require_reachable(config.trainer.address, environ)
+    for name, value in (("gpus", config.trainer.gpus), ("num_processes", config.trainer.num_processes)):
+        if value is not None:
+            raise ConfigError(
+                f"trainer.{name}: expected None with trainer.address, whose nodes say how many processes they run, got "
+                f"{value!r}; leave it out"
+            )
+
+
 def _require_free_ports(config: CLIConfig) -> None:
-    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
+    ports = {
+        "server": config.server.port,
+        "gateway": config.gateway.port,
+        "monitor": config.monitor.port,
+        "workers": config.workers.port,
+    }
     for group, port in ports.items():
         if port is None:
             continue
@@ -294,3 +329,37 @@ def check_learning(config: CLIConfig) -> None:
                 "tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
                 "force_untruncated=true"
             )
+
+
+def check_workers(config: CLIConfig, place: Place, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for workers that cannot work."""
+    host, num_workers = config.workers.host, config.rollout_workers
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback and not environ.get(TOKEN_VARIABLE):
+        raise ConfigError(
+            f"workers.host: expected a token where other machines can register, got none for {host!r}; set "
+            f"{TOKEN_VARIABLE} for the run and for its workers"
+        )
+    if num_workers > 1 and place == "adb":
+        raise ConfigError(
+            f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "
+            f"{num_workers}; leave it out"
+        )
+    if place == "gym" and num_workers > config.devices.gym_parallel_creates:
+        raise ConfigError(
+            f"rollout_workers: expected at most gym_parallel_creates={config.devices.gym_parallel_creates} with a gym "
+            f"server, got {num_workers}; raise the one or lower the other"
+        )
+    if config.has_workers and (config.gateway.port is not None or config.gateway.public_url is not None):
+        raise ConfigError(
+            "gateway.port: expected no fixed port or public_url with rollout workers, which have a gateway each; give "
+            "them to each worker that is started by hand"
+        )
+
+
+def sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
+    """How the run samples at this temperature."""
+    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)

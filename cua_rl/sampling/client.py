@@ -60,10 +60,11 @@ class SamplingClient:
         if not servers:
             raise ConfigError("expected at least one model server, got none")
         _require_one_version(servers)
+        self.namespace = uuid4().hex[:8] if namespace is None else namespace
         self._replicas = [
             Replica(
                 server,
-                namespace=uuid4().hex[:8] if namespace is None else namespace,
+                namespace=self.namespace,
                 max_attempts=max_attempts,
                 request_timeout_s=request_timeout_s,
                 has_siblings=len(servers) > 1,
@@ -201,6 +202,22 @@ class SamplingClient:
         """Combined load of the replicas in service; raises `SamplingError` if one does not report it."""
         await self._wait_for_service()
         return fullest(await asyncio.gather(*(replica.fetch_load() for replica in self.replicas)))
+
+    @property
+    def used(self) -> frozenset[AdapterRef]:
+        """Adapters that a request or a pin needs now."""
+        return frozenset(self._uses)
+
+    @property
+    def addresses(self) -> tuple[tuple[str, str | None], ...]:
+        """Address and key of each server."""
+        return tuple((replica.server.base_url, replica.server.api_key) for replica in self._replicas)
+
+    def follow(self, adapter: AdapterRef) -> None:
+        """Send new requests to an adapter that another process has published, and will unload."""
+        self.current = adapter
+        for replica in self._replicas:
+            replica.forget_all_but({adapter, *self._uses})
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:

@@ -30,7 +30,6 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.renderers.request_error import RequestError
 from cua_rl.request_limits import host_name
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
@@ -221,13 +220,13 @@ class Gateway:
             finally:
                 rollout.num_under_way -= is_trained
             self.num_requests += 1
-            rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
             if to_store is not None:
                 sampled = SampledAnswer(text=answer.turn.text)
                 rollout.stored.conversations[answer.turn.response_id] = (*to_store, sampled)
                 rollout.stored.items.update(items_by_id(answer))
             if is_trained:
                 rollout.turns.append(answer.turn)
+                rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
                 if watch is not None:
                     await watch.answered(answer.turn)
         return answer
@@ -239,8 +238,6 @@ class Gateway:
         # every request gets its own seed; rollouts already have different ones
         seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
-        if request.get("n") not in (None, 1):
-            raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")
         request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
         max_tokens = rollout.params.max_tokens
@@ -289,7 +286,7 @@ class Gateway:
             conversation = conversation_from_responses(request, rollout.images, rollout.stored)
         else:
             conversation = conversation_from_chat(request, rollout.images)
-        items = replay_answers(conversation.items, rollout.answers)
+        items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),
             payload=sampling_request(

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -142,6 +142,11 @@ class Replica:
         except (RequestRejected, ConnectionError, TimeoutError) as error:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
 
+    def forget_all_but(self, needed: Collection[AdapterRef]) -> None:
+        """Leave the other adapters to the process that has published them."""
+        for adapter in [loaded for loaded in self.loaded if loaded not in needed]:
+            del self._loads[adapter]
+
     async def rejoin(self, adapters: Iterable[AdapterRef]) -> None:
         """Load these adapters on a server that answers again; raises `SamplingError` or `AdapterError`.
 
@@ -199,6 +204,7 @@ class Replica:
         except RequestRejected as rejected:
             if shortened is payload or MISSING_DATA not in rejected.message:
                 raise
+            logger.info("the model server at %s dropped a screenshot, sending all of a prompt", self.server.base_url)
             self._images.forget(payload)
             body = await self.post_to(model, path, payload)
         self._images.add(payload)

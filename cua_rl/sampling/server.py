@@ -214,13 +214,14 @@ class VllmServer:
 
 
 class ExternalServer:
-    """An external server at `base_url` (with or without `/v1`), with the key of the environment; it is never started or
-    stopped.
+    """An external server at `base_url` (with or without `/v1`); it is never started or stopped.
+
+    Its key is `api_key`, or that of the environment.
     """
 
-    def __init__(self, base_url: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, base_url: str, environ: Mapping[str, str] = os.environ, *, api_key: str | None = None) -> None:
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
-        self.api_key = environ.get(API_KEY_VARIABLE) or None
+        self.api_key = api_key or environ.get(API_KEY_VARIABLE) or None
         self._model: ServedModel | None = None
 
     @property

@@ -176,7 +176,8 @@ class _LoraLinear(torch.autograd.Function):
         output = torch.nn.functional.linear(rows, weight, bias).addmm_(inner, b.T, alpha=scaling)
         ctx.save_for_backward(rows, inner, weight, a, b)
         ctx.scaling = scaling  # type: ignore[attr-defined]
-        return output.view(*x.shape[:-1], -1)
+        # sizes are named because a rank in an idle pass has no rows, of which -1 says nothing
+        return output.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
@@ -185,7 +186,7 @@ class _LoraLinear(torch.autograd.Function):
         inner_gradient = (gradient @ b).mul_(ctx.scaling)
         to_x = None
         if ctx.needs_input_grad[0]:
-            to_x = (gradient @ weight).addmm_(inner_gradient, a).view(*gradients[0].shape[:-1], -1)
+            to_x = (gradient @ weight).addmm_(inner_gradient, a).view(*gradients[0].shape[:-1], weight.shape[1])
         return to_x, None, None, inner_gradient.T @ rows, (gradient.T @ inner).mul_(ctx.scaling), None
 
 

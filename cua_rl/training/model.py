@@ -32,15 +32,16 @@ from cua_rl.training.layers import (
     use_linear_patch_embedding,
 )
 from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
-from cua_rl.training.ranks import shard_frozen_weights
+from cua_rl.training.ranks import Place, shard_frozen_weights
 
 
 class PolicyModel:
     """The trained model: log-probabilities of trained tokens, and its weights as files."""
 
-    def __init__(self, config: TrainerConfig, num_ranks: int = 1) -> None:
+    def __init__(self, config: TrainerConfig, place: Place | None = None) -> None:
+        place = place or Place()
         self._config = config
-        self.is_sharded = config.sharding == "full" and num_ranks > 1
+        self.is_sharded = config.sharding in ("full", "hybrid") and place.size > 1
         self.device = find_device(config.gpus)
         family = _find_family(config.model_path)
         # Any: Transformers' annotations do not hold for tensors on a device
@@ -60,7 +61,7 @@ class PolicyModel:
                 f"{config.sharding!r}; train an adapter on the language model"
             )
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
-            shard_frozen_weights(base, self.device, num_ranks)
+            shard_frozen_weights(base, self.device, place, is_hybrid=config.sharding == "hybrid")
             base.to(self.device)
         elif is_streamed:
             stream_frozen_weights(base)

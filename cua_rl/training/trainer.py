@@ -26,6 +26,7 @@ from cua_rl.training.batching import (
     make_micro_batches,
     token_weights,
 )
+from cua_rl.training.folders import write_folder
 from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.losses import TokenLoss, token_losses
@@ -63,7 +64,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self._ranks = ranks or Ranks()
         self._config = config
-        self.model = PolicyModel(config, self._ranks.size)
+        self.model = PolicyModel(config, self._ranks.place)
         self._preprocessor = ImagePreprocessor(config.model_path, config.max_pixels)
         self._features = FeatureCache(int(config.vision_cache_gib * 2**30))
         self.account = Account(
@@ -211,7 +212,7 @@ class Trainer:
             return self._share(agreement, batch, scores, losses, shortage)
 
     def _in_step(self) -> AbstractContextManager[None]:
-        return self._ranks.in_step() if self.model.is_sharded else nullcontext()
+        return self._ranks.together() if self.model.is_sharded else nullcontext()
 
     def _make_idle_passes(self, batch: _Batch) -> None:
         """Provide this rank's shards to ranks that have more to compute."""
@@ -281,7 +282,7 @@ class Trainer:
         """Write the adapter folder, or the model folder if everything is trained; or a probe."""
         with nullcontext() if probe is None else self.model.probe_weights(probe):
             if self._ranks.rank == 0:
-                checkpoint.write_folder(path, self.model.save_weights)
+                write_folder(path, self.model.save_weights)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(self.model.trainable_parameters, fused=True)

@@ -59,8 +59,8 @@ def report(**result):
 class Bench:
     """A runner of harness rollouts over a fake model server."""
 
-    def __init__(self, gateway: Gateway, fake: FakeVllm, folder: Path) -> None:
-        self.gateway, self.fake, self.folder = gateway, fake, folder
+    def __init__(self, gateway: Gateway, fake: FakeVllm, folder: Path, params: SamplingParams) -> None:
+        self.gateway, self.fake, self.folder, self.params = gateway, fake, folder, params
         self.recorder = FakeRecorder()
         self.pool = DevicePool(HarnessWorlds().make, max_devices=8)
 
@@ -88,7 +88,6 @@ class Bench:
             recorder=self.recorder,
             max_turns=20,
             time_limits=time_limits or TimeLimits(),
-            make_id=lambda: rollout_id,
         )
         plan = RolloutPlan(
             source=RolloutSource(phase="step", step=1),
@@ -96,7 +95,8 @@ class Bench:
             group_index=0,
             member_index=0,
             task=load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 1)[0],
-            params=PARAMS,
+            params=self.params,
+            rollout_id=rollout_id,
         )
         return await runner.run(plan)
 
@@ -105,10 +105,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_bench(renderer: Qwen3VLRenderer, folder: Path) -> AsyncGenerator[Bench]:
-    fake = FakeVllm(renderer)
+async def open_bench(
+    renderer: Qwen3VLRenderer, folder: Path, *, params: SamplingParams = PARAMS, max_model_len: int = 2000
+) -> AsyncGenerator[Bench]:
+    fake = FakeVllm(renderer, max_model_len=max_model_len)
     async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
         async with ExternalServer(url) as server, SamplingClient(server, namespace="run", max_attempts=1) as sampling:
-            gateway = Gateway(sampling, renderer, PARAMS)
+            gateway = Gateway(sampling, renderer, params)
             async with gateway.serve():
-                yield Bench(gateway, fake, folder)
+                yield Bench(gateway, fake, folder, params)

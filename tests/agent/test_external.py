@@ -103,11 +103,16 @@ class Bench:
             recorder=self.recorder,
             max_turns=max_turns,
             time_limits=time_limits or TimeLimits(),
-            make_id=lambda: "r1",
         )
         source = RolloutSource(phase="step", step=1)
         plan = RolloutPlan(
-            source=source, group_id="g", group_index=0, member_index=0, task=make_task(max_turns=9), params=PARAMS
+            source=source,
+            group_id="g",
+            group_index=0,
+            member_index=0,
+            task=make_task(max_turns=9),
+            params=PARAMS,
+            rollout_id="r1",
         )
         return await runner.run(plan)
 

@@ -75,6 +75,12 @@ async def test_rule_2_a_program_that_a_signal_ends_is_a_fault_even_with_a_result
     assert "signal 9" in (rollout.error or "")
 
 
+async def test_rule_2_a_signal_is_a_fault_even_once_the_policy_is_out_of_turns(bench: Bench) -> None:
+    rollout = await bench.run("ask(); ask(); assert ask() == 403; os.kill(os.getpid(), signal.SIGKILL)")
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+
+
 async def test_rule_2_a_driver_that_hangs_is_a_fault_and_ends_too(bench: Bench) -> None:
     """As a browser's driver that never answers: it ignores requests to end, and so does the program that waits."""
     driver = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); time.sleep(600)"

@@ -3,9 +3,12 @@
 50 rollouts; `make test-harnesses` runs 500 (`CUA_RL_HARNESS_ROLLOUTS`).
 """
 
+import asyncio
 import logging
 import os
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import sqrt
@@ -16,7 +19,7 @@ from statistics import fmean
 import pytest
 
 from cua_rl.agent.external import AgentCommand
-from cua_rl.agent.harness import HarnessAgent, HarnessCommand
+from cua_rl.agent.harness import HarnessAgent, HarnessAssignment, HarnessCommand, HarnessProgram, RunEnd
 from cua_rl.devices.harness import HARNESS, HarnessWorlds
 from cua_rl.devices.pool import DevicePool
 from cua_rl.events import RolloutSource
@@ -51,7 +54,7 @@ DEATHS = {
 }
 SCRIPT = f"""
 import random, socket
-dice = random.Random(os.environ["CUA_ROLLOUT_ID"])
+dice = random.Random(os.environ["CUA_TASK"])
 server = socket.create_server(("127.0.0.1", 0))
 if not os.fork():  # a daemon that listens, and outlives its parent; some do not end by themselves either
     os.setsid(); signal.signal(signal.SIGTERM, dice.choice([signal.SIG_IGN] + 9 * [signal.SIG_DFL])); time.sleep(600)
@@ -69,6 +72,18 @@ report(reward=float(said == "win"))
 """Deaths depend on nothing that the policy does; crashes after a refusal depend on it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """Gives every attempt its number as payload, so that the same ones die in every run of this test."""
+
+    program: HarnessProgram
+    numbers: Iterator[int]
+
+    async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
+        assignment.world.payload = {"number": next(self.numbers)}
+        return await self.program.work(assignment, over)
+
+
 @pytest.fixture
 def tasks(tmp_path: Path) -> list[Task]:
     path = tmp_path / "tasks.jsonl"
@@ -81,16 +96,14 @@ async def run_all(bench: Bench, tasks: list[Task]) -> list[RolloutGroup]:
     words = Random(3).choices(list(OUTCOMES), list(OUTCOMES.values()), k=4 * NUM_ROLLOUTS)
     bench.fake.answers.extend(words)
     command = AgentCommand(argv=(PYTHON, "-c", PROGRAM + SCRIPT), log_folder=bench.folder)
-    numbers = count()
     runner = RolloutRunner(
         devices=DevicePool(HarnessWorlds().make, max_devices=8),
         gateway=bench.gateway,
-        agent=HarnessAgent(program=HarnessCommand(command)),
+        agent=HarnessAgent(program=Numbered(HarnessCommand(command), count())),
         reward=score_reward,
         recorder=FakeRecorder(),
         max_turns=2,
-        time_limits=TimeLimits(agent_s=6.0),
-        make_id=lambda: f"rollout-{next(numbers)}",
+        time_limits=TimeLimits(agent_s=10.0),
     )
     plan = GroupPlan(source=RolloutSource(phase="step", step=1), group_size=GROUP_SIZE, params=PARAMS)
 
@@ -138,4 +151,4 @@ async def test_with_a_fifth_of_programs_dying_groups_are_full_rewards_unbiased_a
     assert abs(fmean(rewards) - expected) < 3 * sqrt(expected * (1 - expected) / len(rewards))
     assert marked_processes() == []
     assert set(scratch_folder().iterdir()) == before
-    assert len(list(tmp_path.glob("rollout-*.log"))) == num_attempts
+    assert len(list(tmp_path.glob("*.log"))) == num_attempts

@@ -17,14 +17,15 @@ from cua_rl.types import Rollout, StopReason
 from tests.agent.harness_bench import Bench, open_bench
 from tests.documentation.examples import ROOT
 
-TASK = {"id": "type", "instruction": "Type milk.", "evaluator": {"func": "is_typed", "expected": "milk"}}
+WORLDS = ROOT / "tests" / "doubles" / "worlds"
+"""Programs of root's run as users of their own, who reach no temporary folder of root's."""
 
 
 @pytest_asyncio.fixture
 async def bench(
     small_renderer: Qwen3VLRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Bench]:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "doubles" / "worlds"))
+    monkeypatch.setenv("PYTHONPATH", str(WORLDS))
     async with open_bench(small_renderer, tmp_path) as opened:
         yield opened
 
@@ -50,11 +51,9 @@ async def android(bench: Bench, *answers: str, script: str = "adb") -> Rollout:
 
 
 async def osworld(bench: Bench, *answers: str, script: str = "docker") -> Rollout:
-    (bench.folder / "task.json").write_text(json.dumps(TASK))
     machine = {"provider_name": script, "headless": True, "screen_size": [160, 96]}
-    return await run(
-        bench, "osworld", {"config": str(bench.folder / "task.json"), "machine": machine}, script, *answers
-    )
+    payload = {"config": str(WORLDS / "osworld_task.json"), "machine": machine}
+    return await run(bench, "osworld", payload, script, *answers)
 
 
 def outcome(rollout: Rollout) -> tuple[StopReason, float | None]:
@@ -90,6 +89,13 @@ async def test_an_osworld_task_is_scored_by_its_own_evaluator(bench: Bench) -> N
     assert outcome(gave_up) == (StopReason.FINISHED, 0.0)
     assert outcome(ran_out) == (StopReason.MAX_TURNS, 1.0)
     assert "closed" in bench.log()
+
+
+@pytest.mark.parametrize("script", ["not set up", "lost at the end"])
+async def test_what_osworld_only_logs_is_a_fault(script: str, bench: Bench) -> None:
+    rollout = await osworld(bench, call("computer_use", action="terminate", status="success"), script=script)
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
 
 
 @pytest.mark.parametrize(("run_one", "tool"), [(android, "mobile_use"), (osworld, "computer_use")])

@@ -57,7 +57,7 @@ def test_one_more_of_each_changes_one_thing_each() -> None:
         "+ 2 GPUs for sampling",
         "+ 1 GPU for training",
         "+ 4 devices",
-        "+ 1 rollout process",
+        "+ 1 rollout worker",
         "+ 1 step of policy lag",
     ]
     assert [one.fleet.placement.num_gpus for one in more.values()] == [5, 4, 3, 3, 3]

@@ -58,8 +58,8 @@ def test_gpus_are_placed_as_a_run_would_place_them() -> None:
 
 
 def test_what_is_assumed_is_what_was_set() -> None:
-    assume = AssumptionSettings(device_s=7.0, num_turns=3, constant_group_frac=0.0, num_controllers=4)
-    scenario = planned_scenario(config(assume=assume, max_concurrent_rollouts=77), [])
+    assume = AssumptionSettings(device_s=7.0, num_turns=3, constant_group_frac=0.0)
+    scenario = planned_scenario(config(assume=assume, max_concurrent_rollouts=77, rollout_workers=4), [])
 
     assert scenario.workload.turn_s.mean == 7.0
     assert scenario.workload.mean_turns == pytest.approx(3, rel=0.02)

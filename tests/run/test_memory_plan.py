@@ -42,6 +42,16 @@ def request(
     )
 
 
+@pytest.mark.parametrize(("is_float32", "copies"), [(False, 1), (True, 4 * 2)])
+def test_processes_share_one_copy_of_the_checkpoint_in_its_own_precision(is_float32: bool, copies: int) -> None:
+    wanted = request("4B", "8x80", gpus=GpuWishes(trainer_gpus=(4, 5, 6, 7)))
+    wanted = replace(wanted, demand=replace(wanted.demand, is_float32=is_float32))
+
+    plan = plan_memory(wanted)
+
+    assert plan.host["loading"] == copies * BYTES_16 * wanted.model.parameters
+
+
 def total_gib(plan: MemoryPlan, kind: str) -> float:
     return sum({"trainer": plan.trainer, "server": plan.server}[kind].values()) / GIB
 
@@ -124,7 +134,7 @@ def test_the_image_cache_holds_the_screenshots_of_all_rollouts() -> None:
     assert image_cache_gib("8x80") == pytest.approx(12.0 / 4)  # four copies of the server's model
     # beside them, loading takes 8.3 GiB, the vision cache 2, the trainer 2 and the server 4; half of the rest
     assert image_cache_gib("1x80", host_gib=32.0) == pytest.approx((32 - 16.3) / 2, abs=0.1)
-    assert image_cache_gib("1x80", host_gib=16.0) == 1.0
+    assert image_cache_gib("1x80", host_gib=16.0) == 1.0  # a prompt takes 0.19
 
 
 def supervised(size: str, machine: str, rank: int) -> Request:

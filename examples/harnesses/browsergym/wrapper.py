@@ -68,7 +68,7 @@ def code_of(arguments: str, width_px: int, height_px: int) -> str:
                 return f"scroll(0, {float(given['pixels'])})"
             case other:
                 return f"unknown_action({other!r})"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return f"malformed_call({str(error)!r})"
 
 

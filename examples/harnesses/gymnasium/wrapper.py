@@ -38,8 +38,10 @@ def action_of(arguments: str, names: list[str]) -> object:
         given = json.loads(arguments)
         if names:
             return names.index(given["action"])
-        x, y = given["coordinate"]
-        return numpy.clip(numpy.array([float(x), float(y)], dtype=numpy.float32) / 1000, 0.0, 1.0)
+        place = numpy.array(given["coordinate"], dtype=numpy.float32) / 1000
+        if place.shape != (2,) or not numpy.isfinite(place).all():
+            raise ValueError(f"expected x and y, got {given['coordinate']!r:.100}")
+        return numpy.clip(place, 0.0, 1.0)
     except (TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"malformed call: {error!r}") from None
 

@@ -15,7 +15,7 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import ChatMessageUser, ContentImage, ContentText
 from inspect_ai.scorer import Score, Target, mean, scorer
 from inspect_ai.solver import TaskState
-from inspect_ai.tool import Tool, tool
+from inspect_ai.tool import Tool, ToolError, tool
 from inspect_ai.util import store
 from PIL import Image, ImageDraw
 
@@ -47,6 +47,9 @@ def click(seed: int) -> Tool:
             action: Always "click".
             coordinate: Where: x and y, each from 0 to 1000, origin top left.
         """
+        if len(coordinate) != 2 or not all(0 <= place <= 1000 for place in coordinate):
+            # shown to the model; any other exception would make a fault of the model's mistake
+            raise ToolError(f"expected x and y from 0 to 1000, got {coordinate!r:.100}")
         x, y = coordinate
         clicks = [*store().get("clicks", []), (x * SIZE_PX / 1000, y * SIZE_PX / 1000)]
         store().set("clicks", clicks)

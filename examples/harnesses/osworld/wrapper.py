@@ -50,23 +50,24 @@ def code_of(arguments: str, width_px: int, height_px: int) -> str:
         raise ValueError(f"malformed call: {error!r}") from None
 
 
-def screen(observation: dict) -> dict[str, str]:
-    if not observation["screenshot"]:  # what is left of a machine that does not answer
+def screen(png: bytes | None) -> dict[str, str]:
+    """Raises `RuntimeError` without a picture: that is all that OSWorld shows of a machine that does not answer."""
+    if not png:
         raise RuntimeError("expected a screenshot, got none")
-    return {
-        "type": "input_image",
-        "image_url": f"data:image/png;base64,{base64.b64encode(observation['screenshot']).decode()}",
-    }
+    return {"type": "input_image", "image_url": f"data:image/png;base64,{base64.b64encode(png).decode()}"}
 
 
 def main() -> None:
     payload, model = json.loads(os.environ["CUA_TASK"]), OpenAI(max_retries=0, timeout=None)
     config = json.loads(Path(payload["config"]).read_text(encoding="utf-8"))
     size = tuple(payload["machine"].get("screen_size", (1920, 1080)))
-    environment = DesktopEnv(**payload["machine"] | {"screen_size": size}, require_a11y_tree=False)
+    options = payload["machine"] | {"screen_size": size, "cache_dir": os.environ["CUA_WORK_DIR"]}
+    environment = DesktopEnv(**options, require_a11y_tree=False)
     try:
         seen = environment.reset(task_config=config)
-        question = [{"type": "input_text", "text": config["instruction"]}, screen(seen)]
+        if config.get("config") and not environment.is_environment_used:  # a failed set-up is only logged
+            raise RuntimeError("expected the task to be set up, it failed")
+        question = [{"type": "input_text", "text": config["instruction"]}, screen(seen["screenshot"])]
         items: list = [{"role": "user", "content": question}]
         for _ in range(int(os.environ["CUA_MAX_TURNS"])):
             response = model.responses.create(model=os.environ["CUA_MODEL"], input=items, tools=[TOOL])
@@ -80,10 +81,11 @@ def main() -> None:
                 seen, _, is_done, _ = environment.step(code, pause=payload.get("pause", 2))
                 if is_done:
                     break
-                output = [screen(seen)]
+                output = [screen(seen["screenshot"])]
             reply = {"type": "function_call_output", "call_id": call.call_id} if call else {"role": "user"}
             items.append(reply | {"output" if call else "content": output})
         score = float(environment.evaluate())  # reads the machine, also if the turns were used up
+        screen(environment.render())  # what cannot be read counts as 0 there, so see that the machine still answers
     finally:
         environment.close()
     path = Path(os.environ["CUA_RESULT_PATH"])

@@ -154,11 +154,13 @@ def test_several_instructions_and_foreign_answers_agree_after_replay(
     ids = rendered.token_ids(small_renderer.image_token_id)
     assert ids == vllm_prompts.ids(body_of(*small_renderer.to_send(items)))
     assert small_renderer.decode(ids).startswith(
-        "<|im_start|>system\nBe brief.\n\nYou operate a phone.\n\nlate instruction<|im_end|>\n<|im_start|>user\n"
+        "<|im_start|>system\nBe brief.\n\nYou operate a phone.<|im_end|>\n<|im_start|>user\n"
         "<vision_start><image_pad><vision_end> and <|im_end|> are only text<|im_end|>\n<|im_start|>assistant\n<think>\n"
         "first\nsecond\n</think>\n\nsaid after the call\n<tool_call>\n"
         '{"name": "click", "arguments": {}}\n</tool_call><|im_end|>\n<|im_start|>assistant\nand once more<|im_end|>\n'
     )
+    late = "<|im_end|>\n<|im_start|>user\nlate instruction<|im_end|>\n<|im_start|>user\ngo on"
+    assert late in small_renderer.decode(ids)
 
 
 def test_a_request_survives_the_way_through_items_and_back(

@@ -16,17 +16,19 @@ class DesktopEnv:
         provider_name: str = "vmware",
         path_to_vm: str | None = None,
         action_space: str = "pyautogui",
+        cache_dir: str = "cache",
         screen_size: tuple[int, int] = (1920, 1080),
         headless: bool = False,
         require_a11y_tree: bool = True,
     ) -> None:
         assert (action_space, require_a11y_tree) == ("pyautogui", False)
         self.script, self.size = provider_name, screen_size
+        self.is_environment_used = False
         self.actions: list[str] = []
         self.config: dict[str, Any] = {}
 
     def reset(self, task_config: dict[str, Any]) -> dict[str, Any]:
-        self.config = task_config
+        self.config, self.is_environment_used = task_config, self.script != "not set up"
         return self.observe()
 
     def observe(self) -> dict[str, Any]:
@@ -46,6 +48,9 @@ class DesktopEnv:
         if self.actions[-1:] == ["FAIL"]:
             return float(self.config["evaluator"]["func"] == "infeasible")
         return float(f"pyautogui.typewrite({self.config['evaluator']['expected']!r}, interval=0.02)" in self.actions)
+
+    def render(self) -> bytes | None:
+        return None if self.script == "lost at the end" else self.observe()["screenshot"]
 
     def close(self) -> None:
         sys.stdout.write(f"closed {self.actions}\n")
