@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -55,11 +56,11 @@ async def android(bench: Bench, *answers: str, script: str = "adb") -> Rollout:
 
 
 async def osworld(bench: Bench, *answers: str, script: str = "docker") -> Rollout:
-    (bench.folder / "task.json").write_text(json.dumps(TASK))
     machine = {"provider_name": script, "headless": True, "screen_size": [160, 96]}
-    return await run(
-        bench, "osworld", {"config": str(bench.folder / "task.json"), "machine": machine}, script, *answers
-    )
+    with TemporaryDirectory(prefix="osworld-") as folder:  # unlike pytest's, one that every user can be let into
+        Path(folder).chmod(0o755)
+        (Path(folder) / "task.json").write_text(json.dumps(TASK))
+        return await run(bench, "osworld", {"config": f"{folder}/task.json", "machine": machine}, script, *answers)
 
 
 def outcome(rollout: Rollout) -> tuple[StopReason, float | None]:
