@@ -134,7 +134,7 @@ async def test_osworlds_own_package_scores_a_task_on_a_scripted_machine(bench: B
         path = Path(folder) / "task.json"
         path.write_text(json.dumps(config))
         runner, wrapper = (
-            ROOT / "tests" / "doubles" / "worlds" / "osworld_machine.py",
+            ROOT / "tests" / "doubles" / "osworld_machine.py",
             EXAMPLES / "osworld" / "wrapper.py",
         )
         command = AgentCommand(argv=(str(environment("osworld")), str(runner), str(wrapper)), log_folder=bench.folder)
