@@ -29,7 +29,7 @@ from uuid import UUID
 import psutil
 import uvicorn
 
-from benchmarks.async_against_sync import SlowPolicy, lognormal
+from benchmarks.async_against_sync import SlowPolicy
 from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LossConfig, ServerConfig
@@ -43,6 +43,7 @@ from cua_rl.devices.pool import DevicePool, DeviceRequest
 from cua_rl.events import Event, Recorder, TrainingStarted, TurnTaken
 from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.planning.fleet import Spread
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
@@ -84,7 +85,7 @@ class SlowSampler(SamplingClient):
     async def respond(
         self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
     ) -> ServerReply:
-        await asyncio.sleep(lognormal(self.random, MODEL_S * self.slow, 0.5))
+        await asyncio.sleep(Spread(mean=MODEL_S * self.slow, sigma=0.5).draw(self.random))
         return await super().respond(path, payload, adapter=adapter, sticky_key=sticky_key)
 
 
@@ -99,11 +100,11 @@ class RemotePhone(FakeDevice):
         self._slow = slow
 
     async def observe(self) -> EncodedImage:
-        await asyncio.sleep(lognormal(self.random, DEVICE_S * self._slow, 0.5))
+        await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
         return self.random.choice(self._screens)
 
     async def execute(self, action: Action) -> None:
-        await asyncio.sleep(lognormal(self.random, DEVICE_S * self._slow, 0.5))
+        await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
 
     async def query(self, name: str) -> str:
         return ""

@@ -11,7 +11,7 @@ from cua_rl.families import LoraModule
 from cua_rl.settings import remembers_given, setting
 
 LossName = Literal["importance_sampling", "ppo", "cispo", "gspo", "decoupled_ppo", "cross_entropy"]
-Sharding = Literal["none", "full", "offload"]
+Sharding = Literal["none", "full", "hybrid", "offload"]
 Normalisation = Literal["constant", "token_mean", "sequence_mean", "token_sum"]
 
 
@@ -40,14 +40,17 @@ class TrainerConfig:
     gpus: tuple[str, ...] = setting((), "their GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     sharding: Sharding = setting(
         "none",
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
-        "time, from main memory",
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "each node holds all shards; offload: one layer at a time, from main memory",
     )
+    context_parallel: int = setting(1, "ranks that share each row, for sequences too long for one")
     max_pixels: int | None = setting(None, "maximum pixels of a screenshot as the model sees it; None is the model's")
     vision_cache_gib: float = setting(
         2.0, "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step"
     )
     seed: int = setting(0, "seed of everything random in the trainer")
+    max_restarts: int = setting(0, "starts after deaths of a trainer process without an optimizer step in between")
+    address: str | None = setting(None, "where rank 0 listens on another host, such as 10.0.0.1:29400")
 
 
 @remembers_given
@@ -137,12 +140,18 @@ class ServerConfig:
     max_num_seqs: int = setting(128, "maximum batch size, requests")
     max_images: int = setting(32, "maximum images per prompt")
     max_pixels: int | None = setting(None, "maximum pixels of an image as the model sees it; None is the model's")
+    image_cache_gib: float = setting(4.0, "maximum main memory for processed images, so that none is processed again")
     max_adapters: int = setting(4, "maximum number of loaded adapters")
+    adapts_vision: bool = setting(False, "apply adapters to vision tower and merger, too")
     dtype: Literal["auto", "float32", "bfloat16"] = setting("auto", "precision; auto is the checkpoint's")
     kv_cache_gib: float = setting(1.0, "memory for the KV cache on CPU, GiB")
     gpu_memory_utilization: float = setting(0.85, "fraction of GPU memory for vLLM")
     gpus: tuple[str, ...] = setting((), "its GPUs, as in CUDA_VISIBLE_DEVICES; () are all visible ones")
     tensor_parallel: int = setting(1, "GPUs that hold the model together")
     vllm_args: tuple[str, ...] = setting((), "more options of vLLM's server; those of the run override them")
-    port: int | None = setting(None, "port on the loopback address; None listens on a Unix socket")
+    host: str = setting("127.0.0.1", "address to listen on, beside a port")
+    port: int | None = setting(None, "port to listen on; None listens on a Unix socket")
+    adapter_folder: Path | None = setting(
+        None, "folder for adapters that are sent to the server; None loads them from the paths of the run"
+    )
     start_timeout_s: float = setting(300.0, "limit for the start of the server, seconds")

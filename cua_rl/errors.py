@@ -13,6 +13,7 @@
         JudgeError      the judge of a task without a validator gave no verdict: the same
       TrainingError     an optimizer step cannot be trusted; stops the run
         ParityError     sampler and trainer disagree about log-probabilities
+        TrainerDeathError   a trainer process died or cannot be reached; the client starts the trainer again
         AdapterError    a published adapter did not prove itself
       DatabaseError     the database cannot be reached or does not hold what was asked for
 
@@ -89,6 +90,10 @@ class TrainingError(CuaError):
 
 class ParityError(TrainingError):
     """Sampler and trainer log-probabilities differ by more than the run allows."""
+
+
+class TrainerDeathError(TrainingError):
+    """A trainer process has died or cannot be reached; its client starts the trainer again, if it may."""
 
 
 class AdapterError(TrainingError):

@@ -13,12 +13,13 @@ import hashlib
 import logging
 import os
 import pwd
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -35,6 +36,9 @@ SERVICE_UIDS = range(60_706, 60_770)
 bits, so that containers with a map of their own usually have them."""
 GUEST_UIDS = range(60_770, 61_184)
 """For what a model or an agent operates. Such a user never owned a file of a service, and its own are removed."""
+
+MAX_GUEST_THREADS = 4096
+"""Of one guest, in all of its programs: a program that forks without end is stopped there. Chromium has about 300."""
 
 _SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm")
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
@@ -60,6 +64,8 @@ class SystemUser:
     uid: int | None = None
     lock: BinaryIO | None = None
     """Open and locked; a guard that inherits it keeps the claim until the programs that it guards have ended."""
+    shown: tuple[Path, ...] = ()
+    """What its programs see, alone, of folders that only root can look into (from `hidden_entries`)."""
 
     def command(self, command: Sequence[str]) -> list[str]:
         """The command, run by this user without capabilities and without a way to gain any.
@@ -67,7 +73,9 @@ class SystemUser:
         It ends with the thread that started it: changing the user makes the kernel forget that wish of a guard.
         """
         if self.uid is not None:
+            limits = ("prlimit", f"--nproc={MAX_GUEST_THREADS}", "--core=0", "--") if self.uid in GUEST_UIDS else ()
             return [
+                *_view(self.shown), *limits,
                 "setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", "--no-new-privs",
                 "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all", "--pdeathsig=KILL", "--", *command,
             ]  # fmt: skip
@@ -122,7 +130,7 @@ class SystemUser:
         self.release()
 
 
-def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
+def claim_user(uids: range, wanted: int | None = None, *, shown: tuple[Path, ...] = ()) -> SystemUser:
     """A user that nobody else has, `wanted` if it is free; what a killed run left running as that user is ended.
 
     Raises `ConfigError` if all are taken.
@@ -140,7 +148,7 @@ def claim_user(uids: range, wanted: int | None = None) -> SystemUser:
         if _has_name(uid):  # the administrator gave it to somebody
             lock.close()
             continue
-        user = SystemUser(uid=uid, lock=lock)
+        user = SystemUser(uid=uid, lock=lock, shown=shown)
         if os.fstat(lock.fileno()).st_size:  # whoever had it was killed
             user.clean_up()
             lock.truncate(0)
@@ -248,10 +256,47 @@ def public_copy(folder: Path, *siblings: Path) -> Path:
     return place / folder.name
 
 
+def hidden_entries(files: Iterable[str]) -> tuple[Path, ...]:
+    """The entries of folders closed to other users through which the way to these files leads, links included.
+
+    For an interpreter in `/root/.pyenv/versions/3.11/bin`, where only `/root` is closed, it is `/root/.pyenv`.
+    """
+    found: dict[Path, None] = {}
+    for file in files:
+        ways = [Path(file).absolute()]
+        while ways[-1].is_symlink():
+            ways.append(ways[-1].parent / ways[-1].readlink())
+        for way in [Path(os.path.abspath(way)) for way in ways] + [way.parent.resolve() / way.name for way in ways]:
+            closed = [parent for parent in way.parents if not parent.stat().st_mode & 0o001]
+            if closed:  # ordered from the inside to the outside
+                found[way.parents[way.parents.index(closed[0]) - 1] if closed[0] != way.parent else way] = None
+    return tuple(found)
+
+
 def remove_tree(*paths: Path) -> None:
     """Remove what programs left, however deep: `shutil.rmtree` recurses and holds a descriptor per level."""
     if found := [str(path) for path in paths if os.path.lexists(path)]:
         subprocess.run(["rm", "-rf", "--", *found], check=False, capture_output=True, cwd="/")
+
+
+def _view(entries: Sequence[Path]) -> list[str]:
+    """The start of a command in a mount namespace where closed folders have nothing but these entries."""
+    if not entries:
+        return []
+    script = ["set -e"]
+    outermost = {entry: [one for one in entry.parents if not one.stat().st_mode & 0o001][-1] for entry in entries}
+    for closed in sorted(set(outermost.values())):
+        inside = shlex.quote(str(closed))
+        # the descriptor still leads into the folder after it is covered; `mount -c` keeps it as it is
+        script += [f"exec 3<{inside}", f"mount -t tmpfs -o mode=0711,size=1m cua_rl {inside}"]
+        for entry in sorted(one for one, outer in outermost.items() if outer == closed):
+            source, target = shlex.quote(f"/proc/self/fd/3/{entry.relative_to(closed)}"), shlex.quote(str(entry))
+            make = "mkdir -p" if entry.is_dir() else f"mkdir -p {shlex.quote(str(entry.parent))}; touch"
+            script += [f"{make} {target}", f"mount -c --bind {source} {target}"]
+        script += ["exec 3<&-", f"mount -o remount,ro {inside}"]
+    # whoever stays in a covered folder is still in the one that is closed
+    script += ['cd "$(pwd -P)" 2>/dev/null || cd /', 'exec "$@"']
+    return ["unshare", "--mount", "--propagation=private", "--", "sh", "-c", "; ".join(script), "sh"]
 
 
 def _ancestors(folder: Path) -> list[Path]:

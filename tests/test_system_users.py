@@ -10,6 +10,7 @@ import pytest
 from cua_rl.processes import OwnedProcess
 from cua_rl.system_users import (
     GUEST_UIDS,
+    MAX_GUEST_THREADS,
     SERVICE_UIDS,
     SystemUser,
     bare_environment,
@@ -61,6 +62,13 @@ def test_users_differ_and_have_neither_groups_nor_capabilities() -> None:
         assert fields["Groups"].split() == []
         assert {fields[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
         assert fields["NoNewPrivs"] == "1"
+
+
+@needs_root
+def test_a_guest_that_forks_without_end_is_stopped_and_a_service_is_not_limited() -> None:
+    with claim_user(GUEST_UIDS) as guest, claim_user(SERVICE_UIDS) as service:
+        assert output_of(guest.command(["bash", "-c", "ulimit -u; ulimit -c"])).split() == [str(MAX_GUEST_THREADS), "0"]
+        assert output_of(service.command(["bash", "-c", "ulimit -u"])) == output_of(["bash", "-c", "ulimit -u"])
 
 
 @needs_root

@@ -186,6 +186,8 @@ def _split(num_gpus: int, wishes: GpuWishes) -> tuple[list[int], list[int]]:
                 "server.gpus, server.tensor_parallel: expected None with base_url, whose server has been started "
                 f"already, got {server!r} and {wishes.server_tensor_parallel!r}; leave them out"
             )
+        if not wishes.has_trainer:
+            return [], []
         return [], everything if trainer is None else list(trainer)
     if not wishes.has_trainer:
         return everything if server is None else list(server), []

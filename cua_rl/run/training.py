@@ -17,9 +17,11 @@ from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.errors import AdapterError
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
 from cua_rl.masking import mask_known
+from cua_rl.model_input import ModelInput
 from cua_rl.policy import AdapterRef
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
@@ -39,12 +41,13 @@ from cua_rl.run.rollouts import freeze_loaded_objects, make_servers, start_toget
 from cua_rl.run.training_config import CLIConfig
 from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
 from cua_rl.run.workers import Rollouts, open_local_devices, open_rollouts
-from cua_rl.sampling.canary import Canary, canary_tokens
+from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ModelServer
 from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.wire import AdapterPart
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +156,7 @@ async def _start_engine(
         await start_together(stack, *servers, trainer)
     await _load_weights(trainer, plan, folder, checkpoint)
     sampler = await stack.enter_async_context(SamplingClient(*servers))
-    await _prove_adapters(trainer, sampler, plan)
+    await prove_adapters(trainer, sampler, plan, plan.log_path / "probe")
     return Engine(trainer=trainer, sampler=sampler)
 
 
@@ -168,6 +171,8 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
         max_model_len=plan.max_model_len,
         max_images=plan.max_images,
         max_num_seqs=plan.memory.max_num_seqs,
+        image_cache_gib=plan.memory.image_cache_gib,
+        adapts_vision=plan.config.trainer.adapts_vision,
     )
 
 
@@ -188,20 +193,41 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
         num_processes=plan.gpus.num_trainer_processes,
         gpus=plan.gpus.trainer_gpus,
         sharding=plan.memory.sharding,
+        context_parallel=config.trainer.context_parallel,
         max_pixels=config.server.max_pixels,
         vision_cache_gib=config.trainer.vision_cache_gib,
         seed=config.seed,
+        max_restarts=config.trainer.max_restarts,
+        address=config.trainer.address,
     )
 
 
-async def _prove_adapters(trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan) -> None:
-    """See that the server applies adapters as the trainer does, before anything is learned from its samples."""
-    folder = plan.log_path / "probe"
-    adapter, canary = await make_probe(trainer, canary_tokens(plan.renderer), plan.rounding_limit, folder)
-    try:
-        await sampler.probe(adapter, canary)
-    finally:
-        await asyncio.to_thread(shutil.rmtree, folder)
+async def prove_adapters(
+    trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan, folder: Path
+) -> dict[AdapterPart, tuple[float, float]]:
+    """See that the server applies adapters as the trainer does, before anything is learned from its samples.
+
+    One probe for each part of the model that gets an adapter, tried with an image. Returns for each part how much the
+    probe changes the log-probabilities, and by how much that differs from the trainer, nats.
+
+    Raises:
+        AdapterError: it does not.
+    """
+    settings = plan.config.trainer
+    parts: list[AdapterPart] = ["language"] if "language" in settings.lora_modules else []
+    if settings.adapts_vision:
+        parts.append("vision")
+    proofs: dict[AdapterPart, tuple[float, float]] = {}
+    for part in parts:
+        try:
+            adapter, canary = await make_probe(trainer, image_canary(plan.renderer), plan.rounding_limit, folder, part)
+            proofs[part] = await sampler.probe(adapter, canary)
+        except AdapterError as error:
+            needs = "; vLLM needs --enable-tower-connector-lora for it" if part == "vision" else ""
+            raise AdapterError(f"trainer.lora_modules: expected the server to adapt {part}{needs}; {error}") from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    return proofs
 
 
 async def _load_weights(
@@ -291,6 +317,11 @@ def _parts(
     )
 
 
+def canary_prompt(plan: RunPlan) -> ModelInput:
+    """What proves each policy of the run: the image where the adapter reaches its features."""
+    return (image_canary if plan.config.trainer.adapts_vision else text_canary)(plan.renderer)
+
+
 def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce: Callable[[], None]) -> ServedPolicy:
     async def publish(adapter: AdapterRef, canary: Canary | None) -> None:
         await engine.sampler.publish(adapter, canary)
@@ -302,7 +333,7 @@ def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce
 
     return ServedPolicy(
         trainer=engine.trainer,
-        make_canary=partial(make_canary, engine.trainer, canary_tokens(plan.renderer), plan.rounding_limit),
+        make_canary=partial(make_canary, engine.trainer, canary_prompt(plan), plan.rounding_limit),
         load_and_prove=publish,
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,

@@ -62,8 +62,8 @@ class TrainerSettings:
 
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     lora_modules: list[LoraModule] = setting(
-        doc="parts of the model that get an adapter: language, and merger and vision where the server at base_url "
-        "applies them (docs/models.md)",
+        doc="parts of the model that get an adapter: language, merger, vision; a run ends at the start if the server "
+        "does not apply them (docs/models.md)",
         factory=lambda: ["language"],
     )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
@@ -83,20 +83,40 @@ class TrainerSettings:
     )
     sharding: Sharding | None = setting(
         None,
-        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); offload: one layer at a "
-        "time, from main memory; None is the first of these that fits",
+        "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
+        "each node of trainer.address holds all shards; offload: one layer at a time, from main memory; None is the "
+        "first of none, full and offload that fits, and none with trainer.address",
     )
     vision_cache_gib: float = setting(
         2.0,
         "maximum main memory for cached screenshot features, so that each screenshot is encoded once per step",
         at_least=0.0,
     )
+    context_parallel: int = setting(
+        1, "processes that share each row, for sequences too long for one; a divisor of their number", at_least=1
+    )
+    address: str | None = setting(
+        None,
+        "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
+        "CUA_RL_TRAINER_TOKEN; None trains on this machine",
+    )
+    max_restarts: int = setting(
+        2,
+        "start the trainer again after one of its processes died, this many times at most without an optimizer step in "
+        "between; 0 ends the run",
+        at_least=0,
+    )
     parity_limit: float | None = setting(
         None,
         "stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats; "
-        "None is 0.02 if both compute in float32 and 0.1 in half precision",
+        "None is 0.02 if both compute in float32; in half precision 0.1, or 0.2 for a mixture of experts",
         at_least=0.0,
     )
+
+    @property
+    def adapts_vision(self) -> bool:
+        """Whether the adapter reaches vision tower or merger."""
+        return set(self.lora_modules) != {"language"}
 
 
 @chz.chz

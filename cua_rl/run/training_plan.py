@@ -10,7 +10,7 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.families import cpu_dtype
+from cua_rl.families import find_family
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.policy import SamplingParams
@@ -43,12 +43,13 @@ from cua_rl.run.worker_config import TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
+from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
 
-FLOAT32_ROUNDING, HALF_ROUNDING = 0.02, 0.1
-"""Float32 differs by 1e-5 nats, and bfloat16 by 0.02 to 0.035 on average; a wrong model by whole nats."""
+FLOAT32_ROUNDING = 0.02
+"""Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,15 @@ class RunPlan:
     def rounding_limit(self) -> float:
         """Mean absolute difference of sampler and trainer log-probabilities that rounding can explain, nats."""
         trainer, server = self.config.trainer.dtype, self.config.server.dtype
-        trains_exactly = trainer == "float32" or (trainer == "auto" and not self.gpus.trainer_gpus)
+        # nobody here knows whether hosts at an address have GPUs
+        trains_on_cpu = not self.gpus.trainer_gpus and self.config.trainer.address is None
+        trains_exactly = trainer == "float32" or (trainer == "auto" and trains_on_cpu)
+        family = find_family(self.model_path)
+        assert family is not None, "the plan has refused other models"
         if server == "auto" and not self.gpus.server_gpus:
-            server = cpu_dtype(self.model_path)
-        serves_exactly = server == "float32"
-        # an external server does not say
-        return FLOAT32_ROUNDING if trains_exactly and serves_exactly and not self.config.base_url else HALF_ROUNDING
+            server = family.cpu_dtype
+        serves_exactly = server == "float32" and not self.config.base_url  # an external server does not say
+        return FLOAT32_ROUNDING if trains_exactly and serves_exactly else family.half_rounding
 
     @property
     def parity_limit(self) -> float:
@@ -149,6 +153,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
+    _check_remote_trainer(config, environ)
     config = choose_history(config, site.usual_screen, [(renderer, max_model_len)], num_turns)
     max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
@@ -172,7 +177,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
-        memory=_memory_plan(config, model_path, max_model_len, environ),
+        memory=plan_training_memory(config, model_path, max_model_len, environ),
         checkpoint_path=find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
@@ -213,7 +218,10 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
         logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
-def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]) -> MemoryPlan:
+def plan_training_memory(
+    config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]
+) -> MemoryPlan:
+    """Placement and memory of model server and trainer; raises `ConfigError` for what cannot fit."""
     gpu_wishes = GpuWishes(
         server_gpus=config.server.gpus,
         server_tensor_parallel=config.server.tensor_parallel,
@@ -221,38 +229,60 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
         trainer_gpus=config.trainer.gpus,
         trainer_num_processes=config.trainer.num_processes,
         has_server=config.base_url is None,
+        has_trainer=config.trainer.address is None,
     )
+    recomputes = config.trainer.gradient_checkpointing
+    if recomputes is None and config.trainer.address is not None:
+        recomputes = True  # nobody here knows the memory of other hosts
     wishes = MemoryWishes(
-        gradient_checkpointing=config.trainer.gradient_checkpointing,
+        gradient_checkpointing=recomputes,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
         sharding=config.trainer.sharding,
         max_num_seqs=config.server.max_num_seqs,
+        context_parallel=config.trainer.context_parallel,
     )
     machine = find_machine(config.machine, environ, is_dry_run=config.dry_run)
     dtype = config.trainer.dtype
     demand = Demand(
         context_tokens=max_model_len,
         lora_rank=config.lora_rank,
+        num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
+        trains_vision=config.trainer.adapts_vision,
         vision_cache_gib=config.trainer.vision_cache_gib,
     )
     model = load_model_sizes(model_path)
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
-    if config.base_url is None and not config.dry_run:  # a dry run may plan for another machine
+    if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
+    if config.trainer.address is not None:
+        return plan
     num_processes = plan.gpus.num_trainer_processes
-    if config.trainer.sharding == "full" and num_processes == 1:
+    if num_processes % config.trainer.context_parallel:
         raise ConfigError(
-            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
-            "trainer.num_processes, or name several trainer.gpus"
+            f"trainer.context_parallel: expected a divisor of the {num_processes} trainer processes, got "
+            f"{config.trainer.context_parallel}; change it, or trainer.num_processes"
         )
-    if config.trainer.sharding == "offload" and num_processes > 1:
+    if config.trainer.sharding == "hybrid":
         raise ConfigError(
-            f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
-            "one; set trainer.sharding=full, or trainer.num_processes=1"
+            "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
+            "trainer.address; set trainer.sharding=full"
         )
     return plan
+
+
+def _check_remote_trainer(config: CLIConfig, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if a trainer on other hosts could not be reached, or not safely."""
+    if config.trainer.address is None:
+        return
+    require_reachable(config.trainer.address, environ)
+    for name, value in (("gpus", config.trainer.gpus), ("num_processes", config.trainer.num_processes)):
+        if value is not None:
+            raise ConfigError(
+                f"trainer.{name}: expected None with trainer.address, whose nodes say how many processes they run, got "
+                f"{value!r}; leave it out"
+            )
 
 
 def _require_free_ports(config: CLIConfig) -> None:

@@ -44,11 +44,15 @@ class MicroBatch:
     def num_tokens(self) -> int:
         return self.input_ids.shape[1]
 
-    @property
-    def predictors(self) -> tuple[Tensor, ...]:
-        """Per sequence, the positions in it of the tokens that predict trained ones; `n` in all."""
+    def predictors(self, start: int = 0, end: int | None = None) -> tuple[Tensor, ...]:
+        """Per sequence, the positions in it of the tokens that predict trained ones; `n` in all.
+
+        With `start` and `end`, only tokens of this stretch of the row.
+        """
         predicts = torch.zeros(self.num_tokens, dtype=torch.bool)
         predicts[self.target_positions - 1] = True
+        predicts[:start] = False
+        predicts[self.num_tokens if end is None else end :] = False
         return tuple(part.nonzero()[:, 0] for part in predicts.split(list(self.lengths)))
 
 
@@ -115,15 +119,15 @@ def turn_ids(mask: Tensor) -> Tensor:
     return (starts.cumsum(0) - 1)[mask]
 
 
-def empty_micro_batch() -> MicroBatch:
-    """One token that trains nothing, for a pass in which only other ranks have work."""
+def empty_micro_batch(num_tokens: int = 1) -> MicroBatch:
+    """Tokens that train nothing, for a pass in which only other ranks have work."""
     nothing = torch.zeros(0)
     return MicroBatch(
         datum_indices=(),
-        lengths=(1,),
-        input_ids=torch.zeros(1, 1, dtype=torch.long),
-        position_ids=torch.zeros(3, 1, 1, dtype=torch.long),
-        is_image=torch.zeros(1, 1, dtype=torch.bool),
+        lengths=(num_tokens,),
+        input_ids=torch.zeros(1, num_tokens, dtype=torch.long),
+        position_ids=torch.zeros(3, 1, num_tokens, dtype=torch.long),
+        is_image=torch.zeros(1, num_tokens, dtype=torch.bool),
         image_hashes=(),
         targets=nothing.long(),
         target_positions=nothing.long(),

@@ -2,8 +2,6 @@
 """Checkpoints: folders that are either complete or absent, with checksums that reveal damage."""
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import file_digest
@@ -13,6 +11,7 @@ from typing import Any
 import torch
 
 from cua_rl.errors import TrainingError
+from cua_rl.training.folders import write_folder
 
 _MANIFEST = "checkpoint.json"
 _STATE = "trainer_state.pt"
@@ -27,27 +26,6 @@ class TrainerState:
     optimizer: dict[str, Any]
     rng: list[torch.Tensor]
     """Random-generator states: the CPU's, then every CUDA device's."""
-
-
-def write_folder(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a folder beside `path` and rename it to `path`, so that it is complete or absent; replaces an older one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
-    for leftover in (partial, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-    partial.mkdir()
-    try:
-        write(partial)
-        for file in (*partial.rglob("*"), partial):
-            _fsync(file)
-        if path.exists():
-            path.rename(replaced)
-        partial.rename(path)
-        _fsync(path.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def save_checkpoint(path: Path, state: TrainerState, save_weights: Callable[[Path], None]) -> None:
@@ -90,11 +68,3 @@ def load_checkpoint(path: Path, load_weights: Callable[[Path], None]) -> Trainer
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

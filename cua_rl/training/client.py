@@ -1,22 +1,23 @@
-"""The controller's side of the trainer: starts the worker process and sends it requests. Does not import torch."""
+"""The controller's side of the trainer: sends it requests, and starts it again if it dies. Does not import torch."""
 
 import asyncio
 import logging
+import os
 import shutil
-import sys
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
-from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.policy import AdapterRef
-from cua_rl.processes import OwnedProcess
-from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import computing_environment
 from cua_rl.training import wire
+from cua_rl.training.endpoints import LocalTrainer, RemoteTrainer
+from cua_rl.training.folders import read_files, write_files
+from cua_rl.training.link import ControllerLink, parse_address, require_token
+from cua_rl.training.recovery import Journal, require_same
 from cua_rl.types import Datum
 
 logger = logging.getLogger(__name__)
@@ -25,39 +26,35 @@ _R = TypeVar("_R", bound=wire.Reply)
 
 
 class TrainingClient:
-    """A trainer process; an async context manager that starts it, loads the model, and stops it.
+    """A trainer; an async context manager that starts or finds it, loads the model, and stops it.
 
     Requests are carried out in order. Cancelling a caller does not disturb the worker: it completes the request, and
     the answer is discarded. The worker's output goes to `log_path`.
 
+    If a trainer process dies, all are started again, `config.max_restarts` times at most without an optimizer step in
+    between, and brought to where they were (`recovery.py`); callers only see that a request takes longer.
+
     Raises (all methods):
-        TrainingError: the worker refused, failed or died; after a death, the message ends with the log's last lines.
+        TrainingError: the worker refused or failed.
+        TrainerDeathError: it died too often; the message ends with the log's last lines.
     """
 
     def __init__(self, config: TrainerConfig, log_path: Path, *, num_threads: int | None = None) -> None:
         self._config = config
-        # threads that spin while they wait take the cores from other processes, and from their own
-        environment = {"OMP_WAIT_POLICY": "PASSIVE"} | computing_environment()
-        if num_threads is not None:
-            environment["OMP_NUM_THREADS"] = str(num_threads)
-        elif config.num_processes > 1:
-            environment.setdefault("OMP_NUM_THREADS", "1")
-        if config.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
-        self._folder = make_scratch_folder("trainer")  # no access for other users
-        self._socket_path = self._folder / "trainer.sock"
-        module = ["cua_rl.training.worker"]
-        if config.num_processes > 1:
-            module = ["cua_rl.training.launch_ranks", str(config.num_processes)]
-        self._process = OwnedProcess(
-            [sys.executable, "-m", *module, str(self._socket_path)],
-            name="trainer",
-            log_path=log_path,
-            environment=environment,
-        )
+        if config.address is None:
+            self._endpoint = LocalTrainer(config, log_path, num_threads)
+        else:
+            address = parse_address(config.address, "trainer.address")
+            self._endpoint = RemoteTrainer(address, require_token(os.environ))
+        self._link: ControllerLink | None = None
         self._lock = asyncio.Lock()
         self._exchanges: set[asyncio.Task[Any]] = set()
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._journal = Journal()
+        self._cuts = log_path.with_suffix(".cuts")
+        self._num_cuts = 0
+        self._num_failed_starts = 0
+        """Deaths since the last optimizer step."""
+        self.num_restarts = 0
         self.policy_version = 0
         """Completed optimizer steps as of the latest answer."""
 
@@ -71,9 +68,9 @@ class TrainingClient:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
-    async def probe_logprobs(self, datums: Sequence[Datum], strength: float) -> list[tuple[float, ...]]:
-        """The same under a random adapter, whose updates have `strength` times the norm of the weights."""
-        request = wire.Forward(datums=tuple(datums), temperature=1.0, weights="probe", probe_strength=strength)
+    async def probe_logprobs(self, datums: Sequence[Datum], probe: wire.Probe) -> list[tuple[float, ...]]:
+        """The same under a random adapter."""
+        request = wire.Forward(datums=tuple(datums), temperature=1.0, weights="probe", probe=probe)
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
     async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
@@ -111,7 +108,8 @@ class TrainingClient:
 
     async def trainer_metrics(self) -> dict[str, float]:
         """Work, speed and memory of the trainer since the last call, under metric names."""
-        return dict((await self._ask(wire.TrainerMetrics(), wire.TrainerMetricsOutput)).metrics)
+        output = await self._ask(wire.TrainerMetrics(), wire.TrainerMetricsOutput)
+        return {**output.metrics, "trainer/restarts": float(self.num_restarts)}
 
     async def save_state(self, path: Path) -> None:
         """Write a checkpoint folder: weights, optimizer, random state, step. Complete or absent, never half."""
@@ -122,9 +120,9 @@ class TrainingClient:
         done = await self._ask(wire.LoadState(path=path, with_optimizer=with_optimizer), wire.Done)
         self.policy_version = done.policy_version
 
-    async def save_probe(self, path: Path, strength: float) -> None:
+    async def save_probe(self, path: Path, probe: wire.Probe) -> None:
         """Write the adapter of `probe_logprobs` as the model server loads it; the policy does not change."""
-        await self._ask(wire.SaveWeightsForSampler(path=path, probe_strength=strength), wire.Done)
+        await self._ask(wire.SaveWeightsForSampler(path=path, probe=probe), wire.Done)
 
     async def load_reference(self, path: Path) -> None:
         """Let KL terms pull towards the adapter in a folder; a frozen copy of it is held beside the trained one."""
@@ -137,7 +135,8 @@ class TrainingClient:
 
     async def __aenter__(self) -> Self:
         try:
-            self._streams = await self._connect()
+            await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
+            self._link = await self._endpoint.open()
             started = await self._ask(wire.Start(config=self._config), wire.Started)
         except BaseException:
             await self._close()
@@ -150,35 +149,18 @@ class TrainingClient:
     ) -> None:
         await self._close()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Listen, start the worker, and wait until it connects or ends."""
-        called: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-        def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            called.set_result((reader, writer))
-
-        server = await asyncio.start_unix_server(answer, self._socket_path)
-        await self._process.start()
-        ended = asyncio.create_task(self._process.wait(), name="trainer-ended")
-        try:
-            await asyncio.wait((called, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not called.done():
-                raise await self._death()
-            return called.result()
-        finally:
-            ended.cancel()
-            server.close()
-
     async def _close(self) -> None:
         for exchange in self._exchanges:
             exchange.cancel()
         await asyncio.gather(*self._exchanges, return_exceptions=True)
-        if self._streams is not None:
-            self._streams[1].close()
-        await self._process.stop()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await self._disconnect()
+        await asyncio.to_thread(shutil.rmtree, self._cuts, ignore_errors=True)
+
+    async def _disconnect(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        await self._endpoint.close()
 
     async def _ask(self, request: wire.Request, expected: type[_R]) -> _R:
         exchange = asyncio.create_task(self._exchange(request), name=f"trainer-{type(request).__name__}")
@@ -192,27 +174,86 @@ class TrainingClient:
         return reply
 
     async def _exchange(self, request: wire.Request) -> wire.Reply:
-        """Send a request and read its answer; never abandoned halfway, so that the stream is free for the next one."""
+        """Carry out a request; never abandoned halfway, so that the connection is free for the next one."""
         async with self._lock:
-            if self._streams is None:
-                raise TrainingError("expected a running trainer: use TrainingClient in an `async with` block")
-            reader, writer = self._streams
-            payload = await asyncio.to_thread(wire.encode, request)
-            try:
-                writer.write(wire.frame_header(payload))
-                writer.write(payload)
-                await writer.drain()
-                length = wire.frame_length(await reader.readexactly(wire.HEADER_LENGTH))
-                answer = await reader.readexactly(length)
-            except (OSError, asyncio.IncompleteReadError) as error:
-                raise await self._death() from error
-            return await asyncio.to_thread(wire.decode, answer)
+            if isinstance(request, wire.SaveWeightsForSampler):  # what others see must not be computed a second time
+                await self._cut()
+            reply = await self._carry_out(request)
+            if self._config.max_restarts:
+                self._journal.add(request, reply)
+            if isinstance(reply, wire.OptimStepOutput):
+                self._num_failed_starts = 0
+                if self._journal.is_cut_due:
+                    await self._cut()
+            return reply
 
-    async def _death(self) -> TrainingError:
-        """The error for a dead worker: its exit status and the end of its log."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(10.0):
-                status = await self._process.wait()
-                tail = await asyncio.to_thread(self._process.log_tail)
-                return TrainingError(f"the trainer process ended with status {status}; its log ended with:\n{tail}")
-        return TrainingError(f"the trainer closed the connection but is still running; see {self._process.log_path}")
+    async def _carry_out(self, request: wire.Request) -> wire.Reply:
+        """The answer, if need be of a trainer that is started again."""
+        while True:
+            try:
+                return await self._send(request)
+            except TrainerDeathError as death:
+                if not self._journal.entries:  # it has never been ready
+                    raise
+                await self._restart(death)
+
+    async def _restart(self, death: TrainerDeathError) -> None:
+        """Start the trainer again and bring it to where it was; raises the last death if that happens too often."""
+        while True:
+            if self._num_failed_starts >= self._config.max_restarts:
+                raise death
+            self._num_failed_starts += 1
+            self.num_restarts += 1
+            logger.warning(
+                "the trainer died and is started again, time %d of %d since the last optimizer step: %s",
+                self._num_failed_starts,
+                self._config.max_restarts,
+                death,
+            )
+            await self._disconnect()
+            try:
+                self._link = await self._endpoint.open()
+                for earlier, expected in self._journal.entries:
+                    require_same(earlier, expected, await self._send(earlier))
+            except TrainerDeathError as again:
+                death = again
+            else:
+                return
+
+    async def _cut(self) -> None:
+        """Save the trainer's state, so that a trainer that is started again begins from here."""
+        if not self._journal.ends_in_step:
+            return
+        started, before = time.monotonic(), self._cuts / str(self._num_cuts)
+        self._num_cuts += 1
+        path = self._cuts / str(self._num_cuts)
+        reply = await self._carry_out(wire.SaveState(path=path))
+        if isinstance(reply, wire.Failed):
+            raise TrainingError(f"{reply.message}; free the disk of {str(path)!r}, or set trainer.max_restarts=0")
+        self._journal.begin_from(path, time.monotonic() - started)
+        await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
+
+    async def _send(self, request: wire.Request) -> wire.Reply:
+        """Send a request and read its answer; folders travel along where the trainer does not see ours."""
+        link = self._link
+        if link is None:
+            raise TrainingError("expected a running trainer: use TrainingClient in an `async with` block")
+        if self._endpoint.reads_our_files:
+            return await self._answer(link, request)
+        match request:
+            case wire.LoadState(path=path) | wire.LoadReference(path=path):
+                files = await asyncio.to_thread(read_files, path)
+                output = await self._answer(link, wire.WithFiles(request=request, files=files))
+            case wire.SaveState(path=path) | wire.SaveWeightsForSampler(path=path):
+                output = await self._answer(link, wire.WithFiles(request=request, files={}))
+                if isinstance(output, wire.FilesOutput):
+                    await asyncio.to_thread(write_files, path, output.files)
+            case _:
+                output = await self._answer(link, request)
+        return output.reply if isinstance(output, wire.FilesOutput) else output
+
+    async def _answer(self, link: ControllerLink, request: wire.Request) -> wire.Reply:
+        try:
+            return await link.ask(request)
+        except (OSError, EOFError) as error:
+            raise await self._endpoint.death() from error

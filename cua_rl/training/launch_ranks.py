@@ -1,7 +1,8 @@
-"""Several trainer processes on one machine: `python -m cua_rl.training.launch_ranks SIZE SOCKET`.
+"""The trainer processes of one machine: `python -m cua_rl.training.launch_ranks SIZE ADDRESS [MODEL]`.
 
-Starts one worker per rank and ends with the first that ends; the process guard then ends the others. They meet in the
-folder of SOCKET, which other users cannot enter, where torchrun would listen on all addresses and unpickle what comes.
+Starts one worker per rank of this node and ends with the first that fails; the process guard then ends the others. On a
+single machine they meet in the folder of ADDRESS, which other users cannot enter, where torchrun would listen on all
+addresses and unpickle what comes. NODE_RANK and NUM_NODES say which of several nodes this is.
 """
 
 import os
@@ -11,11 +12,17 @@ import sys
 
 def main(arguments: list[str]) -> int:
     """Run the ranks; the exit status is that of the first that fails."""
-    size, socket_path = int(arguments[0]), arguments[1]
-    worker = [sys.executable, "-m", "cua_rl.training.worker", socket_path]
-    ranks = {
-        process.pid: rank for rank in range(size) for process in [subprocess.Popen([*worker, str(rank), str(size)])]
-    }
+    size, node = int(arguments[0]), int(os.environ.get("NODE_RANK", "0"))
+    num_ranks = size * int(os.environ.get("NUM_NODES", "1"))
+    ranks: dict[int, int] = {}
+    for local_rank in range(size):
+        rank = node * size + local_rank
+        place = {"RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": size}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cua_rl.training.worker", *arguments[1:]],
+            env=os.environ | {name: str(value) for name, value in place.items()},
+        )
+        ranks[process.pid] = rank
     while ranks:
         pid, status = os.wait()
         rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)

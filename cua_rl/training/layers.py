@@ -10,11 +10,13 @@ import torch
 from peft.tuners.lora import Linear as PeftLinear
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
 
 from cua_rl.errors import ConfigError
+from cua_rl.training.context import ALONE, Context
 
 PACKED_ATTENTION = "cua_rl_packed"
 """The name of `packed_attention` in Transformers, which builds no mask for it."""
@@ -29,19 +31,40 @@ def packed_attention(
     *,
     sequence_lengths: Sequence[int],
     scaling: float,
+    context: Context = ALONE,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Causal attention inside each sequence of a packed row: no padding, no attention across sequences.
 
-    query [1, heads, seq, head_dim], key and value [1, kv_heads, seq, head_dim]; `sequence_lengths` add up to seq.
-    Returns [1, seq, heads, head_dim], the layout of Transformers.
+    query [1, heads, seq, head_dim], key and value [1, kv_heads, seq, head_dim]; `sequence_lengths` add up to seq, or to
+    the tokens of all ranks of `context`. Returns [1, seq, heads, head_dim], the layout of Transformers.
     """
     is_grouped = key.shape[1] != query.shape[1]
+    if context.size > 1:
+        return _shared_attention(query, key, value, sequence_lengths, context, scaling).transpose(1, 2), None
     outputs = [
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=is_grouped)
         for q, k, v in zip(*(x.split(list(sequence_lengths), dim=2) for x in (query, key, value)), strict=True)
     ]
     return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _shared_attention(
+    query: Tensor, key: Tensor, value: Tensor, sequence_lengths: Sequence[int], context: Context, scaling: float
+) -> Tensor:
+    """The attention of this rank's tokens to those of all ranks, [1, heads, own, head_dim]."""
+    num_tokens = sum(sequence_lengths)
+    key, value = context.gather_keys(key, value, num_tokens)
+    begin, end = context.span(num_tokens)
+    outputs: list[Tensor] = []
+    for start, length in zip(accumulate(sequence_lengths, initial=0), sequence_lengths, strict=False):
+        first, last = max(start, begin), min(start + length, end)
+        if first < last:  # the last query sees all of these keys
+            q, k, v = query[:, :, first - begin : last - begin], key[:, :, start:last], value[:, :, start:last]
+            is_seen: Any = causal_lower_right(last - first, last - start)
+            is_grouped = k.shape[1] != q.shape[1]
+            outputs.append(scaled_dot_product_attention(q, k, v, is_seen, scale=scaling, enable_gqa=is_grouped))
+    return torch.cat(outputs, dim=2)
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)
@@ -54,7 +77,8 @@ def keep_predictors_only(model: Any) -> None:
     values still come from every token: results do not change.
 
     Calls of the language model then need `sequence_lengths`, which add up to seq, and `predictors`: the positions of
-    the n tokens in each sequence. Raises `ConfigError` if visual features are added after the last layer.
+    the n tokens in each sequence. With a `context` of several ranks, n counts this rank's tokens. Raises `ConfigError`
+    if visual features are added after the last layer.
     """
     layers = model.language_model.layers
     num_layers = len(layers)
@@ -80,12 +104,15 @@ def last_layer_forward(
     *,
     sequence_lengths: Sequence[int],
     predictors: Sequence[Tensor],
+    context: Context = ALONE,
     **_: object,
 ) -> Tensor:
     """The forward pass of `keep_predictors_only`, [1, seq, hidden] -> [1, n, hidden]."""
     attention = layer.self_attn
     starts = accumulate(sequence_lengths[:-1], initial=0)
+    num_tokens = sum(sequence_lengths)
     kept = torch.cat([start + places for start, places in zip(starts, predictors, strict=True)])
+    kept = kept - context.span(num_tokens)[0]
     normed = layer.input_layernorm(hidden_states)
 
     def heads(projected: Tensor) -> Tensor:
@@ -100,6 +127,7 @@ def last_layer_forward(
     query = _rotate(query, cos[:, :, kept], sin[:, :, kept])
     key = _rotate(norms.get("k_norm", no_norm)(heads(attention.k_proj(normed))), cos, sin)
     value = heads(attention.v_proj(normed))
+    key, value = context.gather_keys(key, value, num_tokens)
 
     # each predictor attends to the tokens of its sequence up to itself
     outputs: list[Tensor] = []
@@ -176,7 +204,8 @@ class _LoraLinear(torch.autograd.Function):
         output = torch.nn.functional.linear(rows, weight, bias).addmm_(inner, b.T, alpha=scaling)
         ctx.save_for_backward(rows, inner, weight, a, b)
         ctx.scaling = scaling  # type: ignore[attr-defined]
-        return output.view(*x.shape[:-1], -1)
+        # sizes are named because a rank in an idle pass has no rows, of which -1 says nothing
+        return output.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
@@ -185,7 +214,7 @@ class _LoraLinear(torch.autograd.Function):
         inner_gradient = (gradient @ b).mul_(ctx.scaling)
         to_x = None
         if ctx.needs_input_grad[0]:
-            to_x = (gradient @ weight).addmm_(inner_gradient, a).view(*gradients[0].shape[:-1], -1)
+            to_x = (gradient @ weight).addmm_(inner_gradient, a).view(*gradients[0].shape[:-1], weight.shape[1])
         return to_x, None, None, inner_gradient.T @ rows, (gradient.T @ inner).mul_(ctx.scaling), None
 
 

@@ -5,6 +5,7 @@
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from transformers import AutoModelForImageTextToText
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.families import FAMILIES, Family
+from cua_rl.training import wire
 from cua_rl.training.batching import MicroBatch
+from cua_rl.training.context import ALONE, Context
 from cua_rl.training.head import TokenScores, token_scores
 from cua_rl.training.layers import (
     PACKED_ATTENTION,
@@ -31,15 +34,17 @@ from cua_rl.training.layers import (
     use_linear_patch_embedding,
 )
 from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
-from cua_rl.training.ranks import shard_frozen_weights
+from cua_rl.training.ranks import Place, shard_frozen_weights
 
 
 class PolicyModel:
     """The trained model: log-probabilities of trained tokens, and its weights as files."""
 
-    def __init__(self, config: TrainerConfig, num_ranks: int = 1) -> None:
+    def __init__(self, config: TrainerConfig, place: Place | None = None, context: Context = ALONE) -> None:
+        place = place or Place()
         self._config = config
-        self.is_sharded = config.sharding == "full" and num_ranks > 1
+        self._context = context
+        self.is_sharded = config.sharding in ("full", "hybrid") and place.size > 1
         self.device = find_device(config.gpus)
         family = _find_family(config.model_path)
         # Any: Transformers' annotations do not hold for tensors on a device
@@ -50,6 +55,12 @@ class PolicyModel:
         use_linear_patch_embedding(base.model.visual)
         keep_predictors_only(base.model)
         separate_sequences(base.model.language_model)
+        layers = base.model.language_model.layers
+        if self._context.size > 1 and any("linear_attn" in dict(layer.named_children()) for layer in layers):
+            raise ConfigError(
+                f"trainer.context_parallel: expected 1 for a model with linear attention, got {self._context.size}; "
+                "leave it out"
+            )
         self.base: Any = base
         self._peft = _attach_lora(base, family, config.lora) if config.lora is not None else None
         trains_language_only = config.lora is not None and set(config.lora.modules) == {"language"}
@@ -59,7 +70,7 @@ class PolicyModel:
                 f"{config.sharding!r}; train an adapter on the language model"
             )
         if self.is_sharded:  # layer by layer from main memory, so that the device never holds the whole model
-            shard_frozen_weights(base, self.device, num_ranks)
+            shard_frozen_weights(base, self.device, place, is_hybrid=config.sharding == "hybrid")
             base.to(self.device)
         elif is_streamed:
             stream_frozen_weights(base)
@@ -142,15 +153,16 @@ class PolicyModel:
             yield
 
     @contextmanager
-    def probe_weights(self, strength: float) -> Generator[None]:
-        """Inside the block the adapter is random, the same on every rank, and of this strength in every layer."""
+    def probe_weights(self, probe: wire.Probe) -> Generator[None]:
+        """Inside the block the adapter is the probe: the same on every rank, as strong in every layer of its part."""
         if self._peft is None:
             raise TrainingError("expected a LoRA adapter for the probe, got full training: set trainer.lora")
         with self._restored(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
-            for layer in self.base.modules():
+            for name, layer in self.base.named_modules():
                 if isinstance(layer, LoraLayer):
-                    _randomise(layer, strength)
+                    part = "vision" if name.startswith("model.visual.") else "language"
+                    _randomise(layer, probe.strength if part == probe.part else 0.0)
             yield
 
     @contextmanager
@@ -163,8 +175,12 @@ class PolicyModel:
             _copy(kept, self.trainable_parameters)
 
     def scores(self, micro_batch: MicroBatch, features: Mapping[str, Tensor], temperature: float) -> TokenScores:
-        """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`."""
-        language_model = self.base.model.language_model
+        """Log-probabilities and entropies of the trained tokens, [n] each; `features` as from `encode_images`.
+
+        Ranks that share a row call this together, and each gets the values of all its tokens.
+        """
+        language_model, context = self.base.model.language_model, self._context
+        start, end = context.span(micro_batch.num_tokens)
         with self.precision():
             embeddings = language_model.embed_tokens(micro_batch.input_ids.to(self.device))
             is_image = micro_batch.is_image.to(self.device)
@@ -173,18 +189,27 @@ class PolicyModel:
                 levels = torch.cat([features[name].to(embeddings) for name in micro_batch.image_hashes], dim=1)
                 embeddings = embeddings.masked_scatter(is_image[..., None], levels[0])
                 if len(levels) > 1:
-                    deepstack = {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(levels[1:])}
+                    first, last = (int(is_image[0, :place].sum()) for place in (start, end))
+                    masks = {"visual_pos_masks": is_image[:, start:end]}
+                    deepstack = {**masks, "deepstack_visual_embeds": list(levels[1:, first:last])}
             output = language_model(
-                inputs_embeds=embeddings,
-                position_ids=micro_batch.position_ids.to(self.device),
+                inputs_embeds=embeddings[:, start:end],
+                position_ids=micro_batch.position_ids[:, :, start:end].to(self.device),
                 sequence_lengths=micro_batch.lengths,
-                predictors=[places.to(self.device) for places in micro_batch.predictors],
+                predictors=[places.to(self.device) for places in micro_batch.predictors(start, end)],
+                context=context,
                 use_cache=False,
                 **deepstack,
             )
         # only of the tokens that predict a trained one, [n, hidden]: see `keep_predictors_only`
         hidden = output.last_hidden_state[0]
-        return token_scores(hidden, self.base.lm_head.weight, micro_batch.targets.to(self.device), temperature)
+        bounds = torch.tensor(context.bounds(micro_batch.num_tokens))
+        # targets are in the order of the row, so those of a rank are neighbours
+        places: list[int] = torch.searchsorted(micro_batch.target_positions - 1, bounds).tolist()
+        targets = micro_batch.targets[places[context.rank] : places[context.rank + 1]].to(self.device)
+        own = token_scores(hidden, self.base.lm_head.weight, targets, temperature)
+        counts = [end - start for start, end in pairwise(places)]
+        return TokenScores(*(context.gather_scores(values, counts) for values in own))
 
     def save_weights(self, folder: Path) -> None:
         """Write what a sampler loads into an existing folder: a peft adapter, or the whole model folder."""

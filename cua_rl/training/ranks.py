@@ -15,8 +15,11 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Generator, Sequence
+import socket
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -28,65 +31,145 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from cua_rl.errors import TrainingError
+from cua_rl.errors import ConfigError, TrainingError
+from cua_rl.training.context import ALONE, Context
 
 T = TypeVar("T")
 
 _IDLE_TIMEOUT = timedelta(days=365)
 """While a baseline is evaluated, ranks have nothing to do for hours; PyTorch gives up after 30 minutes."""
 
+_MEETING_TIMEOUT = timedelta(minutes=10)
+"""Nodes do not start at the same moment."""
+
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """This process among all ranks, and among those of its node."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self:
+        """As `launch_ranks` and torchrun say it; a process that nobody has told anything is alone."""
+        return cls(
+            rank=int(environ.get("RANK", 0)),
+            size=int(environ.get("WORLD_SIZE", 1)),
+            local_rank=int(environ.get("LOCAL_RANK", 0)),
+            local_size=int(environ.get("LOCAL_WORLD_SIZE", environ.get("WORLD_SIZE", 1))),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the ranks of several nodes find each other: a store that rank 0, or torchrun beside it, serves."""
+
+    host: str
+    port: int
+    token: str
+    torchrun_attempt: int | None = None
+    """torchrun serves the store, also to later attempts, which must not find the addresses of earlier ones."""
 
 
 class Ranks:
     """This process's place among the trainer processes."""
 
-    def __init__(self, rank: int = 0, size: int = 1, requests: distributed.ProcessGroup | None = None) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, place: Place | None = None, requests: distributed.ProcessGroup | None = None) -> None:
+        self.place = place or Place()
         self._requests = requests
+        self._watcher: threading.Thread | None = None
+        self._lifelines: distributed.ProcessGroup | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.size
 
     @classmethod
-    def meet(cls, folder: Path, rank: int, size: int, timeout: timedelta | None = None) -> Self:
-        """Join the other processes of this machine through files in a folder that other users cannot enter.
+    def meet(cls, where: Path | Meeting | None, place: Place, timeout: timedelta | None = None) -> Self:
+        """Join the other processes, if there are any.
 
-        `timeout` limits how long ranks wait for each other within a request (None: PyTorch's default), not how long
-        they wait for one.
+        Those of a single machine meet through files in a folder that other users cannot enter. `timeout` limits how
+        long ranks wait for each other within a request (None: PyTorch's default), not how long they wait for one.
 
         Raises:
             TrainingError: somebody else has taken the place of a rank.
         """
-        if size == 1:
+        if where is None or place.size == 1:
             return cls()
         if torch.cuda.is_available():
-            if torch.cuda.device_count() < size:
+            if torch.cuda.device_count() < place.local_size:
                 raise TrainingError(
-                    f"expected a GPU for each of {size} trainer processes, got {torch.cuda.device_count()} that can be "
-                    "used; lower trainer.num_processes, or see what nvidia-smi says"
+                    f"expected a GPU for each of {place.local_size} trainer processes, got "
+                    f"{torch.cuda.device_count()} that can be used; lower trainer.num_processes, or see what "
+                    "nvidia-smi says"
                 )
-            torch.cuda.set_device(rank)
+            torch.cuda.set_device(place.local_rank)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        store = distributed.FileStore(str(folder / "ranks"), size)  # pyright: ignore[reportPrivateImportUsage]
-        distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        if rank == 0:
+        if isinstance(where, Path):
+            store: Any = distributed.FileStore(str(where / "ranks"), place.size)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            store = _open_store(where, place)
+        distributed.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        if isinstance(where, Path) and place.rank == 0:
             store.set("proof", secrets.token_hex(32))
-        requests = distributed.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
-        assert isinstance(requests, distributed.ProcessGroup)  # an int stands for no member
+        secret = store.get("proof") if isinstance(where, Path) else where.token.encode()
+        requests = _new_group()
         for group in (None, requests):  # each has connections of its own
-            prove_ranks(store.get("proof"), rank, size, group)
-        return cls(rank, size, requests)
+            prove_ranks(secret, place.rank, place.size, group)
+        ranks = cls(place, requests)
+        ranks._watch_previous()
+        return ranks
+
+    def share_rows(self, size: int) -> Context:
+        """Let each `size` neighbours share their rows; raises `ConfigError` if that leaves some over."""
+        if self.size % size:
+            raise ConfigError(
+                f"trainer.context_parallel: expected a divisor of the {self.size} trainer processes, got {size}; "
+                "change it, or the number of processes"
+            )
+        if size == 1:
+            return ALONE
+        group, _ = distributed.new_subgroups(size)  # pyright: ignore[reportPrivateImportUsage]
+        assert not isinstance(group, int), f"expected this rank to be in a subgroup of {size}, got {group}"
+        return Context(rank=self.rank % size, size=size, group=group)
 
     def close(self) -> None:
-        """Leave the process group."""
-        if self.size > 1:
+        """Leave the process group, once all ranks do."""
+        if self._watcher is not None:
+            distributed.send(torch.zeros(1), (self.rank + 1) % self.size, self._lifelines)
+            self._watcher.join()
             distributed.destroy_process_group()
+
+    def _watch_previous(self) -> None:
+        """End this process when the previous rank dies, and so all ranks, one after the other.
+
+        Otherwise, a GPU that waits for a dead rank would give up after ten minutes only.
+        """
+        self._lifelines = _new_group()
+
+        def wait_for_end() -> None:
+            with self.together():
+                distributed.recv(torch.zeros(1), (self.rank - 1) % self.size, self._lifelines)
+
+        self._watcher = threading.Thread(target=wait_for_end, name="previous-rank", daemon=True)
+        self._watcher.start()
 
     def next_request(self, value: T | None) -> T:
         """Rank 0's value, on every rank; the others wait for it however long it takes."""
         if self.size == 1:
             return value  # type: ignore[return-value]
         values = [value]
-        distributed.broadcast_object_list(values, src=0, group=self._requests)
+        with self.together():
+            distributed.broadcast_object_list(values, src=0, group=self._requests)
         return values[0]  # type: ignore[return-value]
 
     def agreement(self) -> "Agreement":
@@ -98,7 +181,8 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        distributed.all_gather_object(values, value)
+        with self.together():
+            distributed.all_gather_object(values, value)
         return values
 
     def largest(self, count: int) -> int:
@@ -106,14 +190,16 @@ class Ranks:
         if self.size == 1:
             return count
         counts = torch.tensor(count)
-        distributed.all_reduce(counts, distributed.ReduceOp.MAX)
+        with self.together():
+            distributed.all_reduce(counts, distributed.ReduceOp.MAX)
         return int(counts)
 
     @contextmanager
-    def in_step(self) -> Generator[None]:
-        """A block in which ranks wait for each other inside the model: a failure there ends all processes.
+    def together(self) -> Generator[None]:
+        """A block in which ranks wait for each other: a failure there, such as a peer's death, ends this process.
 
-        The other ranks cannot be notified: they wait for a shard of a layer, not for a message.
+        The others cannot be notified, because they wait for a message or a shard of a layer. When this process ends,
+        their connections to it break, and they end too.
         """
         try:
             yield
@@ -132,35 +218,71 @@ class Ranks:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        together = torch.cat([gradient.flatten() for gradient in gradients])
-        distributed.all_reduce(together)
-        parts: Sequence[Tensor] = together.split([gradient.numel() for gradient in gradients])
+        concatenated = torch.cat([gradient.flatten() for gradient in gradients])
+        with self.together():
+            distributed.all_reduce(concatenated)
+        parts: Sequence[Tensor] = concatenated.split([gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def _new_group() -> distributed.ProcessGroup:
+    """Connections on which the ranks may be silent for long."""
+    group = distributed.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+    assert isinstance(group, distributed.ProcessGroup)  # an int stands for no member
+    return group
+
+
+def _open_store(meeting: Meeting, place: Place) -> Any:
+    """The store of a meeting; rank 0 serves it on the meeting's address alone, where PyTorch would on all."""
+    is_server = place.rank == 0 and meeting.torchrun_attempt is None
+    listener = None
+    if is_server:
+        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
+        listener = socket.create_server((meeting.host, meeting.port), family=family)
+    store = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        meeting.host,
+        meeting.port,
+        place.size,
+        is_server,
+        timeout=_MEETING_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    return distributed.PrefixStore(f"attempt {meeting.torchrun_attempt}", store)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def prove_ranks(secret: bytes, rank: int, size: int, group: distributed.ProcessGroup | None = None) -> None:
     """Show every other rank that this one knows the secret, and see that they do; raises `TrainingError`.
 
-    gloo's connections ask for no password: while the ranks meet, any program of this machine could take a rank's place,
-    and what the ranks send each other afterwards is unpickled. Whoever knows the secret may enter the run's folder.
+    gloo's connections ask for no password: while the ranks meet, another program could take a rank's place, and what
+    the ranks send each other afterwards is unpickled. Each proof answers a random number of the peer, so a recorded one
+    is of no use.
     """
     for one in range(size):
         for other in range(one + 1, size):
             if rank in (one, other):
                 peer = one + other - rank
-                ours = torch.frombuffer(bytearray(_proof(secret, rank, peer)), dtype=torch.uint8)
-                theirs = torch.empty_like(ours)
-                sending = distributed.isend(ours, peer, group)
-                distributed.recv(theirs, peer, group)
-                if sending is not None:
-                    sending.wait()
-                if not hmac.compare_digest(bytes(theirs.tolist()), _proof(secret, peer, rank)):
+                ours = secrets.token_bytes(32)
+                theirs = _exchange(ours, peer, group)
+                answer = _exchange(_proof(secret, theirs, rank, peer), peer, group)
+                if not hmac.compare_digest(answer, _proof(secret, ours, peer, rank)):
                     raise TrainingError(f"expected trainer process {peer} on its connection, got another program")
 
 
-def _proof(secret: bytes, sender: int, receiver: int) -> bytes:
-    return hmac.digest(secret, f"{sender} to {receiver}".encode(), "sha256")
+def _exchange(ours: bytes, peer: int, group: distributed.ProcessGroup | None) -> bytes:
+    """Send bytes to a peer and receive as many."""
+    outgoing = torch.frombuffer(bytearray(ours), dtype=torch.uint8)
+    incoming = torch.empty_like(outgoing)
+    sending = distributed.isend(outgoing, peer, group)
+    distributed.recv(incoming, peer, group)
+    if sending is not None:
+        sending.wait()
+    return bytes(incoming.tolist())
+
+
+def _proof(secret: bytes, nonce: bytes, sender: int, receiver: int) -> bytes:
+    return hmac.digest(secret, nonce + f"{sender} to {receiver}".encode(), "sha256")
 
 
 class Agreement:
@@ -217,12 +339,18 @@ def combine_accounts(accounts: Sequence[dict[str, float]]) -> dict[str, float]:
     return combined
 
 
-def shard_frozen_weights(base: Any, device: torch.device, num_ranks: int) -> None:
+def shard_frozen_weights(base: Any, device: torch.device, place: Place, *, is_hybrid: bool) -> None:
     """Keep only this rank's shard of decoder layers, vision blocks and mergers, on `device`.
 
-    Embeddings and head stay whole: they are read outside their modules and are often one tensor.
+    Hybrid: the ranks of a node hold all shards together, so layers are gathered over its fast links alone. Embeddings
+    and head stay whole: they are read outside their modules and are often one tensor.
     """
-    mesh = init_device_mesh(device.type, (num_ranks,))
+    nodes, shards = "nodes", "shards"
+    if is_hybrid:
+        sizes = (place.size // place.local_size, place.local_size)
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=(nodes, shards))
+    else:
+        mesh = init_device_mesh(device.type, (place.size,), mesh_dim_names=(shards,))
     vision, language = base.model.visual, base.model.language_model
     for tower, layers in (
         (vision, [*vision.blocks, vision.merger, *dict(vision.named_children()).get("deepstack_merger_list", ())]),

@@ -26,6 +26,7 @@ from cua_rl.training.batching import (
     make_micro_batches,
     token_weights,
 )
+from cua_rl.training.folders import write_folder
 from cua_rl.training.head import TokenScores
 from cua_rl.training.loss_checks import check_loss_config
 from cua_rl.training.losses import TokenLoss, token_losses
@@ -63,7 +64,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         self._ranks = ranks or Ranks()
         self._config = config
-        self.model = PolicyModel(config, self._ranks.size)
+        self._context = self._ranks.share_rows(config.context_parallel)
+        self.model = PolicyModel(config, self._ranks.place, self._context)
         self._preprocessor = ImagePreprocessor(config.model_path, config.max_pixels)
         self._features = FeatureCache(int(config.vision_cache_gib * 2**30))
         self.account = Account(
@@ -95,7 +97,8 @@ class Trainer:
                 case "reference":
                     weights, has_adapter = self.model.reference_weights(), self.model.has_reference
                 case "probe":
-                    weights, has_adapter = self.model.probe_weights(request.probe_strength), True
+                    assert request.probe is not None, "expected a probe with weights='probe', got none"
+                    weights, has_adapter = self.model.probe_weights(request.probe), True
                 case "base":
                     weights, has_adapter = self.model.base_weights(), False
             scores, shortage = list[TokenScores](), None
@@ -210,13 +213,14 @@ class Trainer:
             return self._share(agreement, batch, scores, losses, shortage)
 
     def _in_step(self) -> AbstractContextManager[None]:
-        return self._ranks.in_step() if self.model.is_sharded else nullcontext()
+        is_waited_for = self.model.is_sharded or self._context.size > 1
+        return self._ranks.together() if is_waited_for else nullcontext()
 
     def _make_idle_passes(self, batch: _Batch) -> None:
         """Provide this rank's shards to ranks that have more to compute."""
         for _ in range(batch.num_idle_passes):
             self._cached_features({})
-            logprobs, _ = self.model.scores(empty_micro_batch(), {}, temperature=1.0)
+            logprobs, _ = self.model.scores(empty_micro_batch(self._context.size), {}, temperature=1.0)
             if torch.is_grad_enabled():
                 logprobs.sum().backward()
 
@@ -276,11 +280,11 @@ class Trainer:
             torch.cuda.set_rng_state_all(state.rng[1:])
         self.policy_version = state.policy_version
 
-    def save_weights_for_sampler(self, path: Path, probe_strength: float | None = None) -> None:
-        """Write the adapter folder, or the model folder if everything is trained; or a probe of this strength."""
-        with nullcontext() if probe_strength is None else self.model.probe_weights(probe_strength):
+    def save_weights_for_sampler(self, path: Path, probe: wire.Probe | None = None) -> None:
+        """Write the adapter folder, or the model folder if everything is trained; or a probe."""
+        with nullcontext() if probe is None else self.model.probe_weights(probe):
             if self._ranks.rank == 0:
-                checkpoint.write_folder(path, self.model.save_weights)
+                write_folder(path, self.model.save_weights)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(self.model.trainable_parameters, fused=True)
@@ -295,7 +299,8 @@ class Trainer:
 
     def _pack(self, datums: Sequence[Datum]) -> _Batch:
         check_datums(datums, vocabulary_size=self.model.vocabulary_size)
-        mine = share_out([datum.model_input.length for datum in datums], self._ranks.size)[self._ranks.rank]
+        num_shares, ours = (number // self._context.size for number in (self._ranks.size, self._ranks.rank))
+        mine = share_out([datum.model_input.length for datum in datums], num_shares)[ours]
         images = {chunk.image.sha256: chunk for index in mine for chunk in datums[index].model_input.image_chunks}
         micro_batches = make_micro_batches(
             datums,
@@ -323,7 +328,10 @@ class Trainer:
         # without positions, the largest part of a micro-batch, which nobody needs any more
         bare = [replace(part, position_ids=part.position_ids[:, :, :0]) for part in batch.micro_batches]
         scored = [TokenScores(*(values.cpu() for values in part)) for part in scores]
-        told = agreement.share((bare, scored, [_on_cpu(part) for part in losses], shortage))
+        ours = (bare, scored, [_on_cpu(part) for part in losses])
+        if self._context.rank:  # the first of those that share rows speaks for all of them
+            ours = ([], [], [])
+        told = agreement.share((*ours, shortage))
         micro_batches, all_scores, all_losses, shortages = zip(*told, strict=True)
         for rank, message in enumerate(shortages):
             if message is not None:
@@ -336,12 +344,13 @@ class Trainer:
         backward = torch.is_grad_enabled()
         images = {name: batch.images[name] for name in micro_batch.image_hashes}
         features = self._encode(images) if self.model.trains_vision else self._cached_features(images)
-        self.account.add_sequences(
-            micro_batch.lengths,
-            micro_batch.predictors,
-            backward=backward,
-            adapter=adapter and not self.model.trains_base,
-        )
+        if self._context.rank == 0:
+            self.account.add_sequences(
+                micro_batch.lengths,
+                micro_batch.predictors(),
+                backward=backward,
+                adapter=adapter and not self.model.trains_base,
+            )
         return self.model.scores(micro_batch, features, temperature)
 
     @torch.no_grad()

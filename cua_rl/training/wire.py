@@ -1,13 +1,10 @@
-"""Messages between controller and trainer worker, framed on a unix socket. Does not import torch.
+"""Messages between controller and trainer worker, as pickles; `link.py` carries them. Does not import torch.
 
-Every frame is a length of eight bytes (big endian) and a pickle, which is safe here: the socket is in a private folder,
-and both ends are ours. The first request is `Start`; closing the connection ends the worker.
+The first request is `Start`; closing the connection ends the worker.
 """
 
 import io
 import pickle
-import socket
-import struct
 from collections.abc import Mapping
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import dataclass
@@ -18,14 +15,25 @@ from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.conversation import EncodedImage
 from cua_rl.types import Datum
 
-_LENGTH = struct.Struct(">Q")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Load the model; answered by `Started`."""
 
     config: TrainerConfig
+
+
+AdapterPart = Literal["language", "vision"]
+"""Modules of the language model, or of vision tower and merger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """An adapter that is random in one part of the model and zero in the other."""
+
+    strength: float
+    """Norm of its updates as a share of the weights' norm."""
+    part: AdapterPart = "language"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +43,9 @@ class Forward:
     datums: tuple[Datum, ...]
     temperature: float
     weights: Literal["policy", "reference", "base", "probe"]
-    probe_strength: float = 0.1
-    """Of a probe, a random adapter: norm of its updates as a share of the weights' norm."""
-    """reference: the policy at the start of training (`LoadReference`); base: with the adapter disabled."""
+    """reference: the policy at the start of training (`LoadReference`); base: with the adapter disabled; probe: with
+    the adapter of `probe`."""
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +102,25 @@ class SaveWeightsForSampler:
     """Write what the sampler loads: the adapter, or the whole model in full training; answered by `Done`."""
 
     path: Path
-    probe_strength: float | None = None
-    """Write a probe of this strength, as in `Forward`, instead of the policy."""
+    probe: Probe | None = None
+    """Write this instead of the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerMetrics:
     """Report work, speed and memory since the last such request; answered by `TrainerMetricsOutput`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithFiles:
+    """A request about a folder of the controller that the ranks cannot reach; answered by `FilesOutput`.
+
+    The ranks carry it out in a folder of their own.
+    """
+
+    request: SaveState | LoadState | LoadReference | SaveWeightsForSampler
+    files: Mapping[str, bytes]
+    """What is in the folder: contents by relative path; empty for a folder that the request writes."""
 
 
 Request = (
@@ -113,6 +133,7 @@ Request = (
     | LoadReference
     | SaveWeightsForSampler
     | TrainerMetrics
+    | WithFiles
 )
 
 
@@ -169,6 +190,14 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FilesOutput:
+    """The answer to the request of a `WithFiles`, and the folder that it wrote."""
+
+    reply: Done
+    files: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """The request was refused or failed; the weights are unchanged."""
 
@@ -176,7 +205,16 @@ class Failed:
     message: str
 
 
-Reply = Started | ForwardOutput | ForwardBackwardOutput | OptimStepOutput | TrainerMetricsOutput | Done | Failed
+Reply = (
+    Started
+    | ForwardOutput
+    | ForwardBackwardOutput
+    | OptimStepOutput
+    | TrainerMetricsOutput
+    | Done
+    | FilesOutput
+    | Failed
+)
 
 
 def encode(message: object) -> bytes:
@@ -189,42 +227,6 @@ def encode(message: object) -> bytes:
 def decode(payload: bytes) -> Any:
     """The message that `encode` was given."""
     return pickle.loads(payload)
-
-
-def frame_header(payload: bytes) -> bytes:
-    """The bytes that go before `payload`."""
-    return _LENGTH.pack(len(payload))
-
-
-def frame_length(header: bytes) -> int:
-    """The payload's length, from a header of `HEADER_LENGTH` bytes."""
-    return _LENGTH.unpack(header)[0]
-
-
-HEADER_LENGTH = _LENGTH.size
-
-
-def send(connection: socket.socket, message: Request | Reply) -> None:
-    """Write one frame (the worker's side, blocking)."""
-    payload = encode(message)
-    connection.sendall(frame_header(payload))
-    connection.sendall(payload)
-
-
-def receive(connection: socket.socket) -> Any:
-    """Read one frame (the worker's side, blocking); raises `EOFError` if the controller is gone."""
-    return decode(_read_exactly(connection, frame_length(_read_exactly(connection, HEADER_LENGTH))))
-
-
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
-    buffer = bytearray(length)
-    view, read = memoryview(buffer), 0
-    while read < length:
-        count = connection.recv_into(view[read:])
-        if count == 0:
-            raise EOFError("the controller closed the connection")
-        read += count
-    return bytes(buffer)
 
 
 class _Pickler(pickle.Pickler):

@@ -1,58 +1,119 @@
-"""The trainer process: serves requests, ends with the connection.
+"""A trainer process: serves requests, ends with the connection.
 
-`python -m cua_rl.training.worker SOCKET` is the only one; with `RANK SIZE` behind, one of several.
+`python -m cua_rl.training.worker SOCKET` connects to the controller of this machine, which listens there. With
+`HOST:PORT` instead, rank 0 listens for a controller on another host; MODEL, if it follows, is the model's folder here.
+RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE make it one of several, MASTER_ADDR and MASTER_PORT let several nodes
+meet: torchrun sets them too.
 """
 
 import logging
+import os
 import socket
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 from transformers.utils.logging import disable_progress_bar
 
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
+from cua_rl.settings import with_values
 from cua_rl.training import wire
-from cua_rl.training.ranks import Ranks, combine_accounts
+from cua_rl.training.folders import read_files, write_files
+from cua_rl.training.link import Address, WorkerLink, parse_address, require_token
+from cua_rl.training.ranks import Meeting, Place, Ranks, combine_accounts
 from cua_rl.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+
 
 def main(arguments: list[str]) -> int:
-    """Serve the controller that listens at the given unix socket until it closes the connection."""
+    """Serve one controller until it closes the connection."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     disable_progress_bar()
-    socket_path = Path(arguments[0])
-    rank, size = map(int, arguments[1:] or (0, 1))
-    ranks = Ranks.meet(socket_path.parent, rank, size)
-    if ranks.rank == 0:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(socket_path))
-            serve(connection, ranks)
-    else:
-        follow(ranks)
-    ranks.close()
+    place = Place.from_environment(os.environ)
+    if arguments[0].startswith("/"):
+        socket_path = Path(arguments[0])
+        serve_ranks(Ranks.meet(socket_path.parent, place), lambda: _call(socket_path))
+        return 0
+    try:
+        address, token = parse_address(arguments[0], "ADDRESS"), require_token(os.environ)
+        meeting = find_meeting(os.environ, token, place)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    model = Path(arguments[1]) if len(arguments) > 1 else None
+    serve_ranks(Ranks.meet(meeting, place), lambda: _wait_for_call(address, token), model)
     return 0
 
 
-def serve(connection: socket.socket, ranks: Ranks) -> None:
+def find_meeting(environ: Mapping[str, str], token: str, place: Place) -> Meeting | None:
+    """Where the ranks meet; None for a single one.
+
+    Raises:
+        ConfigError: it is not said where, or on which interface they talk to each other.
+    """
+    if place.size == 1:
+        return None
+    master = parse_address(f"{environ.get('MASTER_ADDR')}:{environ.get('MASTER_PORT')}", "MASTER_ADDR, MASTER_PORT")
+    if not environ.get(_INTERFACE):
+        raise ConfigError(
+            f"{_INTERFACE}: expected the interface of the private network on which the ranks talk to each other, such "
+            "as eth1, got none; set it"
+        )
+    logger.info("ranks talk on interface=%s, meet at %s; nothing is encrypted", environ[_INTERFACE], master)
+    is_served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = int(environ["TORCHELASTIC_RESTART_COUNT"]) if is_served else None
+    return Meeting(host=master.host, port=master.port, token=token, torchrun_attempt=attempt)
+
+
+def _call(socket_path: Path) -> WorkerLink:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(socket_path))
+    return WorkerLink(connection)
+
+
+def _wait_for_call(address: Address, token: str) -> WorkerLink:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.create_server((address.host, address.port), family=family) as listener:
+        logger.info("rank 0 listens at %s for a controller with the token; nothing is encrypted", address)
+        return WorkerLink.accept(listener, token)
+
+
+def serve_ranks(ranks: Ranks, connect: Callable[[], WorkerLink], model: Path | None = None) -> None:
+    """Rank 0 connects to the controller and tells the others what it asks for."""
+    if ranks.rank == 0:
+        serve(connect(), ranks, model)
+    else:
+        follow(ranks, model)
+    ranks.close()
+
+
+def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
     """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged."""
-    worker = _Worker(ranks)
+    worker = _Worker(ranks, model)
     while True:
         try:
-            request: wire.Request | None = wire.receive(connection)
-        except EOFError:
+            request: wire.Request | None = link.receive()
+        except (EOFError, OSError) as error:
+            logger.info("the controller is gone: %s", error)
             request = None
         ranks.next_request(request)
         if request is None:
             return
-        wire.send(connection, worker.reply(request))
+        reply = worker.reply(request)
+        with suppress(OSError):  # the controller is gone, as the next read says
+            link.send(reply)
 
 
-def follow(ranks: Ranks) -> None:
+def follow(ranks: Ranks, model: Path | None) -> None:
     """Carry out the requests of rank 0 on another rank; its replies are discarded."""
-    worker = _Worker(ranks)
+    worker = _Worker(ranks, model)
     while (request := cast("wire.Request | None", ranks.next_request(None))) is not None:
         worker.reply(request)
 
@@ -60,17 +121,23 @@ def follow(ranks: Ranks) -> None:
 class _Worker:
     """Carries out requests; there is no trainer before `Start`."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, model: Path | None) -> None:
         self._ranks = ranks
+        self._model = model
         self._trainer: Trainer | None = None
 
     def reply(self, request: wire.Request) -> wire.Reply:
         """The answer; `Failed` if the request cannot be carried out."""
         try:
             with boundary(TrainingError, f"trainer, {type(request).__name__}"):
+                if isinstance(request, wire.WithFiles):
+                    return self._carry_out_with_files(request)
                 if not isinstance(request, wire.Start):
                     return self._carry_out(request)
-                self._trainer = trainer = Trainer(request.config, self._ranks)
+                config = request.config
+                if self._model is not None:
+                    config = with_values(config, model_path=self._model)
+                self._trainer = trainer = Trainer(config, self._ranks)
                 num_parameters = sum(parameter.numel() for parameter in trainer.model.base.parameters())
                 num_trainable = sum(parameter.numel() for parameter in trainer.model.trainable_parameters)
                 device = str(trainer.model.device)
@@ -82,6 +149,15 @@ class _Worker:
             logger.exception("failed request=%s", type(request).__name__)
             kind = "config" if isinstance(error, ConfigError) else "training"
             return wire.Failed(kind=kind, message=str(error))
+
+    def _carry_out_with_files(self, request: wire.WithFiles) -> wire.Reply:
+        with TemporaryDirectory() as name:
+            folder = Path(name) / "folder"
+            if request.files:
+                write_files(folder, request.files)
+            reply = self._carry_out(replace(request.request, path=folder))
+            assert isinstance(reply, wire.Done)
+            return wire.FilesOutput(reply=reply, files={} if request.files else read_files(folder))
 
     def _carry_out(self, request: wire.Request) -> wire.Reply:
         trainer = self._trainer
@@ -104,8 +180,8 @@ class _Worker:
                     trainer.load_state(path, with_optimizer=with_optimizer)
                 case wire.LoadReference(path=path):
                     trainer.model.load_reference(path)
-                case wire.SaveWeightsForSampler(path=path, probe_strength=strength):
-                    trainer.save_weights_for_sampler(path, strength)
+                case wire.SaveWeightsForSampler(path=path, probe=probe):
+                    trainer.save_weights_for_sampler(path, probe)
                 case _:
                     raise AssertionError(f"expected Start to be carried out by reply, got {request!r}")
         return wire.Done(policy_version=trainer.policy_version)

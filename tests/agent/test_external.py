@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from starlette.routing import Route
 
 import cua_rl
 from cua_rl.actions import Click, Wait
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, unreadable_files
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
+from cua_rl.guest_room import claim_guest
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -345,17 +347,69 @@ def test_a_controller_of_an_ordinary_user_can_hide_its_environment_from_an_agent
     assert int(done.stdout) == status
 
 
-@pytest.mark.skipif(not can_change_user(), reason="not root: only root gives agents users that cannot reach everything")
-async def test_a_program_that_the_agents_user_cannot_read_runs_as_ours_without_capabilities(
+needs_root = pytest.mark.skipif(not can_change_user(), reason="not root: only root gives agents users of their own")
+LOOKS_AROUND = """
+import os, pathlib, sys
+print(os.getuid(), sys.prefix)
+for name in sys.argv[1:]:
+    path = pathlib.Path(sys.argv[0]).parent / name
+    try:
+        print(path.read_text() if path.is_file() else os.listdir(path))
+    except OSError as error:
+        print(type(error).__name__)
+"""
+
+
+@needs_root
+async def test_a_program_below_a_folder_of_roots_sees_the_way_to_it_and_nothing_else_there(
     bench: Bench, tmp_path: Path
 ) -> None:
+    closed = tmp_path / "closed"
+    program = closed / "lib" / "program"
+    program.mkdir(parents=True)
+    (closed / "secret").write_text("of root")
+    (program / "beside").write_text("readable")
+    script = program / "agent.py"
+    script.write_text(LOOKS_AROUND)
+    closed.chmod(0o700)
+
+    await bench.run_command(PYTHON, str(script), "beside", "../../secret", "../..")
+
+    who, beside, secret, folder = (bench.folder / "r1.log").read_text().splitlines()
+    assert int(who.split()[0]) in GUEST_UIDS
+    assert (beside, secret, folder) == ("readable", "FileNotFoundError", "['lib']")
+    assert (closed / "secret").read_text() == "of root"
+
+
+@needs_root
+async def test_an_interpreter_below_a_folder_of_roots_works_with_its_packages(bench: Bench, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    venv.create(closed / "venv", symlinks=True)
+    (closed / "link").symlink_to("venv")
+    closed.chmod(0o700)
+
+    await bench.run_command(str(closed / "link/bin/python"), "-c", LOOKS_AROUND)
+
+    uid, prefix = (bench.folder / "r1.log").read_text().split()
+    assert (int(uid) in GUEST_UIDS, prefix) == (True, str(closed / "link"))
+
+
+@needs_root
+def test_a_program_may_lie_in_a_current_folder_that_is_roots_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "agent.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+    with claim_guest((PYTHON, "agent.py")) as user:
+        assert user.shown == (tmp_path / "agent.py",)
+
+
+@needs_root
+def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
-    script.write_text("import pathlib; print(pathlib.Path('/proc/self/status').read_text())")
-    script.chmod(0o600)
+    script.touch(mode=0o600)
 
-    await bench.run_command(PYTHON, str(script))
-
-    status = dict(line.split(":\t", 1) for line in (bench.folder / "r1.log").read_text().splitlines() if ":\t" in line)
-    assert unreadable_files((PYTHON, str(script))) == (str(script),)
-    assert status["Uid"].split()[0] == str(os.geteuid())
-    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapInh")} == {0}
+    with pytest.raises(ConfigError, match=rf"other users can read.* got {script}; .*chmod o\+r"):
+        claim_guest((PYTHON, str(script)))

@@ -49,6 +49,18 @@ def test_an_interrupted_run_that_resumes_has_the_loss_curve_of_one_that_never_st
     assert [step for step, _, _ in losses(tmp_path / "whole")] == [0, 1, 2, 2, 3, 4, 4]
 
 
+def test_two_trainer_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
+    arguments = ["max_steps=2", "num_eval_conversations=3"]  # of three datums, one process has one
+    run(tmp_path / "one", *arguments)
+    run(tmp_path / "two", *arguments, "num_processes=2")
+
+    curves = [
+        [number for record in losses(tmp_path / name) for number in record if isinstance(number, float | int)]
+        for name in ("one", "two")
+    ]
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)  # float32, two steps
+
+
 def test_a_run_with_an_adapter_writes_what_sampler_and_trainer_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,3 +69,14 @@ def test_in_bfloat16_it_is_at_least_as_exact_as_peft(inputs: tuple[Tensor, Tenso
 def test_in_bfloat16_it_keeps_no_copy_of_its_input(inputs: tuple[Tensor, Tensor]) -> None:
     assert not run(make_layer(FusedLoraLinear), *inputs)[1]
     assert run(make_layer(PeftLinear), *inputs)[1]
+
+
+def test_a_rank_without_rows_has_a_gradient_of_zeros() -> None:
+    layer = make_layer(FusedLoraLinear)
+
+    (output, of_x, of_a, of_b), _ = run(layer, torch.zeros(1, 0, WIDTH_IN), torch.zeros(1, 0, WIDTH_OUT))
+
+    assert output.shape == (1, 0, WIDTH_OUT)
+    assert of_x.shape == (1, 0, WIDTH_IN)
+    assert not of_a.any()
+    assert not of_b.any()

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-"""Two trainer processes against one."""
+"""Several trainer processes against one."""
 
 import random
 import subprocess
@@ -21,10 +21,10 @@ from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
 from cua_rl.training.model import find_device
-from cua_rl.training.ranks import Agreement, Ranks, combine_accounts, share_out
+from cua_rl.training.ranks import Agreement, Place, Ranks, combine_accounts, share_out
 from cua_rl.training.trainer import Trainer
 from cua_rl.types import Datum
-from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, draw_screenshot, make_datum
+from tests.real.training.tiny_qwen3_vl import TINY_ROUNDINGS, build_random_qwen3_vl, draw_screenshot, make_datum
 from tests.real.training.trainer_calls import run_out_of_memory, train
 from tests.rounding import assert_equal_but_for_rounding
 
@@ -47,13 +47,16 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         assert_equal_but_for_rounding(tensor, other[name], NUM_ROUNDINGS, magnitude=largest)
 
 
-def go_on_alone(config: TrainerConfig, state: Path, datums: tuple[Datum, ...], folder: Path) -> None:
+def go_on_alone(
+    config: TrainerConfig, state: Path, datums: tuple[Datum, ...], folder: Path
+) -> wire.ForwardBackwardOutput:
     """Another step of one process from a checkpoint."""
     resumed = Trainer(config)
     resumed.load_state(state, with_optimizer=True)
-    resumed.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+    output = resumed.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
     resumed.optim_step(wire.OptimStep(optim=PLAIN_STEP))
     resumed.save_weights_for_sampler(folder)
+    return output
 
 
 async def test_two_processes_take_the_step_of_one_and_exchange_checkpoints(
@@ -151,6 +154,53 @@ async def test_two_processes_that_hold_half_of_the_layers_take_the_step_of_one(
     assert_close(adapter(tmp_path / "one-from-two"), adapter(tmp_path / "two-from-one"))
 
 
+async def test_a_rank_that_is_killed_costs_no_step_and_four_go_on_from_the_checkpoint(
+    config: TrainerConfig, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    datums = tuple(make_datum(rng, [draw_screenshot(rng)]) for _ in range(3))
+    alone = Trainer(config)
+    for _ in range(2):
+        alone.forward_backward(wire.ForwardBackward(datums=datums, loss=LossConfig()))
+        alone.optim_step(wire.OptimStep(optim=PLAIN_STEP))
+    alone.save_weights_for_sampler(tmp_path / "alone")
+    config = chz.replace(config, num_processes=2, max_restarts=1)
+
+    async with TrainingClient(config, tmp_path / "trainer.log") as two:
+        await two.forward_backward(datums, LossConfig())
+        await two.optim_step(PLAIN_STEP)
+        await two.forward_backward(datums, LossConfig())
+        _worker(1).kill()
+        step = await two.optim_step(PLAIN_STEP)
+        metrics = await two.trainer_metrics()
+        await two.save_weights_for_sampler(tmp_path / "two")
+        await two.save_state(tmp_path / "state-of-two")
+    async with TrainingClient(chz.replace(config, num_processes=4), tmp_path / "trainer.log") as four:
+        await four.load_state(tmp_path / "state-of-two")
+        output = await four.forward_backward(datums, LossConfig())  # one rank has nothing to do
+        await four.optim_step(PLAIN_STEP)
+        await four.save_weights_for_sampler(tmp_path / "four")
+
+    assert step.policy_version == 2
+    assert metrics["trainer/restarts"] == 1.0
+    assert "rank 1 ended with status -9, so all trainer processes end" in (tmp_path / "trainer.log").read_text()
+    assert_close(adapter(tmp_path / "two"), adapter(tmp_path / "alone"))
+    expected = go_on_alone(config, tmp_path / "state-of-two", datums, tmp_path / "three-steps")
+    assert_close(adapter(tmp_path / "four"), adapter(tmp_path / "three-steps"))
+    for row, other in zip(output.training_logprobs, expected.training_logprobs, strict=True):
+        assert_equal_but_for_rounding(row, other, NUM_ROUNDINGS)
+    losses = [result.metrics["loss/total"] for result in (output, expected)]
+    assert_equal_but_for_rounding(losses[:1], losses[1:], NUM_ROUNDINGS, magnitude=1.0)
+
+
+def _worker(rank: int) -> psutil.Process:
+    return next(one for one in _workers() if one.environ()["RANK"] == str(rank))
+
+
+def _workers() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children(recursive=True) if "cua_rl.training.worker" in one.cmdline()]
+
+
 RANK = """
 import sys
 from torch import distributed
@@ -177,9 +227,9 @@ IDLE_RANK = """
 import sys, time
 from datetime import timedelta
 from pathlib import Path
-from cua_rl.training.ranks import Ranks
+from cua_rl.training.ranks import Place, Ranks
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])
-ranks = Ranks.meet(folder, rank, 2, timeout=timedelta(seconds=2))
+ranks = Ranks.meet(folder, Place(rank=rank, size=2), timeout=timedelta(seconds=2))
 if rank == 0:
     time.sleep(5)  # an evaluation
 print(ranks.next_request("train" if rank == 0 else None))
@@ -210,14 +260,38 @@ def test_a_gpu_that_is_assigned_but_cannot_be_used_is_refused() -> None:
 
 async def test_trainer_processes_listen_on_the_loopback_interface_only(config: TrainerConfig, tmp_path: Path) -> None:
     async with TrainingClient(chz.replace(config, num_processes=2), tmp_path / "trainer.log"):
-        workers = [
-            one for one in psutil.Process().children(recursive=True) if "cua_rl.training.worker" in one.cmdline()
-        ]
+        workers = _workers()
         listening = {link.laddr.ip for worker in workers for link in worker.net_connections("inet") if not link.raddr}
         assert len(workers) == 2
         for worker in workers:  # nothing of ours but what they need
             assert not {"HF_TOKEN", "DATABASE_URL", "MASTER_ADDR"} & worker.environ().keys()
     assert listening == {"127.0.0.1"}
+
+
+LOADED = """
+import re, sys
+from pathlib import Path
+from cua_rl.config import TrainerConfig
+from cua_rl.training.model import PolicyModel
+
+def private_bytes():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+before = private_bytes()
+PolicyModel(TrainerConfig(model_path=Path(sys.argv[1])))
+print(private_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: no /proc that tells private from shared memory")
+def test_ranks_share_the_memory_of_a_checkpoint_in_their_precision(tmp_path: Path) -> None:
+    folder = build_random_qwen3_vl(tmp_path / "model", hidden=1024, vocabulary=320)
+    size = (folder / "model.safetensors").stat().st_size
+
+    printed = subprocess.run([sys.executable, "-c", LOADED, str(folder)], capture_output=True, text=True, check=True)
+
+    assert size > 60 * 2**20  # beside which the adapter and Python's own objects are small
+    assert int(printed.stdout) < size / 3
 
 
 def test_datums_are_shared_out_by_length() -> None:
@@ -246,7 +320,7 @@ class RankInThread(Ranks):
     """A rank that shares values with the others of this process."""
 
     def __init__(self, rank: int, values: list[Any], barrier: Barrier) -> None:
-        super().__init__(rank, len(values))
+        super().__init__(Place(rank=rank, size=len(values)))
         self._values, self._barrier = values, barrier
 
     def gather(self, value: T) -> list[T]:

@@ -1,0 +1,246 @@
+"""The connection between the controller and rank 0: frames on a Unix socket, or authenticated frames over TCP.
+
+A frame is a length of eight bytes (big endian), over TCP an authentication code of 32 bytes, and a pickle. Unpickling
+can run code, so the sender must be known. A Unix socket lies in a private folder. Over TCP, both sides first prove that
+they know a token; it also yields the keys of the codes, so without it nobody can forge, repeat or reorder frames. They
+are not encrypted.
+
+Does not import torch.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import secrets
+import socket
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from cua_rl.errors import ConfigError
+from cua_rl.training import wire
+
+logger = logging.getLogger(__name__)
+
+TOKEN_VARIABLE = "CUA_RL_TRAINER_TOKEN"
+_MIN_TOKEN_CHARACTERS = 32  # 128 bits even in hexadecimal digits: a recorded handshake does not reveal it
+_LENGTH = struct.Struct(">Q")
+_NONCE_BYTES = 32
+_CODE_BYTES = 32
+_HANDSHAKE_TIMEOUT_S = 10.0
+_KEEP_ALIVE_S = 30  # between two probes; a peer that misses six is dead, a cut of half a minute is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where rank 0 listens for a controller on another host."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        return ipaddress.ip_address(self.host).is_loopback
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, name: str) -> Address:
+    """An address such as 10.0.0.1:29400; raises `ConfigError` naming the setting if it is none, or all addresses."""
+    host, _, port = text.rpartition(":")
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+        number = int(port)
+    except ValueError:
+        address, number = None, 0
+    if address is None or address.is_unspecified or not 0 < number < 65536:
+        raise ConfigError(
+            f"{name}: expected the IP address of one interface and a port, such as 10.0.0.1:29400, got {text!r}; name "
+            "the interface of a private network"
+        )
+    return Address(host=str(address), port=number)
+
+
+def require_token(environ: Mapping[str, str]) -> str:
+    """The token that controller and ranks share; raises `ConfigError` if it is missing or short."""
+    token = environ.get(TOKEN_VARIABLE, "")
+    if len(token) < _MIN_TOKEN_CHARACTERS:
+        raise ConfigError(
+            f"{TOKEN_VARIABLE}: expected at least {_MIN_TOKEN_CHARACTERS} random characters, the same for the "
+            f"controller and on every node of the trainer, got {len(token)}; make one with `openssl rand -hex 32`"
+        )
+    return token
+
+
+def require_reachable(address: str, environ: Mapping[str, str]) -> None:
+    """Raises `ConfigError` if the trainer at `trainer.address` could not be reached, or not safely."""
+    parse_address(address, "trainer.address")
+    require_token(environ)
+
+
+class Seal:
+    """Authentication codes of the frames of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._num_frames = 0
+
+    def code(self, payload: bytes) -> bytes:
+        """The code of the next frame."""
+        code = hmac.new(self._key, struct.pack(">QQ", self._num_frames, len(payload)), "sha256")
+        code.update(payload)
+        self._num_frames += 1
+        return code.digest()
+
+    def check(self, payload: bytes, code: bytes) -> None:
+        """Raises `ConnectionError` unless `code` is that of the next frame."""
+        if not hmac.compare_digest(self.code(payload), code):
+            raise ConnectionError("expected a frame with its authentication code, got one that somebody has changed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seals:
+    """Of a TCP connection: each direction has a key of its own."""
+
+    controller: Seal
+    trainer: Seal
+
+
+def _prove(token: str, purpose: str, nonces: bytes) -> bytes:
+    return hmac.digest(token.encode(), purpose.encode() + nonces, "sha256")
+
+
+def _make_seals(token: str, nonces: bytes) -> Seals:
+    return Seals(
+        controller=Seal(_prove(token, "frames of the controller", nonces)),
+        trainer=Seal(_prove(token, "frames of the trainer", nonces)),
+    )
+
+
+class ControllerLink:
+    """The controller's end, on the event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seals: Seals | None = None) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._seals = seals
+
+    @classmethod
+    async def connect(cls, address: Address, token: str) -> "ControllerLink":
+        """Connect to rank 0 and prove to each other that both know the token.
+
+        Raises:
+            OSError: nobody answers there.
+            ConfigError: who answers has another token.
+        """
+        async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            _keep_alive(writer.get_extra_info("socket"))
+            own, nonces = secrets.token_bytes(_NONCE_BYTES), b""
+            try:
+                nonces = await reader.readexactly(_NONCE_BYTES) + own
+                writer.write(own + _prove(token, "controller", nonces))
+                is_known = hmac.compare_digest(await reader.readexactly(_CODE_BYTES), _prove(token, "trainer", nonces))
+            except asyncio.IncompleteReadError:
+                is_known = False
+        if not is_known:
+            writer.close()
+            raise ConfigError(
+                f"{TOKEN_VARIABLE}: expected the token of the trainer at {address}, got another one; set the same for "
+                "the controller and on every node of the trainer"
+            )
+        return cls(reader, writer, _make_seals(token, nonces))
+
+    async def ask(self, request: wire.Request) -> wire.Reply:
+        """Send a request and wait for its answer; raises `OSError` or `EOFError` if the connection breaks."""
+        payload = await asyncio.to_thread(wire.encode, request)
+        self._writer.write(_LENGTH.pack(len(payload)))
+        if self._seals is not None:
+            self._writer.write(await asyncio.to_thread(self._seals.controller.code, payload))
+        self._writer.write(payload)
+        await self._writer.drain()
+        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+        code = b"" if self._seals is None else await self._reader.readexactly(_CODE_BYTES)
+        answer = await self._reader.readexactly(length)
+        if self._seals is not None:
+            await asyncio.to_thread(self._seals.trainer.check, answer, code)
+        return await asyncio.to_thread(wire.decode, answer)
+
+    def close(self) -> None:
+        """End the connection, and with it the worker."""
+        self._writer.close()
+
+
+class WorkerLink:
+    """Rank 0's end, blocking."""
+
+    def __init__(self, connection: socket.socket, seals: Seals | None = None) -> None:
+        self._connection = connection
+        self._seals = seals
+
+    @classmethod
+    def accept(cls, listener: socket.socket, token: str) -> "WorkerLink":
+        """Wait until a controller that knows the token connects; others are turned away."""
+        while True:
+            connection, peer = cast("tuple[socket.socket, object]", listener.accept())
+            try:
+                connection.settimeout(_HANDSHAKE_TIMEOUT_S)
+                own = secrets.token_bytes(_NONCE_BYTES)
+                connection.sendall(own)
+                nonces = own + _read_exactly(connection, _NONCE_BYTES)
+                proof = _read_exactly(connection, _CODE_BYTES)
+                if not hmac.compare_digest(proof, _prove(token, "controller", nonces)):
+                    raise ConnectionError("it does not know the token")
+                connection.sendall(_prove(token, "trainer", nonces))
+            except (OSError, EOFError) as error:
+                logger.warning("turned away connection peer=%s: %s", peer, error)
+                connection.close()
+                continue
+            connection.settimeout(None)
+            _keep_alive(connection)
+            return cls(connection, _make_seals(token, nonces))
+
+    def send(self, message: wire.Reply) -> None:
+        """Write one frame."""
+        payload = wire.encode(message)
+        self._connection.sendall(_LENGTH.pack(len(payload)))
+        if self._seals is not None:
+            self._connection.sendall(self._seals.trainer.code(payload))
+        self._connection.sendall(payload)
+
+    def receive(self) -> Any:
+        """Read one frame; raises `EOFError` if the controller is gone."""
+        (length,) = _LENGTH.unpack(_read_exactly(self._connection, _LENGTH.size))
+        code = b"" if self._seals is None else _read_exactly(self._connection, _CODE_BYTES)
+        payload = _read_exactly(self._connection, length)
+        if self._seals is not None:
+            self._seals.controller.check(payload, code)
+        return wire.decode(payload)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+def _read_exactly(connection: socket.socket, length: int) -> bytes:
+    buffer = bytearray(length)
+    view, read = memoryview(buffer), 0
+    while read < length:
+        count = connection.recv_into(view[read:])
+        if count == 0:
+            raise EOFError("the controller closed the connection")
+        read += count
+    return bytes(buffer)
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Notice the loss of a host that can no longer say that it is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":  # others have other names
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
