@@ -1,13 +1,13 @@
 """The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
 
-    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1] [--tags demo]
+    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1] [--turns 5]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
 Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
 are far away: an action and a screenshot, one of a few hundred, take 2 s each (lognormal); the trainer computes nothing.
 With `--workers`, rollouts run in that many processes; the turns of each per second of processor time are more figures.
-`--tags ""` takes all tasks of the simulator, whose rollouts have 5 turns instead of 1 or 2. `--slow 4` makes model and
-phones four times as slow, where the machine cannot do as many turns at a time.
+`--turns 5` makes rollouts longer than the tasks', which have 1 or 2. `--slow 4` makes model and phones four times as
+slow, where the machine cannot do as many turns at a time.
 One JSON line per figure. `lag` is how much later than asked a sleep of 10 ms ends, over the whole run; the limit beside
 it is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
 """
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from uuid import UUID
@@ -240,7 +241,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
 
 def load_demo(options: argparse.Namespace) -> TaskSet:
     """The tasks of the run."""
-    return load_tasks({"source_type": "demo_training", "tags": options.tags.split()}, seed=0, split="train")
+    tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
+    if options.turns is None:
+        return tasks
+    return replace(tasks, templates=tuple(replace(one, max_turns=options.turns) for one in tasks.templates))
 
 
 async def make_runner(sampler: SamplingClient, recorder: Recorder, max_devices: int, slow: float) -> RolloutRunner:
@@ -269,7 +273,8 @@ async def open_workers(
     """Workers as processes of their own, which write their figures to `folder` when the run is over."""
     runner = RemoteRunner(sampler, recorder, lambda: setup)
     async with serve_app(make_worker_app(runner, TOKEN), "127.0.0.1", 0) as url:
-        given = ["--slow", str(options.slow), "--tags", options.tags, "--worker", url]
+        turns = [] if options.turns is None else ["--turns", str(options.turns)]
+        given = ["--slow", str(options.slow), *turns, "--worker", url]
         command = [sys.executable, "-m", "benchmarks.controller_load", *given]
         slots = str(-(-options.rollouts // options.workers))
         processes = [
@@ -394,7 +399,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--tags", default="demo")
+    parser.add_argument("--turns", type=int)
     parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
