@@ -10,7 +10,7 @@ check check-security test fast: export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android monitor migration bench
+.PHONY: help setup train test check check-security types strict-types fast format lint imports size pythons test-android test-harnesses test-ship record-clients monitor migration bench
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1 - \2/p' Makefile
@@ -48,7 +48,7 @@ size:
 
 # tests of one file share a browser or a database, some of all files a model server: groups of tests/conftest.py
 test: setup ## all tests, with the real model server, trainer and database: before every push
-	$(PYTHON) -m pytest -q --numprocesses=4 --dist=loadgroup --no-loadscope-reorder
+	$(PYTHON) -m pytest -q --numprocesses=4 --dist=loadgroup --no-loadscope-reorder --ignore=tests/real/harnesses
 
 check-security: setup ## attack a small run in the ways of docs/security.md, and print what held; as root, also as other users
 	@$(PYTHON) -m scripts.red_team $(ARGS)
@@ -59,10 +59,26 @@ pythons: setup ## resolve what is installed for every Python that is supported; 
 test-android: setup ## tests on an attached Android phone or emulator, whose settings they change
 	$(PYTHON) -m pytest -q tests/real/android
 
+# the validators pin versions that others of .venv do not go with, so they have an environment of their own
+.venv-ship/.done: constraints/ship.txt
+	.venv/bin/python -m venv .venv-ship
+	.venv-ship/bin/python -m pip install --quiet --disable-pip-version-check -r constraints/ship.txt
+	touch $@
+
+test-ship: setup .venv-ship/.done ## validate Dockerfile, compose, Slurm, Kubernetes and SkyPilot files
+	$(PYTHON) -m pytest -q deploy
+
+record-clients: setup ## record again what client libraries send to the gateway; needs package indexes and node
+	$(PYTHON) -m tests.sampling.clients.record $(ARGS)
+
 monitor: setup ## show training runs in the browser
 	@$(PYTHON) -c "import importlib.util as u, sys; sys.exit(not u.find_spec('cua_rl.recipes.serve_monitor'))" \
 		|| { echo "make monitor: cua_rl.recipes.serve_monitor is not part of this version" >&2; exit 2; }
 	@$(PYTHON) -m cua_rl.recipes.serve_monitor $(ARGS)
+
+test-harnesses: setup ## make the environments of examples/harnesses, train a step through each, and let 100 of 500 programs die
+	@for name in browsergym gymnasium inspect_ai openenv verifiers; do examples/harnesses/make_environment.sh $$name || exit; done
+	CUA_RL_HARNESS_ROLLOUTS=500 $(PYTHON) -m pytest -q tests/real/harnesses tests/agent/test_harness_faults.py
 
 bench: setup ## quick benchmarks: figures into benchmarks/results.jsonl and docs/performance.md
 	$(PYTHON) -m benchmarks.run $(ARGS)

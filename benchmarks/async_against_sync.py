@@ -13,15 +13,15 @@ training step.
 import argparse
 import asyncio
 import json
-import math
 from collections.abc import Sequence
 from random import Random
 from statistics import fmean
 from typing import Any
 
-from benchmarks.virtual_time import run_in_virtual_time
 from cua_rl.config import LossConfig
 from cua_rl.events import BatchTaken, GroupEnded
+from cua_rl.planning.fleet import Spread
+from cua_rl.planning.virtual_time import run_in_virtual_time
 from cua_rl.policy import AdapterRef
 from cua_rl.rl import async_loop, sync_loop
 from cua_rl.rl.served_policy import SavedPolicy
@@ -99,7 +99,7 @@ class NumberedSeeds(Seeds):
 
 def lognormal(random: Random, mean: float, sigma: float) -> float:
     """A lognormal number with this mean (not the mean of its logarithm)."""
-    return random.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma)
+    return Spread(mean=mean, sigma=sigma).draw(random)
 
 
 async def measure(max_lag: int, num_steps: int, num_devices: int) -> dict[str, Any]:

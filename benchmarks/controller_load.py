@@ -1,10 +1,13 @@
 """The controller with 512 rollouts at a time: does its event loop stay free, does the recorder keep up, is memory flat?
 
-    python -m benchmarks.controller_load [--rollouts 512] [--steps 6]
+    python -m benchmarks.controller_load [--rollouts 512] [--steps 6] [--workers 0] [--slow 1] [--tags demo]
 
 Everything of the controller is real: asynchronous loop, rollouts, agent, gateway, renderer, HTTP client, recorder and
 Postgres. The model is a process that answers every request with the same click after 4 s on average (lognormal); phones
 are far away: an action and a screenshot, one of a few hundred, take 2 s each (lognormal); the trainer computes nothing.
+With `--workers`, rollouts run in that many processes; the turns of each per second of processor time are more figures.
+`--tags ""` takes all tasks of the simulator, whose rollouts have 5 turns instead of 1 or 2. `--slow 4` makes model and
+phones four times as slow, where the machine cannot do as many turns at a time.
 One JSON line per figure. `lag` is how much later than asked a sleep of 10 ms ends, over the whole run; the limit beside
 it is what the same sleep costs in a loop that does nothing else, on the same machine at the same time.
 """
@@ -16,14 +19,16 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
+from uuid import UUID
 
 import psutil
 import uvicorn
 
-from benchmarks.async_against_sync import SlowPolicy, lognormal
+from benchmarks.async_against_sync import SlowPolicy
 from cua_rl.actions import Action
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.config import LossConfig, ServerConfig
@@ -31,21 +36,31 @@ from cua_rl.conversation import EncodedImage
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.database.rows import Scope
+from cua_rl.database.writer import write_worker_events
 from cua_rl.devices.pool import DevicePool, DeviceRequest
-from cua_rl.events import Event, TrainingStarted
+from cua_rl.events import Event, Recorder, TrainingStarted, TurnTaken
+from cua_rl.http_server import serve_app
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.planning.fleet import Spread
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.async_loop import train
 from cua_rl.rl.stages import LoopParts
+from cua_rl.rollout.group import Runner
 from cua_rl.rollout.limit import RolloutLimit
-from cua_rl.rollout.run import RolloutRunner
-from cua_rl.run.training import freeze_loaded_objects
+from cua_rl.rollout.remote import RemoteRunner
+from cua_rl.rollout.run import RolloutPlan, RolloutRunner
+from cua_rl.rollout.worker import Workplace, open_link, work
+from cua_rl.rollout.worker_app import make_worker_app
+from cua_rl.rollout.worker_wire import PlannedRollout, WorkerSetup
+from cua_rl.run.rollouts import freeze_loaded_objects
+from cua_rl.run.workers import LINGER_S
 from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.server import VllmServer
-from cua_rl.task_loader import load_tasks
+from cua_rl.sampling.server import ExternalServer, VllmServer
+from cua_rl.task_loader import TaskSet, load_tasks
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.training.wire import ForwardBackwardOutput
 from cua_rl.types import Datum, Reward
@@ -56,6 +71,7 @@ from tests.sampling.fake_vllm import FakeVllm
 PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
 MODEL_S, DEVICE_S, MAX_TURNS, GROUP_SIZE = 4.0, 2.0, 5, 8
 NUM_SCREENS = 256
+TOKEN = "token-of-the-benchmark"
 CLICK = '<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call>'
 
 
@@ -63,11 +79,12 @@ class SlowSampler(SamplingClient):
     """Waits before every request, so that the controller and not the model is what is measured."""
 
     random = Random(0)
+    slow = 1.0
 
     async def respond(
         self, path: str, payload: Mapping[str, object], *, adapter: AdapterRef | None = None, sticky_key: str = ""
     ) -> ServerReply:
-        await asyncio.sleep(lognormal(self.random, MODEL_S, 0.5))
+        await asyncio.sleep(Spread(mean=MODEL_S * self.slow, sigma=0.5).draw(self.random))
         return await super().respond(path, payload, adapter=adapter, sticky_key=sticky_key)
 
 
@@ -76,16 +93,17 @@ class RemotePhone(FakeDevice):
 
     random = Random(2)
 
-    def __init__(self, screens: Sequence[EncodedImage]) -> None:
+    def __init__(self, screens: Sequence[EncodedImage], slow: float) -> None:
         super().__init__()
         self._screens = screens
+        self._slow = slow
 
     async def observe(self) -> EncodedImage:
-        await asyncio.sleep(lognormal(self.random, DEVICE_S, 0.5))
+        await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
         return self.random.choice(self._screens)
 
     async def execute(self, action: Action) -> None:
-        await asyncio.sleep(lognormal(self.random, DEVICE_S, 0.5))
+        await asyncio.sleep(Spread(mean=DEVICE_S * self._slow, sigma=0.5).draw(self.random))
 
     async def query(self, name: str) -> str:
         return ""
@@ -107,8 +125,10 @@ class CountingRecorder:
     def __init__(self, inner: DatabaseRecorder) -> None:
         self.inner = inner
         self.waits_s: list[float] = []
+        self.num_turns = 0
 
     async def record(self, event: Event) -> None:
+        self.num_turns += isinstance(event, TurnTaken)
         clock = time.perf_counter()
         await self.inner.record(event)
         self.waits_s.append(time.perf_counter() - clock)
@@ -153,11 +173,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 async def measure(options: argparse.Namespace, folder: Path) -> None:
     """Run and print."""
     renderer = make_renderer(TINY_QWEN3_VL)
-    trainer, log, rng = IdleTrainer(), MemoryLog(), Random(1)
-    tasks = load_tasks({"source_type": "demo_training", "tags": ["demo"]}, seed=0, split="train")
-    shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
-    screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
+    trainer, log = IdleTrainer(), MemoryLog()
     async with (
+        AsyncExitStack() as stack,
         EmbeddedPostgres(folder / "postgres", folder / "postgres.log") as postgres,
         VllmServer(ServerConfig(model_path=TINY_QWEN3_VL), folder / "server.log", make_command=serve_command) as server,
         SlowSampler(server) as sampler,
@@ -170,19 +188,25 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
             )
             await recorder.record(started)
 
-            async def make_phone(_: DeviceRequest) -> RemotePhone:
-                return RemotePhone(screens)
-
-            runner = RolloutRunner(
-                devices=DevicePool(make_phone, max_devices=options.rollouts),
-                gateway=Gateway(sampler, renderer, PARAMS),
-                agent=GBoxAgent(),
-                reward=lambda evidence: Reward(total=float(rng.random() < 0.5), parts={}),
-                recorder=recorder,
-                max_turns=MAX_TURNS,
-            )
+            if options.workers:
+                await recorder.flush()
+                setup = WorkerSetup(
+                    settings={},
+                    log_path=str(folder),
+                    database_url=postgres.url,
+                    training_id=database.training_id or 0,
+                    attempt_id=database.attempt_id.hex,
+                    servers=sampler.addresses,
+                    namespace=sampler.namespace,
+                )
+                runner: Runner = await stack.enter_async_context(
+                    open_workers(options, sampler, recorder, setup, folder)
+                )
+            else:
+                sampler.slow = options.slow
+                runner = await make_runner(sampler, recorder, options.rollouts, options.slow)
             parts = LoopParts(
-                tasks=tasks,
+                tasks=load_demo(options),
                 runner=runner,
                 trainer=trainer,
                 policy=SlowPolicy(trainer),
@@ -209,6 +233,112 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
             await recorder.flush()
             flush_s = time.perf_counter() - clock
             report(options, seconds, cpu_s, flush_s, lags_s, await idle, recorder, log)
+        await stack.aclose()
+    for number in range(options.workers):
+        print(await asyncio.to_thread((folder / f"worker-{number}.json").read_text), flush=True)
+
+
+def load_demo(options: argparse.Namespace) -> TaskSet:
+    """The tasks of the run."""
+    return load_tasks({"source_type": "demo_training", "tags": options.tags.split()}, seed=0, split="train")
+
+
+async def make_runner(sampler: SamplingClient, recorder: Recorder, max_devices: int, slow: float) -> RolloutRunner:
+    """Everything real but the phones and the reward."""
+    rng = Random(1)
+    shown = load_tasks({"source_type": "demo_eval", "tags": ["demo"]}, seed=0, split="eval")
+    screens = [await make_simulated_phone(task).observe() for task in shown.held_out(NUM_SCREENS)]
+
+    async def make_phone(_: DeviceRequest) -> RemotePhone:
+        return RemotePhone(screens, slow)
+
+    return RolloutRunner(
+        devices=DevicePool(make_phone, max_devices=max_devices),
+        gateway=Gateway(sampler, make_renderer(TINY_QWEN3_VL), PARAMS),
+        agent=GBoxAgent(),
+        reward=lambda evidence: Reward(total=float(rng.random() < 0.5), parts={}),
+        recorder=recorder,
+        max_turns=MAX_TURNS,
+    )
+
+
+@asynccontextmanager
+async def open_workers(
+    options: argparse.Namespace, sampler: SamplingClient, recorder: Recorder, setup: WorkerSetup, folder: Path
+) -> AsyncGenerator[RemoteRunner]:
+    """Workers as processes of their own, which write their figures to `folder` when the run is over."""
+    runner = RemoteRunner(sampler, recorder, lambda: setup)
+    async with serve_app(make_worker_app(runner, TOKEN), "127.0.0.1", 0) as url:
+        given = ["--slow", str(options.slow), "--tags", options.tags, "--worker", url]
+        command = [sys.executable, "-m", "benchmarks.controller_load", *given]
+        slots = str(-(-options.rollouts // options.workers))
+        processes = [
+            await asyncio.create_subprocess_exec(
+                *command, "--rollouts", slots, "--figures", f"{folder}/worker-{n}.json"
+            )
+            for n in range(options.workers)
+        ]
+        watching = asyncio.create_task(runner.watch())
+        while len(runner.workers) < options.workers:  # noqa: ASYNC110 - nobody else waits for them
+            await asyncio.sleep(0.1)
+        try:
+            yield runner
+        finally:
+            runner.end()
+            await asyncio.gather(*(process.wait() for process in processes))
+            watching.cancel()
+
+
+async def be_worker(options: argparse.Namespace) -> None:
+    """A rollout worker with phones that are far away."""
+    templates = {template.task_id: template for template in load_demo(options).templates}
+
+    def make_plan(planned: PlannedRollout) -> RolloutPlan:
+        return RolloutPlan(
+            source=planned.source,
+            group_id=planned.group_id,
+            group_index=planned.group_index,
+            member_index=planned.member_index,
+            task=templates[planned.task_id].make_task(planned.seed),
+            params=planned.params,
+            adapter=planned.adapter,
+            rollout_id=planned.rollout_id,
+        )
+
+    token_id = make_renderer(TINY_QWEN3_VL).image_token_id
+    async with open_link(options.worker, TOKEN, patience_s=60.0) as link:
+        setup = (await link.register(f"worker-{os.getpid()}", options.rollouts)).setup
+        scope = Scope(image_token_id=token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id)
+        (address, key), *_ = setup.servers
+        async with (
+            ExternalServer(address, api_key=key) as server,
+            SlowSampler(server, namespace=setup.namespace) as sampler,
+            DatabaseRecorder(
+                setup.database_url,
+                image_token_id=token_id,
+                scope=scope,
+                write=write_worker_events,
+                linger_s=LINGER_S,
+            ) as database,
+        ):
+            sampler.slow = options.slow
+            recorder = CountingRecorder(database)
+            runner = await make_runner(sampler, recorder, options.rollouts, options.slow)
+            freeze_loaded_objects()
+            lags_s: list[float] = []
+            watcher = asyncio.create_task(watch_lag(lags_s))
+            cpu = time.process_time()
+            await work(link, Workplace(runner=runner, recorder=recorder, policies=sampler, make_plan=make_plan))
+            watcher.cancel()
+            figure = {
+                "figure": "worker_turns",
+                "num_turns": recorder.num_turns,
+                "cpu_ms_per_turn": round(1000 * (time.process_time() - cpu) / max(1, recorder.num_turns), 1),
+                "turns_per_s_one_core": round(recorder.num_turns / (time.process_time() - cpu), 1),
+                "lag_p99_ms": round(1000 * percentile(lags_s, 0.99), 1),
+                "rss_mib": round(psutil.Process().memory_info().rss / 2**20),
+            }
+            await asyncio.to_thread(Path(options.figures).write_text, json.dumps(figure))
 
 
 def report(
@@ -225,7 +355,11 @@ def report(
     num_turns = sum(
         round(metrics["rollout/num_turns/mean"] * metrics["rollout/num_rollouts"]) for _, metrics in log.steps
     )
-    common = {"num_rollouts_at_once": options.rollouts, "load": round(os.getloadavg()[0], 1)}
+    common = {
+        "num_rollouts_at_once": options.rollouts,
+        "workers": options.workers,
+        "load": round(os.getloadavg()[0], 1),
+    }
     lag = {
         "figure": "controller_event_loop_lag",
         **{f"p{share:g}_ms": round(1000 * percentile(lags_s, share / 100), 1) for share in (50, 90, 99, 99.9)},
@@ -259,7 +393,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--tags", default="demo")
+    parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--figures", help=argparse.SUPPRESS)
     parser.add_argument("--only-lag", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -268,6 +407,9 @@ def main() -> None:
         return
     if options.only_lag is not None:
         print(json.dumps(asyncio.run(only_lag(options.only_lag))))
+        return
+    if options.worker is not None:
+        asyncio.run(be_worker(options))
         return
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(measure(options, Path(folder)))

@@ -25,7 +25,7 @@ from cua_rl.policy import AdapterRef
 from cua_rl.renderers.renderer import make_renderer
 from cua_rl.rl.served_policy import ServedPolicy, make_canary
 from cua_rl.sampling.address import server_client
-from cua_rl.sampling.canary import Canary, canary_tokens
+from cua_rl.sampling.canary import Canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer, VllmServer
 from cua_rl.training.client import TrainingClient
@@ -52,11 +52,11 @@ async def main(options: argparse.Namespace) -> None:
         config = TrainerConfig(model_path=TINY_QWEN3_VL, lora=LoraConfig(rank=16, alpha=16))
         trainer = await stack.enter_async_context(TrainingClient(config, folder / "trainer.log"))
         sampler = await stack.enter_async_context(SamplingClient(server))
-        tokens = canary_tokens(make_renderer(TINY_QWEN3_VL))
+        prompt = text_canary(make_renderer(TINY_QWEN3_VL))
 
         async def canary() -> Canary:
             clock = time.perf_counter()
-            made = await make_canary(trainer, tokens)
+            made = await make_canary(trainer, prompt, limit=0.02)
             times["canary"].append(time.perf_counter() - clock)
             return made
 

@@ -49,6 +49,7 @@ METRICS: Mapping[str, str] = {
     "rollout/action_error_frac": "share of turns whose action the device rejected",
     "rollout/truncated_turn_frac": "share of turns truncated at max_tokens",
     "rollout/num_datums": "training sequences built from the step's rollouts",
+    "rollout/sequences/mean": "training sequences of a rollout; more than one if its prompts do not extend each other",
     "rollout/trained_tokens": "sampled tokens with an advantage",
     "rollout/datum_tokens": "tokens of the training sequences, prompts and images included",
     "rollout/duration_s/mean": "duration of a rollout, from device lease to reward",
@@ -146,6 +147,8 @@ METRICS: Mapping[str, str] = {
     "device/create_s/mean": "time to create a device, mean",
     "device/create_s/max": "time to create a device, slowest",
     "device/busy_frac": "share of device time spent in leases",
+    "device/num_workers": "rollout workers that take rollouts",
+    "device/num_workers_lost": "rollout workers that died or fell silent; their rollouts were run again",
 }
 
 FAMILIES: Mapping[str, str] = {

@@ -35,9 +35,9 @@ class OwnedProcess:
     """A running command, an async context manager: leaving it, dying, or being killed ends the command and its
     children.
 
-    Output goes to `log_path` (appended). Ctrl-C in a terminal reaches only the controller, which then stops what it
-    owns in order. With `user`, the command runs as that user, who stays claimed until the command has ended; a command
-    that changes the user by itself gets it as `claim`.
+    Output goes to `log_path` (appended); it works in `folder`, by default in ours. Ctrl-C in a terminal reaches only
+    the controller, which then stops what it owns in order. With `user`, the command runs as that user, who stays
+    claimed until the command has ended; a command that changes the user by itself gets it as `claim`.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class OwnedProcess:
         name: str,
         log_path: Path,
         environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         stop_timeout_s: float = 10.0,
         user: SystemUser | None = None,
         claim: SystemUser | None = None,
@@ -56,6 +57,7 @@ class OwnedProcess:
         self._command = list(command) if user is None else user.command(command)
         self._locks = [kept.lock.fileno() for kept in (user, claim) if kept is not None and kept.lock is not None]
         self._environment = dict(os.environ if environment is None else environment)
+        self._folder = folder
         self._stop_timeout_s = stop_timeout_s
         self._guard: asyncio.subprocess.Process | None = None
         self._lifeline: int | None = None
@@ -76,6 +78,7 @@ class OwnedProcess:
                 stdout=log,
                 stderr=log,
                 env=self._environment | mark,
+                cwd=self._folder,
                 pass_fds=(read_end, *self._locks),  # the guard's alone: it passes none on
                 start_new_session=True,
             )

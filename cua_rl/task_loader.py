@@ -22,8 +22,8 @@ from cua_rl.tasks.gym_server import DEFAULT_BASE_URL, DEFAULT_GYM_ID, fetch_gym_
 from cua_rl.tasks.harness_tasks import load_harness_tasks
 from cua_rl.tasks.lasting_devices import LastingDeviceTask, held_out_templates
 from cua_rl.tasks.miniwob.templates import all_templates, development_templates
-from cua_rl.tasks.page_tasks import parse_page_tasks
-from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of, training_ids
+from cua_rl.tasks.page_tasks import load_page_tasks
+from cua_rl.tasks.source_config import Split, TaskSourceConfig, TaskSources, parse_sources, site_of, take_side
 from cua_rl.tasks.task import Task, Template
 
 __all__ = [
@@ -193,7 +193,7 @@ def _site_tasks(config: TaskSourceConfig, seed: int) -> Sequence[Template]:
         case "harness":
             return load_harness_tasks(config, seed)
         case _:
-            return parse_page_tasks(config)
+            return take_side(load_page_tasks(config), config, seed)
 
 
 def _fit(candidates: Sequence[Template], config: TaskSourceConfig, device: DeviceAbilities) -> list[Template]:
@@ -220,10 +220,7 @@ def _read_folders(config: TaskSourceConfig, seed: int, device: DeviceAbilities) 
     if config.category is not None:
         known = dict.fromkeys([task.set_name for task in tasks] + [task.category for task in tasks])
         require_known("set or category of task folders", config.category, known)
-    if config.split_type is None:
-        return tasks
-    training = training_ids((task.task_id for task in tasks), seed, config.train_ratio)
-    return [task for task in tasks if (task.task_id in training) == (config.split_type == "train")]
+    return take_side(tasks, config, seed)
 
 
 def _read_entries(path: Path) -> Iterator[tuple[str, object]]:

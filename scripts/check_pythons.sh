@@ -15,7 +15,7 @@ trap 'rm -rf "$folder"' EXIT
 echo "torch==$(sed -n 's/^TORCH_VERSION=//p' scripts/setup.sh)" >"$folder/torch.txt"
 
 extras=()
-for extra in wandb gbox browser desktop dev; do extras+=(--extra "$extra"); done
+for extra in wandb gbox browser desktop trajectories dev; do extras+=(--extra "$extra"); done
 failed=0
 for version in "${versions[@]}"; do
     for kind in cpu gpu; do

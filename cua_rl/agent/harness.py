@@ -23,6 +23,7 @@ from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.devices.device import Device
 from cua_rl.devices.harness import HarnessResult, HarnessWorld, parse_result
 from cua_rl.errors import AgentError, ConfigError, DeviceError, SamplingError
+from cua_rl.guest_room import open_room
 from cua_rl.masking import mask_known
 from cua_rl.types import AgentTurn, ModelTurn
 
@@ -86,7 +87,7 @@ class HarnessCommand:
 
     async def work(self, assignment: HarnessAssignment, over: asyncio.Event) -> RunEnd:
         """Run it in a folder of its own, which is removed afterwards."""
-        async with self.command.open_room() as room:
+        async with open_room(self.command.argv, "agent") as room:
             result_path = room.home / "result.json"
             paths = {"CUA_WORK_DIR": str(room.home), "CUA_RESULT_PATH": str(result_path)}
             process = self.command.process(room, assignment.task, assignment.variables() | paths)

@@ -9,7 +9,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from cua_rl.database.models import Group, Replay, RolloutRow, Step, TaskRow
 from cua_rl.database.rollout_writer import EndedRollout, Parent, cancel_rollouts, complete_rollouts, start_rollouts
-from cua_rl.database.rows import Scope, SourceRow, add_tasks, advance_status, insert_row, require_source
+from cua_rl.database.rows import Scope, SourceRow, add_tasks, advance_status, note_status, require_source
 from cua_rl.errors import DatabaseError
 from cua_rl.events import GroupEnded, RolloutSource, RolloutStarted
 from cua_rl.types import Rollout
@@ -19,6 +19,8 @@ def write_rollout_starts(
     connection: Connection, scope: Scope, starts: Sequence[tuple[RolloutStarted, datetime]]
 ) -> None:
     """Insert running rollouts with their devices, and the groups whose first members they are."""
+    # in one order everywhere, so that two workers cannot wait for each other
+    starts = sorted(starts, key=lambda start: start[0].group_id)
     task_pks = add_tasks(connection, [event.task for event, _ in starts])
     sources = {source: require_source(connection, scope, source) for source in {event.source for event, _ in starts}}
     known: dict[tuple[RolloutSource, str], int] = {}
@@ -87,11 +89,17 @@ def ensure_group(
     at: datetime,
 ) -> int:
     """The key of a group of a source, inserted as running if it is new."""
-    found = connection.scalar(select(Group.id).where(source.owns_group, Group.group_id == group_id))
+    query = select(Group.id).where(source.owns_group, Group.group_id == group_id)
+    found = connection.scalar(query)
     if found is not None:
         return found
     named = {"group_id": group_id, "group_index": group_index, "status": "running", "started_at": at}
-    return insert_row(connection, Group, {**source.group_columns, **named, **task}, at)
+    statement = insert(Group).values({**source.group_columns, **named, **task})
+    inserted = connection.scalar(statement.on_conflict_do_nothing().returning(Group.id))
+    if inserted is None:  # another worker has inserted it meanwhile
+        return connection.execute(query).scalar_one()
+    note_status(connection, Group, inserted, None, "running", at)
+    return inserted
 
 
 def _insert_replay(

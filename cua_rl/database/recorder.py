@@ -2,19 +2,21 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
+from uuid import UUID
 
 import psycopg
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from cua_rl.database.rows import Scope
 from cua_rl.database.session import make_writer_engine, shown_url
-from cua_rl.database.writer import TimedEvent, write_events, write_heartbeat
+from cua_rl.database.writer import TimedEvent, write_events
 from cua_rl.errors import DatabaseError, boundary
 from cua_rl.events import Event
 
@@ -26,6 +28,9 @@ _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 _HEARTBEAT_S = 15.0
 _CLOSE_TIMEOUT_S = 30.0
 _PASSING_STATES = ("08", "40", "53", "55", "57", "58")
+
+WriteEvents = Callable[[Connection, Scope, Sequence[TimedEvent]], Scope]
+"""Writes events, none as a heartbeat, and returns the scope of later events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +46,34 @@ class DatabaseRecorder:
     `record` returns as soon as the event is queued and waits only while the queue is full. A thread writes events in
     order, in transactions of up to 64. While the database is unreachable, the write is retried. If the database rejects
     an event (a bug), every later call raises `DatabaseError`. Leaving the context drains the queue, but waits at most
-    30 s for a database that is unreachable.
+    30 s for a database that is unreachable. With `linger_s`, a transaction waits so long for more events.
     """
 
-    def __init__(self, url: str, *, image_token_id: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        image_token_id: int,
+        scope: Scope | None = None,
+        write: WriteEvents = write_events,
+        linger_s: float = 0.0,
+    ) -> None:
         self._shown_url = shown_url(url)
         self._engine: Engine = make_writer_engine(url)
-        self._scope = Scope(image_token_id=image_token_id)
+        self._scope = scope or Scope(image_token_id=image_token_id)
+        self._write = write
+        self._linger_s = linger_s
         self._queue: asyncio.Queue[TimedEvent | _Flush] = asyncio.Queue(maxsize=_QUEUE_SIZE)
         self._failure: DatabaseError | None = None
         self._writer: asyncio.Task[None] | None = None
         self._pending: list[TimedEvent] = []
         self._num_written = 0
         self._is_away = False
+
+    @property
+    def attempt_id(self) -> UUID:
+        """`trainings.attempt_id` while this attempt owns the run."""
+        return self._scope.attempt_id
 
     @property
     def training_id(self) -> int | None:
@@ -110,6 +130,8 @@ class DatabaseRecorder:
             with suppress(TimeoutError):  # with nothing queued, a heartbeat is due
                 async with asyncio.timeout(_HEARTBEAT_S):
                     batch.append(await self._queue.get())
+            if batch and self._linger_s and self._queue.qsize() < _BATCH_SIZE:
+                await asyncio.sleep(self._linger_s)
             while batch and len(batch) < _BATCH_SIZE and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             flushes = [item for item in batch if isinstance(item, _Flush)]
@@ -132,7 +154,9 @@ class DatabaseRecorder:
         retry_s, away_since = _FIRST_RETRY_S, None
         while True:
             try:
-                self._scope = await asyncio.to_thread(_write_batch, self._engine, self._scope, self._pending)
+                self._scope = await asyncio.to_thread(
+                    _write_batch, self._engine, self._write, self._scope, self._pending
+                )
                 break
             except _Away as error:
                 if away_since is None:
@@ -154,16 +178,13 @@ class _Away(DatabaseError):
     """The database is unreachable or temporarily cannot write: the write is retried."""
 
 
-def _write_batch(engine: Engine, scope: Scope, events: list[TimedEvent]) -> Scope:
+def _write_batch(engine: Engine, write: WriteEvents, scope: Scope, events: list[TimedEvent]) -> Scope:
     """Write one transaction; raises `_Away` if a retry may succeed, `DatabaseError` if not."""
     names = ", ".join(sorted({type(timed.event).__name__ for timed in events}))
     with boundary(DatabaseError, f"the database refused one of {names or 'no events'}"):
         try:
             with engine.begin() as connection:
-                if events:
-                    return write_events(connection, scope, events)
-                write_heartbeat(connection, scope, datetime.now(UTC))
-                return scope
+                return write(connection, scope, events)
         except (OperationalError, InterfaceError) as error:
             # a retry helps after a lost connection, a shutdown, a full disk or a deadlock
             cause = error.orig

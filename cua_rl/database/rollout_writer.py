@@ -3,6 +3,7 @@
 A few statements write many rollouts, because most of a statement's cost does not depend on its size.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from cua_rl.types import Rollout, StopReason
 
 _INSERT_DEVICE = insert(Environment).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _RELEASE_DEVICE = update(Environment).where(Environment.rollout_pk == bindparam("key"), Environment.status == "running")
+_INSERT_ROLLOUT = insert(RolloutRow).on_conflict_do_nothing().returning(RolloutRow.rollout_id, RolloutRow.id)
 _INSERT_PROMPT = insert(JudgePrompt).on_conflict_do_nothing()
 _INSERT_JUDGEMENT = insert(JudgementRow).on_conflict_do_nothing(index_elements=["rollout_pk"])
 _NEW_VALIDATION = insert(ValidationRow)
@@ -88,7 +90,9 @@ def complete_rollouts(
     rollouts = [(key, member.rollout) for key, member in members.items()]
     write_validations(connection, {key: one.validation for key, one in rollouts if one.validation is not None})
     insert_judgements(connection, {key: one.judgement for key, one in rollouts if one.judgement is not None})
-    advance_statuses(connection, RolloutRow, {key: _end_values(member) for key, member in members.items()}, at)
+    num_stored = Counter(key for key, _ in stored)  # of a lost worker's rollout, the only turns that are known
+    ends = {key: _end_values(member, num_stored[key]) for key, member in members.items()}
+    advance_statuses(connection, RolloutRow, ends, at)
     released: list[dict[str, object]] = []
     for key, rollout in rollouts:
         is_broken = rollout.stop_reason is StopReason.DEVICE_ERROR
@@ -128,13 +132,16 @@ def ensure_rollouts(connection: Connection, training_id: int, rows: Sequence[Map
     keys = {rollout_id: row.id for rollout_id, row in found.items()}
     if new:
         values = [{"training_id": training_id, "status": "running", **row} for row in new.values()]
-        inserted = connection.execute(insert(RolloutRow).returning(RolloutRow.rollout_id, RolloutRow.id), values)
-        keys |= {row.rollout_id: row.id for row in inserted}
+        inserted = {row.rollout_id: row.id for row in connection.execute(_INSERT_ROLLOUT, values)}
         changes = [
-            {"rollout_pk": keys[rollout_id], "new_status": "running", "changed_at": row["started_at"]}
-            for rollout_id, row in new.items()
+            {"rollout_pk": key, "new_status": "running", "changed_at": new[rollout_id]["started_at"]}
+            for rollout_id, key in inserted.items()
         ]
-        connection.execute(insert(StatusChange), changes)
+        if changes:
+            connection.execute(insert(StatusChange), changes)
+        keys |= inserted
+        if len(keys) < len(set(rollout_ids)):  # a worker that was given up has inserted one meanwhile
+            keys = {row.rollout_id: row.id for row in connection.execute(query)}
     return keys
 
 
@@ -154,14 +161,14 @@ def _started_at(rollout: Rollout) -> datetime:
     return datetime.fromtimestamp(rollout.started_at, UTC)
 
 
-def _end_values(member: EndedRollout) -> dict[str, object]:
+def _end_values(member: EndedRollout, num_stored: int) -> dict[str, object]:
     rollout, reward = member.rollout, member.rollout.reward
     started_at = _started_at(rollout)
     return {
         "status": "failed" if rollout.stop_reason.is_fault else "completed",
         "device_id": rollout.device_id,
         "position": member.position,
-        "num_turns": len(rollout.turns),
+        "num_turns": max(num_stored, len(rollout.turns)),
         "stop_reason": rollout.stop_reason.value,
         "answer": rollout.answer,
         "error": rollout.error,

@@ -4,6 +4,7 @@ Every insert skips rows that exist and every update is idempotent, so an event c
 answer was lost. Statuses only advance. Runs of other programs, which arrive piece by piece, are in `reports.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -56,7 +57,7 @@ class TimedEvent:
     at: datetime
 
 
-def write_events(connection: Connection, scope: Scope, events: list[TimedEvent]) -> Scope:
+def write_events(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
     """Write events in their order and return the scope that later events belong to; the caller commits.
 
     Only what happens inside steps and evaluations is written by kind, for many rollouts at a time: a rollout's start
@@ -64,16 +65,7 @@ def write_events(connection: Connection, scope: Scope, events: list[TimedEvent])
     """
     for is_inner, run in groupby(events, key=lambda timed: isinstance(timed.event, _Inner)):
         if is_inner:
-            inner = list(run)
-            starts = [(timed.event, timed.at) for timed in inner if isinstance(timed.event, RolloutStarted)]
-            turns = [timed.event for timed in inner if isinstance(timed.event, TurnTaken)]
-            if starts:
-                write_rollout_starts(connection, scope, starts)
-            if turns:
-                write_turns(connection, scope, turns)
-            for timed in inner:
-                if isinstance(timed.event, GroupEnded):
-                    write_group_end(connection, scope, timed.event, timed.at)
+            _write_inner(connection, scope, list(run))
             continue
         for timed in run:
             if isinstance(timed.event, TrainingStarted):
@@ -83,6 +75,31 @@ def write_events(connection: Connection, scope: Scope, events: list[TimedEvent])
     if scope.training_id is not None:
         write_heartbeat(connection, scope, datetime.now(UTC))
     return scope
+
+
+def write_worker_events(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
+    """Write starts and turns of a rollout worker; raises `DatabaseError` if another attempt has taken over the run.
+
+    A worker that was cut off may outlive its controller. The lock excludes a take-over until the commit, and neither
+    heartbeats nor other workers. Workers have no heartbeat: the row of the training would be locked most of the time.
+    """
+    owner = select(Training.attempt_id).where(Training.id == scope.require_training())
+    if connection.scalar(owner.with_for_update(read=True, key_share=True)) != scope.attempt_id:
+        raise DatabaseError("expected the attempt that this worker belongs to, another one has taken over the run")
+    _write_inner(connection, scope, events)
+    return scope
+
+
+def _write_inner(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> None:
+    starts = [(timed.event, timed.at) for timed in events if isinstance(timed.event, RolloutStarted)]
+    turns = [timed.event for timed in events if isinstance(timed.event, TurnTaken)]
+    if starts:
+        write_rollout_starts(connection, scope, starts)
+    if turns:
+        write_turns(connection, scope, turns)
+    for timed in events:
+        if isinstance(timed.event, GroupEnded):
+            write_group_end(connection, scope, timed.event, timed.at)
 
 
 def write_heartbeat(connection: Connection, scope: Scope, at: datetime) -> None:

@@ -19,6 +19,9 @@ from cua_rl.json_types import Json
 
 HARNESS = DeviceAbilities(name="a harness", has_shell=False, is_seeded=False, site="harness")
 
+HARNESS_ID = "harness"
+"""The device id of every harness's world."""
+
 FaultKind = Literal["environment", "model", "harness"]
 
 
@@ -95,7 +98,7 @@ class HarnessWorld:
     """What the task tells the program beside its instruction; set when the task is prepared."""
     verdict: HarnessResult | None = None
     """What the program reported, once the run is judged as scored."""
-    device_id: str = "harness"
+    device_id: str = HARNESS_ID
     kind: DeviceKind = "browser"
 
     async def observe(self) -> EncodedImage:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, Self, runtime_checkable
 
+from cua_rl.devices.browser.settings import SiteProgram
 from cua_rl.devices.device import Device, DeviceAbilities
 from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.pool_meter import PoolMeter
@@ -33,6 +34,8 @@ class DeviceRequest:
     """How a simulated phone begins; None leaves it to the task's template."""
     gym: GymTaskRef | None = None
     """The task on its gym server, whose executions hold their devices."""
+    site: SiteProgram | None = None
+    """The server that the pages of the task need."""
     rollout_id: str = ""
     """For backends that label the devices they make."""
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -76,3 +76,36 @@ class PoolMeter:
         self._make_s, self._wait_s, self._busy_s, self._since = [], [], 0.0, now
         self._faults, self.num_reused, self._most_leased = Counter(), 0, self.num_leased
         return metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterReading:
+    """What one pool's meter said of a period."""
+
+    pool: str
+    device_s: float
+    """Length of the period times the devices of the pool."""
+    metrics: Mapping[str, float]
+
+
+def merge_readings(readings: Sequence[MeterReading]) -> dict[str, float]:
+    """The metrics of several pools and periods as those of one pool.
+
+    Pools need not be busiest at the same time, so `device/leased/max` is an upper bound.
+    """
+    merged: dict[str, float] = {}
+    weights = {"device/lease_s/mean": "device/num_leases", "device/create_s/mean": "device/num_made"}
+    for name in dict.fromkeys(name for reading in readings for name in reading.metrics):
+        values = [(reading.metrics.get(name, 0.0), reading) for reading in readings]
+        if name in weights or name == "device/busy_frac":
+            shares = [reading.metrics.get(weights.get(name, ""), reading.device_s) for _, reading in values]
+            weighted = sum(value * share for (value, _), share in zip(values, shares, strict=True))
+            merged[name] = weighted / (sum(shares) or 1.0)
+        elif name == "device/leased/max":
+            most: dict[str, float] = {}
+            for value, reading in values:
+                most[reading.pool] = max(value, most.get(reading.pool, 0.0))
+            merged[name] = sum(most.values())
+        else:
+            merged[name] = (max if name.endswith("/max") else sum)(value for value, _ in values)
+    return merged

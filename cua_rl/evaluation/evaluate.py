@@ -7,8 +7,7 @@ from functools import partial
 from cua_rl.evaluation.statistics import pass_at_k, success_interval
 from cua_rl.events import EvaluationEnded, GroupEnded, Recorder, RolloutSource, SourceStarted
 from cua_rl.policy import AdapterRef, SamplingParams
-from cua_rl.rollout.group import GroupPlan, collect_groups, run_group
-from cua_rl.rollout.run import RolloutRunner
+from cua_rl.rollout.group import GroupPlan, Runner, collect_groups, run_group
 from cua_rl.tasks.task import Task
 from cua_rl.types import RolloutGroup
 
@@ -85,7 +84,7 @@ class Evaluator:
     """Attempts the same held-out tasks `num_attempts` times in every evaluation, with the adapter pinned."""
 
     tasks: Sequence[Task]
-    runner: RolloutRunner
+    runner: Runner
     params: SamplingParams
     recorder: Recorder
     num_attempts: int = 1

@@ -5,7 +5,7 @@ It replaces the gateway of our own models, so that the same agent runs on both.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,6 +15,7 @@ from uuid import uuid4
 from cua_rl.agent.agent import ModelAddress
 from cua_rl.agent.offered_device import OfferedDevice
 from cua_rl.agent.rollout_watch import RolloutWatch
+from cua_rl.conversation import Tool
 from cua_rl.errors import ConfigError, SamplingError, boundary
 from cua_rl.evaluation.openai_wire import Reply, chat_body, parse_chat_reply, parse_responses_reply, responses_body
 from cua_rl.judge.judge import external_client
@@ -23,7 +24,6 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.answers import write_answer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_chat, conversation_from_responses
-from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.gateway_app import (
     ContextOverflow,
     RolloutDoor,
@@ -32,6 +32,7 @@ from cua_rl.sampling.gateway_app import (
     make_gateway_app,
 )
 from cua_rl.sampling.openai_answers import Answer
+from cua_rl.sampling.replica import RequestRejected
 from cua_rl.types import ModelTurn
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ class EndpointAccess:
         rollout = self._rollouts.get(rollout_id)
         return None if rollout is None else rollout.door
 
-    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
-        """Ask the endpoint in its own API and record the turn.
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
+        """Ask the endpoint in its own API and record the turn; an answer that would not be trained is no turn.
 
         Raises:
             ContextOverflow: the conversation exceeds the model's context.
@@ -129,7 +130,7 @@ class EndpointAccess:
         make_body = responses_body if self._endpoint.api == "responses" else chat_body
         body = make_body(conversation.items, conversation.tools, self._endpoint.model, rollout.params)
         started_at, clock = time.time(), time.monotonic()
-        reply = await self._ask(body)
+        reply = await self._ask(body, conversation.tools)
         parsed = reply.parsed
         turn = ModelTurn(
             response_id=f"resp_{uuid4().hex}",
@@ -138,6 +139,7 @@ class EndpointAccess:
             sampling_logprobs=(),
             policy_version=0,
             stop="stop" if reply.is_complete else "length",
+            # for readers, in the form of Qwen3-VL: an endpoint does not say what its model wrote
             text=write_answer(reasoning=parsed.reasoning, text=parsed.text, tool_calls=parsed.tool_calls),
             failure=parsed.failure,
             prompt_matches_renderer=True,
@@ -146,7 +148,8 @@ class EndpointAccess:
             duration_s=time.monotonic() - clock,
             cached_tokens=reply.num_cached_tokens,
         )
-        rollout.turns.append(turn)
+        if is_trained:
+            rollout.turns.append(turn)
         return Answer(
             turn=turn,
             parsed=parsed,
@@ -155,7 +158,7 @@ class EndpointAccess:
             num_sampled_tokens=reply.num_sampled_tokens,
         )
 
-    async def _ask(self, body: Mapping[str, object]) -> Reply:
+    async def _ask(self, body: Mapping[str, object], tools: Sequence[Tool]) -> Reply:
         from openai import APIStatusError, BadRequestError
 
         assert self._client is not None, "the endpoint was not entered"
@@ -176,7 +179,7 @@ class EndpointAccess:
             ):
                 raise ContextOverflow(rejected.message) from rejected
             raise
-        return parse_responses_reply(answer) if is_responses else parse_chat_reply(answer)
+        return (parse_responses_reply if is_responses else parse_chat_reply)(answer, tools)
 
     def _open(self, rollout_id: str) -> _OpenRollout:
         if rollout_id not in self._rollouts:

@@ -101,8 +101,8 @@ def chat_messages(items: Sequence[Item]) -> list[JsonDict]:
     return messages
 
 
-def parse_responses_reply(body: object) -> Reply:
-    """Parse a Response object.
+def parse_responses_reply(body: object, tools: Sequence[Tool] = ()) -> Reply:
+    """Parse a Response object; the schemas of `tools` give types to calls that the endpoint left in the text.
 
     Raises:
         SamplingError: the answer is something else.
@@ -123,7 +123,7 @@ def parse_responses_reply(body: object) -> Reply:
                     continue
         usage = fields.get("usage")
         return Reply(
-            parsed=_parsed(texts, thoughts or None, calls),
+            parsed=_parsed(texts, thoughts or None, calls, tools),
             is_complete=fields.get("status", "completed") == "completed",
             num_prompt_tokens=_count(usage, "input_tokens"),
             num_cached_tokens=_count(usage, "input_tokens_details", "cached_tokens"),
@@ -133,8 +133,8 @@ def parse_responses_reply(body: object) -> Reply:
         raise _no_reply("a Response object", body, error) from error
 
 
-def parse_chat_reply(body: object) -> Reply:
-    """Parse a Chat completion.
+def parse_chat_reply(body: object, tools: Sequence[Tool] = ()) -> Reply:
+    """Parse a Chat completion; `tools` as in `parse_responses_reply`.
 
     Raises:
         SamplingError: the answer is something else.
@@ -147,11 +147,10 @@ def parse_chat_reply(body: object) -> Reply:
             _call(call.get("id"), call["function"]["name"], call["function"]["arguments"])
             for call in cast("list[JsonDict]", message.get("tool_calls") or [])
         ]
+        thoughts = message.get("reasoning_content") or message.get("reasoning")
         usage = fields.get("usage")
         return Reply(
-            parsed=_parsed(
-                message.get("content") or "", message.get("reasoning_content") or message.get("reasoning"), calls
-            ),
+            parsed=_parsed(message.get("content") or "", thoughts, calls, tools),
             is_complete=choice.get("finish_reason") != "length",
             num_prompt_tokens=_count(usage, "prompt_tokens"),
             num_cached_tokens=_count(usage, "prompt_tokens_details", "cached_tokens"),
@@ -161,11 +160,11 @@ def parse_chat_reply(body: object) -> Reply:
         raise _no_reply("a Chat completion", body, error) from error
 
 
-def _parsed(text: str, reasoning: str | None, calls: Sequence[ToolCall]) -> ParsedAnswer:
+def _parsed(text: str, reasoning: str | None, calls: Sequence[ToolCall], tools: Sequence[Tool]) -> ParsedAnswer:
     """The answer, with tool calls from the text if the endpoint has no tool parser."""
     if calls or "<tool_call>" not in text:
         return ParsedAnswer(reasoning=reasoning, text=text.strip(), tool_calls=tuple(calls))
-    parsed = parse_answer(text)
+    parsed = parse_answer(text, tools)
     named = tuple(replace(call, call_id=f"call_{uuid4().hex}") for call in parsed.tool_calls)
     return replace(parsed, reasoning=parsed.reasoning or reasoning, tool_calls=named)
 

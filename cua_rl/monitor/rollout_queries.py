@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import Query
 from sqlalchemy import func, literal_column, select
@@ -291,7 +291,7 @@ def turn_detail(
         failure_message=row.failure_message,
         action=as_object(row.action) or None,
         action_error=row.action_error,
-        before=shots.get(cast("str | None", row.before_sha256) or ""),
+        before=shots.get(row.before_sha256 or ""),
         after=shots.get(row.after_sha256 or ""),
         request=as_object(row.request),
         prompt_matches_renderer=row.prompt_matches_renderer,

@@ -11,19 +11,24 @@ import chz
 from cua_rl.command_line.recipe import run_recipe
 from cua_rl.command_line.settings import NO_PRESETS, REQUIRED, Setting, ShownPresets, list_settings
 from cua_rl.command_line.values import as_argument, type_name
+from cua_rl.planning.plan_config import PlanConfig
 from cua_rl.recipes.calibrate_judge import CalibrateConfig
 from cua_rl.recipes.doctor import DoctorConfig
 from cua_rl.recipes.export_model import ExportModelConfig
 from cua_rl.recipes.export_rollout import ExportConfig
+from cua_rl.recipes.export_trajectories import ExportTrajectoriesConfig
+from cua_rl.recipes.import_trajectories import ImportTrajectoriesConfig
 from cua_rl.recipes.make_tiny_model import TinyModelConfig
 from cua_rl.recipes.make_tiny_page_model import TinyPageModelConfig
 from cua_rl.recipes.rebuild_datums import RebuildConfig
+from cua_rl.recipes.serve_model import ServeModelConfig
 from cua_rl.recipes.serve_monitor import MonitorConfig
 from cua_rl.recipes.trainer_node import TrainerNodeConfig
 from cua_rl.run.evaluation_config import EVALUATE_PRESETS, EvaluateConfig
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.sft_config import SFT_PRESETS, SftConfig
 from cua_rl.run.training_config import TRAIN_PRESETS, CLIConfig
+from cua_rl.run.worker_config import WorkerConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -43,10 +48,15 @@ RECIPES = (
     Recipe(module="sft", config_class=SftConfig, presets=SFT_PRESETS),
     Recipe(module="trainer_node", config_class=TrainerNodeConfig),
     Recipe(module="doctor", config_class=DoctorConfig),
+    Recipe(module="plan", config_class=PlanConfig),
+    Recipe(module="rollout_worker", config_class=WorkerConfig),
     Recipe(module="calibrate_judge", config_class=CalibrateConfig),
+    Recipe(module="serve_model", config_class=ServeModelConfig),
     Recipe(module="serve_monitor", config_class=MonitorConfig),
     Recipe(module="export_model", config_class=ExportModelConfig),
     Recipe(module="export_rollout", config_class=ExportConfig),
+    Recipe(module="export_trajectories", config_class=ExportTrajectoriesConfig),
+    Recipe(module="import_trajectories", config_class=ImportTrajectoriesConfig),
     Recipe(module="rebuild_datums", config_class=RebuildConfig),
     Recipe(module="make_tiny_model", config_class=TinyModelConfig),
     Recipe(module="make_tiny_page_model", config_class=TinyPageModelConfig),
@@ -81,7 +91,7 @@ def format_page() -> str:
     sections = [_INTRODUCTION]
     for recipe in RECIPES:
         is_shared = issubclass(recipe.config_class, RolloutConfig)
-        takes_all = recipe.config_class is DoctorConfig
+        takes_all = recipe.config_class in (DoctorConfig, PlanConfig)
         inherited = trained if takes_all else shared if is_shared else []
         own = [setting for setting in list_settings(recipe.config_class) if setting not in inherited]
         lines: list[str] = []

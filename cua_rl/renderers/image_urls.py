@@ -34,6 +34,10 @@ class ImageUrls:
             self._remember(url, image)
         return url
 
+    def sha256(self, url: str) -> str:
+        """The identity of an image whose URL this object has given."""
+        return self._images[url].sha256
+
     def image(self, url: object, at: Place) -> EncodedImage:
         """The PNG or JPEG image inside a URL; its bytes, not the URL, say which format it has.
 

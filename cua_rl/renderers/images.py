@@ -62,6 +62,17 @@ def load_image_settings(model_path: Path) -> ImageSettings:
     )
 
 
+def require_pixel_statistics(model_path: Path) -> None:
+    """Raise `ConfigError` unless a model folder says with which mean and deviation pixels are normalised.
+
+    Transformers takes those of CLIP for any model that does not say, without a word.
+    """
+    source, settings = _read_settings(model_path)
+    missing = [name for name in ("image_mean", "image_std") if settings.get(name) is None]
+    if missing and settings.get("do_normalize", True):
+        raise ConfigError(f"expected {' and '.join(missing)} in {str(source)!r}, got none; {_hint()}")
+
+
 def smart_resize(width_px: int, height_px: int, settings: ImageSettings) -> tuple[int, int]:
     """Width and height in pixels of an image of the given size after resizing.
 

@@ -5,7 +5,8 @@ names the place in the request.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import cast
 
 from cua_rl.conversation import (
@@ -36,6 +37,16 @@ from cua_rl.renderers.request_error import RequestError as RequestError
 _TEXT_TYPES = ("text", "input_text", "output_text", "reasoning_text", "summary_text")
 _IMAGE_TYPES = ("image_url", "input_image")
 
+_REFUSED = {
+    "background": "wait for the response",
+    "conversation": "send previous_response_id, or all items",
+    "prompt": "send its text as instructions or input",
+    "functions": "send tools",
+    "web_search_options": "describe a search as a tool of type function",
+    "audio": "ask for text",
+}
+"""Fields that would change the meaning of a request, and what to do instead."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
@@ -43,6 +54,8 @@ class Conversation:
 
     items: tuple[Item, ...]
     tools: tuple[Tool, ...]
+    stops: tuple[str, ...] = ()
+    """Where the agent wanted the answer to end; it may have put one back behind an earlier answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,7 @@ def conversation_from_responses(
         RequestError: the request contains something that cannot be rendered for the model.
     """
     stored = stored or StoredItems()
+    _refuse_fields(request)
     previous = optional_text_at(request, "previous_response_id", Place("request"))
     if previous is not None and previous not in stored.conversations:
         raise Place("previous_response_id").error("a response of this rollout", previous, "send all items again")
@@ -82,7 +96,7 @@ def conversation_from_responses(
             _item_from_responses(item, images, stored, Place(f"input[{index}]"))
             for index, item in enumerate(list_at(given, Place("input")))
         ]
-    return Conversation(items=(*system, *earlier, *items), tools=_tools(request, nested=False))
+    return Conversation(items=(*system, *earlier, *_with_call_ids(items)), tools=_tools(request, nested=False))
 
 
 def _item_from_responses(item: object, images: ImageUrls, stored: StoredItems, at: Place) -> Item:
@@ -100,7 +114,7 @@ def _item_from_responses(item: object, images: ImageUrls, stored: StoredItems, a
             return _tool_call(fields.get("call_id"), fields, at)
         case "function_call_output":
             content = _parts(fields.get("output"), images, at / "output")
-            return ToolResult(call_id=text_at(fields, "call_id", at), content=content)
+            return ToolResult(call_id=optional_text_at(fields, "call_id", at) or "", content=content)
         case "item_reference":
             name = text_at(fields, "id", at)
             if name not in stored.items:
@@ -119,6 +133,7 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
     Raises:
         RequestError: the request contains something that cannot be rendered for the model.
     """
+    _refuse_fields(request)
     items: list[Item] = []
     images = images or ImageUrls()
     for index, message in enumerate(list_at(request.get("messages", []), Place("messages"))):
@@ -127,12 +142,18 @@ def conversation_from_chat(request: Json, images: ImageUrls | None = None) -> Co
         match fields.get("role"):
             case "tool":
                 content = _parts(fields.get("content"), images, at / "content")
-                items.append(ToolResult(call_id=text_at(fields, "tool_call_id", at), content=content))
+                items.append(ToolResult(call_id=optional_text_at(fields, "tool_call_id", at) or "", content=content))
             case "assistant":
                 items += _chat_answer(fields, images, at)
             case _:
                 items.append(_message(fields, images, at))
-    return Conversation(items=tuple(items), tools=_tools(request, nested=True))
+    stop = request.get("stop")
+    stops = [stop] if isinstance(stop, str) else optional_list_at(stop, Place("stop"))
+    return Conversation(
+        items=_with_call_ids(items),
+        tools=_tools(request, nested=True),
+        stops=tuple(stop for stop in stops if isinstance(stop, str)),
+    )
 
 
 def responses_input(items: Sequence[Item], images: ImageUrls | None = None) -> list[dict[str, object]]:
@@ -157,6 +178,14 @@ def responses_tools(tools: Sequence[Tool]) -> list[dict[str, object]]:
     ]
 
 
+def _refuse_fields(request: Json) -> None:
+    if request.get("n") not in (None, 1):
+        raise Place("n").error("one answer at a time", request["n"], "send it without n")
+    for name, advice in _REFUSED.items():
+        if request.get(name):
+            raise Place("request").error(f"no {name}", request[name], advice)
+
+
 def _text_message(role: Role, text: str) -> Message:
     return Message(role=role, content=(TextPart(text=text),))
 
@@ -173,7 +202,7 @@ def _message(fields: Json, images: ImageUrls, at: Place) -> Message:
 
 def _tool_call(call_id: object, fields: Json, at: Place) -> ToolCall:
     return ToolCall(
-        call_id=text_at({"call_id": call_id}, "call_id", at),
+        call_id=optional_text_at({"call_id": call_id}, "call_id", at) or "",
         name=text_at(fields, "name", at),
         arguments=text_at(fields, "arguments", at),
     )
@@ -191,6 +220,33 @@ def _chat_answer(fields: Json, images: ImageUrls, at: Place) -> list[Item]:
         outer = mapping_at(call, place)
         items.append(_tool_call(outer.get("id"), mapping_at(outer.get("function"), place / "function"), place))
     return items
+
+
+def _with_call_ids(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Give ids to calls and results without one: the results after calls belong to these in their order."""
+    named: list[Item] = []
+    waiting: list[str] = []
+    for kind, group in groupby(items, key=type):
+        run = list(group)
+        if kind is ToolCall:
+            calls = cast("list[ToolCall]", run)
+            run = [replace(call, call_id=call.call_id or f"call_{at}") for at, call in enumerate(calls, len(named))]
+            waiting = [call.call_id for call in run]
+        elif kind is ToolResult:
+            results = cast("list[ToolResult]", run)
+            given = {result.call_id for result in results}
+            waiting = [call_id for call_id in waiting if call_id not in given]
+            num_unnamed = sum(not result.call_id for result in results)
+            if num_unnamed not in (0, len(waiting)):
+                raise RequestError(
+                    expected="a call id in each tool result, or a result for each call",
+                    got=f"{num_unnamed} results without an id after {len(waiting)} calls without a result",
+                    do="send the ids of the calls",
+                )
+            unnamed = iter(waiting)
+            run = [result if result.call_id else replace(result, call_id=next(unnamed)) for result in results]
+        named += run
+    return tuple(named)
 
 
 def _parts(content: object, images: ImageUrls, at: Place) -> tuple[Part, ...]:

@@ -24,6 +24,7 @@ its text, and a server writes both unchanged. The gateway sends `responses_input
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Protocol
 
 from cua_rl.conversation import (
@@ -55,13 +56,15 @@ _PLACEHOLDERS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision
 def replay(items: Sequence[Item], write: WriteAnswer = write_answer) -> tuple[ReplayedItem, ...]:
     """Bring a conversation into its canonical form; replaying it again changes nothing.
 
-    `write` makes the text of an answer from its parts.
+    Later instructions become user messages in their place: at the front, they would change the beginning of the prompt,
+    and the turns before them could not be merged with those after them. `write` makes the text of an answer from its
+    parts.
 
     Raises:
         RequestError: an image where the model cannot see it (a system or assistant message).
     """
-    instructions = [item for item in items if _is_instruction(item)]
-    conversation = [item for item in items if not _is_instruction(item)]
+    instructions = list(takewhile(_is_instruction, items))
+    conversation = items[len(instructions) :]
     texts = [text_of(item) for item in instructions if isinstance(item, Message)]
     system: list[Message] = []
     if texts:
@@ -136,6 +139,8 @@ def _replayed(conversation: Sequence[Item], write: WriteAnswer) -> Iterator[Repl
         if isinstance(item, SampledAnswer):
             yield replace(item, text=plain_text(item.text))
             continue
+        if isinstance(item, Message) and item.role != "user":
+            item = Message(role="user", content=tuple(TextPart(text=text) for text in text_of(item)))
         content = [
             TextPart(text=plain_text(part.text)) if isinstance(part, TextPart) else part for part in item.content
         ]

@@ -26,7 +26,7 @@ class _Evaluation:
 def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite: str = "held_out") -> None:
     """Plot the run in metrics.jsonl; takes about half a second, so call it on a thread."""
     records = read_records(metrics_path)
-    figure, axes = _make_axes(8, 4.5, title)
+    figure, (axes,) = make_axes(8, 4.5, (title,))
     num_steps = max((int(_number(record["step"])) for record in records), default=0)
     points = [
         (_number(record["step"]), _number(record["reward/success_rate"]))
@@ -59,14 +59,14 @@ def write_reward_plot(metrics_path: Path, image_path: Path, *, title: str, suite
     axes.set_ylim(-0.02, 1.02)
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.8)
     axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
-    _save(figure, image_path)
+    save_figure(figure, image_path)
 
 
 def write_comparison_plot(image_path: Path, comparison: Comparison, *, title: str) -> None:
     """Plot every model's success rate with its interval, and by category; takes about half a second."""
     groups = list(dict.fromkeys(name for model in comparison.models for name in model.success_rate_by_category))
     groups = ["all tasks", *(groups if len(groups) > 1 else [])]
-    figure, axes = _make_axes(max(5.0, 2.0 + 1.5 * len(groups)), 4.5, title)
+    figure, (axes,) = make_axes(max(5.0, 2.0 + 1.5 * len(groups)), 4.5, (title,))
     for index in range(len(comparison.models)):
         # one bar per group of tasks; the interval is that of all tasks
         model, width = comparison.models[index], 0.8 / len(comparison.models)
@@ -84,24 +84,28 @@ def write_comparison_plot(image_path: Path, comparison: Comparison, *, title: st
     axes.set_ylabel("success rate (over all tasks with 95 % interval)")
     axes.grid(visible=True, axis="y", color="#e6e6e6", linewidth=0.8)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    _save(figure, image_path)
+    save_figure(figure, image_path)
 
 
-def _make_axes(width: float, height: float, title: str) -> tuple[Any, Any]:
-    """An empty figure and its axes; matplotlib loads here, because it takes a while."""
+def make_axes(
+    width: float, height: float, titles: Sequence[str], width_ratios: Sequence[float] | None = None
+) -> tuple[Any, Sequence[Any]]:
+    """An empty figure, and its axes side by side; matplotlib loads here, because it takes a while."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure: Any = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    axes: Any = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    row = figure.subplots(1, len(titles), squeeze=False, width_ratios=width_ratios)[0]
+    for axes, title in zip(row, titles, strict=True):
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, row
 
 
-def _save(figure: Any, image_path: Path) -> None:
+def save_figure(figure: Any, image_path: Path) -> None:
+    """Write the figure; whoever reads the file meanwhile sees the old or the new one."""
     partial = image_path.with_name(f".{image_path.name}.partial")
     figure.savefig(partial, format="png")
     partial.replace(image_path)

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cua_rl.errors import TrainingError
+from cua_rl.model_input import ModelInput
 from cua_rl.policy import AdapterRef
-from cua_rl.sampling.canary import Canary, canary_datum
+from cua_rl.sampling.canary import Canary, canary_datum, scored_tokens
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.wire import AdapterPart, Probe
 
 CANARY_CHANGE = 1e-4  # nats; a smaller effect of the adapter may vanish in the server's rounding
 PROBE_STRENGTHS = (0.1, 0.2, 0.4, 0.8, 1.6)  # models differ in how much they resist
-PROBE_CHANGE = 0.5  # nats; five times what half precision may explain
-PROBE_VERSION = 999_999  # servers cache prompts by the adapter's name: no policy of a run has this one
+PROBE_CHANGE = 5.0  # times what rounding may explain
+# servers cache prompts by the adapter's name: no policy of a run has one of these
+PROBE_VERSIONS = {"language": 999_999, "vision": 999_998}
 NUM_KEPT_ADAPTERS = 3  # the served one, the previous one (rollouts may still use it), and one more for inspection
 
 
@@ -93,45 +96,51 @@ class ServedPolicy:
                 shutil.rmtree(path)
 
 
-async def make_canary(trainer: TrainingClient, tokens: tuple[int, ...], limit: float) -> Canary:
+async def make_canary(trainer: TrainingClient, prompt: ModelInput, limit: float) -> Canary:
     """The canary with the trainer's log-probabilities, whose change from the base model the server must reproduce."""
-    datum = canary_datum(tokens)
+    datum = canary_datum(prompt)
     (policy,), (base,) = await trainer.forward([datum]), await trainer.base_logprobs([datum])
-    return _canary(tokens, policy, base, limit)
+    return _canary(prompt, policy, base, limit)
 
 
 async def make_probe(
-    trainer: TrainingClient, tokens: tuple[int, ...], limit: float, folder: Path
+    trainer: TrainingClient, prompt: ModelInput, limit: float, folder: Path, part: AdapterPart = "language"
 ) -> tuple[AdapterRef, Canary]:
     """A random adapter with a strong effect, saved to `folder`, and its canary; the trainer's weights do not change.
+
+    It is random in one part of the model and zero in the other, so that neither hides behind the other's effect.
 
     The first steps of a run change log-probabilities by less than half precision rounds: with their adapters alone, a
     server that ignores adapters would pass.
     """
-    datum = canary_datum(tokens)
+    datum = canary_datum(prompt)
     (base,) = await trainer.base_logprobs([datum])
-    change = 0.0
+    change, wanted = 0.0, PROBE_CHANGE * limit
     for strength in PROBE_STRENGTHS:
-        (probe,) = await trainer.probe_logprobs([datum], strength)
-        change = _mean_change(probe, base)
-        if change > PROBE_CHANGE:
-            await trainer.save_probe(folder, strength)
-            return AdapterRef(path=folder, policy_version=PROBE_VERSION), _canary(tokens, probe, base, limit)
+        probe = Probe(strength=strength, part=part)
+        (changed,) = await trainer.probe_logprobs([datum], probe)
+        change = _mean_change(changed, base, len(scored_tokens(prompt)))
+        if change > wanted:
+            await trainer.save_probe(folder, probe)
+            version = PROBE_VERSIONS[part]
+            return AdapterRef(path=folder, policy_version=version), _canary(prompt, changed, base, limit)
     raise TrainingError(
-        f"expected a random adapter of {PROBE_STRENGTHS[-1]} times the weights' norm to change the canary's "
-        f"log-probabilities by {PROBE_CHANGE}, got {change:.3f}: the trainer's adapter has no effect"
+        f"expected a random {part} adapter of {PROBE_STRENGTHS[-1]} times the weights' norm to change the canary's "
+        f"log-probabilities by {wanted:.3f}, got {change:.3f}: the trainer's adapter has no effect"
     )
 
 
-def _mean_change(policy: tuple[float, ...], base: tuple[float, ...]) -> float:
-    return sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / len(policy)
+def _mean_change(policy: tuple[float, ...], base: tuple[float, ...], num_scored: int) -> float:
+    return sum(abs(one - other) for one, other in zip(policy, base, strict=True)) / num_scored
 
 
-def _canary(tokens: tuple[int, ...], policy: tuple[float, ...], base: tuple[float, ...], limit: float) -> Canary:
+def _canary(prompt: ModelInput, policy: tuple[float, ...], base: tuple[float, ...], limit: float) -> Canary:
+    tokens = scored_tokens(prompt)
     return Canary(
         tokens=tokens,
-        changes_model=_mean_change(policy, base) > CANARY_CHANGE,
-        training_logprobs=policy,
-        training_base_logprobs=base,
+        image=prompt.images[0] if prompt.images else None,
+        changes_model=_mean_change(policy, base, len(tokens)) > CANARY_CHANGE,
+        training_logprobs=policy[-len(tokens) :],
+        training_base_logprobs=base[-len(tokens) :],
         limit=limit,
     )

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cua_rl.devices.harness import HARNESS_ID
 from cua_rl.evaluation.evaluate import EvalResult, Evaluator
 from cua_rl.events import CheckpointSaved, GroupEnded, Phase, Recorder, RolloutSource, StepTrained
 from cua_rl.policy import AdapterRef, SamplingParams
@@ -137,7 +138,23 @@ async def score_and_record(
 async def build_step_batch(settings: LoopSettings, groups: Sequence[ScoredGroup]) -> Batch:
     """Build the datums of a step, in a thread: they hold every token and image of its rollouts."""
     keeps_constant = settings.train.has_kl_term
-    return await asyncio.to_thread(build_batch, groups, settings.image_token_id, keeps_constant=keeps_constant)
+    batch = await asyncio.to_thread(build_batch, groups, settings.image_token_id, keeps_constant=keeps_constant)
+    _warn_of_split_rollouts(groups, batch)
+    return batch
+
+
+def _warn_of_split_rollouts(groups: Sequence[ScoredGroup], batch: Batch) -> None:
+    """A harness costs more than it needs to if its prompts do not extend each other, and nobody sees its requests."""
+    ids = {one.rollout_id for scored in groups for one in scored.group.compared if one.device_id == HARNESS_ID}
+    num_sequences = sum(datum.rollout_id in ids for datum in batch.datums)
+    num_rollouts = len({datum.rollout_id for datum in batch.datums} & ids)
+    if num_sequences > num_rollouts:
+        logger.warning(
+            "%d rollouts of the harness are %d training sequences, because a prompt does not begin with the one before "
+            "and its answer: does the program drop screenshots, edit its history, or send a probe (CUA-Train: no)?",
+            num_rollouts,
+            num_sequences,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class RolloutLimit:
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
                 self.release()
-            else:
+            elif granted in self._waiting:  # a slot may have come free since, and passed it over
                 self._waiting.remove(granted)
             raise
 

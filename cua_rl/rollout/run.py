@@ -6,7 +6,6 @@ This is the only place that turns an error into data: an infrastructure fault en
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -40,6 +39,7 @@ class RolloutPlan:
     params: SamplingParams
     adapter: AdapterRef | None = None
     """None follows the current policy; evaluations pin theirs."""
+    rollout_id: str = field(default_factory=lambda: uuid4().hex)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +60,13 @@ class RolloutRunner:
     judge: Judge | None = None
     judge_all: bool = False
     time_limits: TimeLimits = field(default_factory=TimeLimits)
-    make_id: Callable[[], str] = lambda: uuid4().hex
     _beginning: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def run(self, plan: RolloutPlan) -> Rollout:
         """Run one rollout to its end; never raises for faults of device, server or task."""
         async with self._beginning:  # hundreds that begin at once would run in step, and block the loop at every stage
             await asyncio.sleep(0)
-        rollout_id, started_at, clock = self.make_id(), time.time(), time.monotonic()
+        rollout_id, started_at, clock = plan.rollout_id, time.time(), time.monotonic()
         turns: list[Turn] = []
         self.gateway.open_rollout(rollout_id, params=plan.params, adapter=plan.adapter)
         try:

@@ -104,6 +104,8 @@ class AdapterFolder:
     """From the folder's name (sampler_weights/000048); 0 if the name is not a number."""
     changes_model: bool
     """False if all B matrices are zero, as in a new adapter."""
+    reaches_vision: bool
+    """Whether vision tower or merger are adapted, too."""
 
 
 def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
@@ -146,6 +148,7 @@ def load_adapter_folder(path: Path, model_path: Path) -> AdapterFolder:
         rank=rank,
         policy_version=int(folder.name) if folder.name.isdecimal() else 0,
         changes_model=changes_model,
+        reaches_vision=any(".visual." in name for name in header),
     )
 
 

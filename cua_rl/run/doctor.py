@@ -33,16 +33,16 @@ from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.policy import AdapterRef
 from cua_rl.reporting.diagnosis import Diagnosis, Finding
 from cua_rl.rl.parity import measure_parity, require_parity
-from cua_rl.rl.served_policy import make_canary, make_probe
+from cua_rl.rl.served_policy import make_canary
 from cua_rl.run.gpus import ask_nvidia_smi
 from cua_rl.run.memory_plan import GIB
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.preflight import Screen
 from cua_rl.run.rollouts import open_gateway, start_together
-from cua_rl.run.training import make_planned_servers, sampling_params, trainer_config
+from cua_rl.run.training import canary_prompt, make_planned_servers, prove_adapters, trainer_config
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan, plan_run
+from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
 from cua_rl.sampling.canary import canary_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
@@ -234,12 +234,16 @@ async def start_trainer(exam: Examination) -> Finding:
 
 async def check_canary(exam: Examination) -> Finding:
     """The server applies adapters as the trainer does."""
-    tokens = canary_tokens(exam.plan.renderer)
-    adapter, canary = await make_probe(
-        exam.trainer, tokens, exam.plan.rounding_limit, exam.folder / "adapters" / "probe"
+    proofs = await prove_adapters(exam.trainer, exam.sampler, exam.plan, exam.folder / "adapters" / "probe")
+    said = [
+        f"a random adapter on {part} changes log-probabilities by {change:.2g} nats, as in the trainer within "
+        f"{difference:.2g}"
+        for part, (change, difference) in proofs.items()
+    ]
+    change, difference = max(proofs.values(), key=lambda proof: proof[1])
+    return _found(
+        f"{'; '.join(said)} (limit {exam.plan.rounding_limit:g})", figures={"change": change, "difference": difference}
     )
-    await exam.sampler.probe(adapter, canary)
-    return _found(f"a random adapter acts as in the trainer, within {canary.limit:g} nats")
 
 
 async def check_backward(exam: Examination) -> Finding:
@@ -317,6 +321,11 @@ async def check_publication(exam: Examination) -> Finding:
 async def check_parity(exam: Examination) -> Finding:
     """The trainer gives sampled tokens the server's log-probabilities, after screenshots and after text."""
     await publish(exam)
+    return await compare_answers(exam)
+
+
+async def compare_answers(exam: Examination) -> Finding:
+    """Parity of what the server serves now with the trainer's weights."""
     screens = [draw_screen(exam.screen, seed) if seed % 2 else None for seed in range(8)]
     turns = await asyncio.gather(*(ask(exam, screen) for screen in screens))
     datums = [
@@ -445,7 +454,7 @@ async def publish(exam: Examination) -> None:
     exam.num_published += 1
     path = exam.folder / "adapters" / f"{exam.num_published:06d}"
     saved = await exam.trainer.save_weights_for_sampler(path)
-    canary = await make_canary(exam.trainer, canary_tokens(exam.plan.renderer), exam.plan.rounding_limit)
+    canary = await make_canary(exam.trainer, canary_prompt(exam.plan), exam.plan.rounding_limit)
     await exam.sampler.publish(AdapterRef(path=saved.path, policy_version=exam.num_published), canary)
 
 

@@ -151,6 +151,8 @@ async def _run_models(plan: EvaluationPlan, folder: LogDirectory, around: Surrou
             max_model_len=engine.max_model_len,
             max_images=plan.max_images,
             max_num_seqs=engine.memory.max_num_seqs,
+            image_cache_gib=engine.memory.image_cache_gib,
+            adapts_vision=engine.adapts_vision,
         )
         async with AsyncExitStack() as stack:
             await start_together(stack, *servers)

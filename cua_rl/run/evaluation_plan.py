@@ -74,6 +74,8 @@ class LocalEngine:
     renderer: Renderer
     max_model_len: int
     max_lora_rank: int
+    adapts_vision: bool
+    """Whether an adapter reaches vision tower or merger."""
     memory: MemoryPlan
 
 
@@ -187,14 +189,16 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
     renderer = make_image_renderer(model_path, config.renderer_name, config.server.max_pixels)
     require_servable(model_path, config.base_url)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
-    adapters = [one.adapter for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
-    rank = max_lora_rank(max((adapter.rank for adapter in adapters if adapter), default=8))
+    local = [one for one in models if isinstance(one, LocalModel) and one.model_path == model_path]
+    adapters = [one.adapter for one in local if one.adapter]
+    rank = max_lora_rank(max((adapter.rank for adapter in adapters), default=8))
     request = Request(
         model=load_model_sizes(model_path),
         machine=find_machine(config.machine, os.environ, is_dry_run=config.dry_run),
         demand=Demand(
             context_tokens=max_model_len,
             lora_rank=rank,
+            num_rollouts=config.max_concurrent_rollouts,
             largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
             vision_cache_gib=0.0,
         ),
@@ -208,9 +212,15 @@ def _plan_engine(model_path: Path, config: EvaluateConfig, models: Sequence[Mode
         wishes=MemoryWishes(max_num_seqs=config.server.max_num_seqs),
     )
     plan = plan_memory(request)
-    if config.base_url is None and not config.dry_run:  # a dry run may plan for another machine
+    if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
-    return LocalEngine(renderer=renderer, max_model_len=max_model_len, max_lora_rank=rank, memory=plan)
+    return LocalEngine(
+        renderer=renderer,
+        max_model_len=max_model_len,
+        max_lora_rank=rank,
+        adapts_vision=any(adapter.reaches_vision for adapter in adapters),
+        memory=plan,
+    )
 
 
 _LOCAL_KEYS = ("name", "model_name", "adapter")

@@ -230,6 +230,14 @@ def check_log_directory(path: Path, behavior: Behavior) -> None:
         raise ConfigError(_nobody_to_ask(path))
 
 
+def new_folder(setting: str, given: str) -> Path:
+    """The absolute path of a folder that does not exist or is empty; raises `ConfigError` for another one."""
+    path = Path(given).expanduser().absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{setting}: expected a folder that does not exist or is empty, got {given!r}; name another")
+    return path
+
+
 def _is_used(path: Path) -> bool:
     """Whether the folder holds an earlier run; raises `ConfigError` if it holds something else."""
     if not path.exists():

@@ -23,7 +23,9 @@ _GRAPHS = 1.0 * GIB  # CUDA graphs of the server; an estimate
 _FRAGMENTED = 0.05  # of the trainer's activations: what the allocator cannot use again; an estimate
 _FAST_GPU = 70 * GIB  # from here on, vLLM takes 8192 tokens at a time instead of 2048
 _NUM_CONTEXTS = (8, 4, 2, 1)  # full contexts in the KV cache, as many as there is room for: twice as many rollouts
-_TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 6.0 * GIB  # main memory of the processes, vLLM's cache of images included
+_TRAINER_BASE, _SERVER_BASE = 2.0 * GIB, 4.0 * GIB  # main memory of the processes; estimates
+_SMALLEST_IMAGE_CACHE = 1.0 * GIB
+_LEAST_CACHED_PROMPTS = 2  # vLLM 0.32 answers 500, for ever, to a prompt whose images exceed its cache
 _KV_ON_CPU = 1.0 * GIB
 _GPU_SIZES = (24, 32, 40, 48, 80, 96, 141, 192)
 _SMALLEST_CONTEXT = 2048
@@ -36,12 +38,17 @@ class Demand:
     context_tokens: int
     """Most tokens of a prompt with its answer, and so of a training sequence."""
     lora_rank: int
+    """0 if all weights are trained."""
     largest_image_tokens: int
     """What the server reserves work space for."""
+    num_rollouts: int = 128
+    """At a time."""
     num_adapters: int = 4
     """Loaded into the server at a time."""
     is_float32: bool = False
     """Whether the trainer computes in float32."""
+    trains_vision: bool = False
+    """Whether the adapter reaches merger or vision tower."""
     vision_cache_gib: float = 2.0
 
 
@@ -70,6 +77,11 @@ class MemoryPlan:
     trainer: Mapping[str, float]
     server: Mapping[str, float]
     host: Mapping[str, float]  # main memory of all processes together
+
+    @property
+    def image_cache_gib(self) -> float:
+        """Of each copy of the model server, for processed screenshots."""
+        return self.host.get("image cache", 0.0) / len(self.gpus.server_copies) / GIB
 
     def table(self) -> str:
         """The plan for people."""
@@ -123,6 +135,8 @@ def plan_memory(request: Request) -> MemoryPlan:
     plan = _find_plan(request)
     if plan is None:
         raise ConfigError(_refusal(request))
+    if request.gpu_wishes.has_trainer:
+        _require_sharding(request.wishes.sharding, plan.gpus.num_trainer_processes)
     weights = plan.host.get("weights", 0.0) + plan.host.get("loading", 0.0)
     there = request.machine.host_gib
     if there is not None and weights > there * GIB:
@@ -132,6 +146,20 @@ def plan_memory(request: Request) -> MemoryPlan:
             "or fewer trainer.num_processes"
         )
     return plan
+
+
+def _require_sharding(wanted: Sharding | None, num_processes: int) -> None:
+    """Raise `ConfigError` for a way to share the weights that does not go with the number of processes."""
+    if wanted == "full" and num_processes == 1:
+        raise ConfigError(
+            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
+            "trainer.num_processes, or name several trainer.gpus"
+        )
+    if wanted == "offload" and num_processes > 1:
+        raise ConfigError(
+            f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
+            "one; set trainer.sharding=full, or trainer.num_processes=1"
+        )
 
 
 def _find_plan(request: Request) -> MemoryPlan | None:
@@ -203,6 +231,8 @@ def _ways_to_train(request: Request, gpus: GpuPlan) -> Iterator[tuple[bool, Shar
     shardings: list[Sharding] = ["none", "full"] if gpus.num_trainer_processes > 1 else ["none", "offload"]
     if wishes.sharding is not None:
         shardings = [wishes.sharding]
+    elif demand.trains_vision or not demand.lora_rank:
+        shardings = ["none"]  # the others are for frozen weights
     elif request.model.num_experts:
         shardings = [one for one in shardings if one != "offload"]  # experts are no linear layers
     rows = [wishes.micro_batch_tokens] if wishes.micro_batch_tokens else [LONGEST_ROW, demand.context_tokens]
@@ -234,18 +264,31 @@ def _trainer_parts(
             held = split // gpus.num_trainer_processes + 2 * layer + model.embedding_parameters
         case "offload":
             held = 2 * layer + model.embedding_parameters + model.vision_parameters
-    adapter = BYTES_32 * model.lora_parameters(demand.lora_rank)
     shared_by = request.wishes.context_parallel
     activations = scale * model.activation_bytes(row // shared_by, demand.lora_rank, recomputes=recomputes)
     if shared_by > 1:  # one layer's keys and values of all tokens: the parts, the whole, and its gradient twice
         activations += 4 * scale * row * model.kv_bytes_per_token(1) / model.num_layers
     return {
-        "weights": scale * BYTES_16 * held,
-        # weights, gradients and two moments in float32; copies for autocast; gradients in one message
-        "adapter and optimizer": (4.5 if gpus.num_trainer_processes == 1 else 5.5) * adapter,
+        "weights": _weight_bytes(demand) * held,
+        **_optimizer_part(request, gpus),
         "activations": (1 + _FRAGMENTED) * activations,
         "CUDA": _CONTEXT,
     }
+
+
+def _weight_bytes(demand: Demand) -> int:
+    """Of each of the trainer's weights: trained ones are float32."""
+    return BYTES_32 if demand.is_float32 or not demand.lora_rank else BYTES_16
+
+
+def _optimizer_part(request: Request, gpus: GpuPlan) -> dict[str, float]:
+    """What training adds to the weights: gradients and two moments in float32, and gradients in one message."""
+    messages = 0 if gpus.num_trainer_processes == 1 else 1
+    rank = request.demand.lora_rank
+    if not rank:
+        return {"gradients and optimizer": (3 + messages) * BYTES_32 * request.model.parameters}
+    # the adapter itself, too, and copies of it for autocast
+    return {"adapter and optimizer": (4.5 + messages) * BYTES_32 * request.model.lora_parameters(rank)}
 
 
 def _server_parts(request: Request, tensor_parallel: int) -> dict[str, float]:
@@ -280,7 +323,22 @@ def _host_parts(request: Request, gpus: GpuPlan, sharding: Sharding) -> dict[str
         parts["trainer"] = number * _TRAINER_BASE
     if gpus.server_gpus:
         parts["server"] = len(gpus.server_copies) * _SERVER_BASE
+        parts["image cache"] = _image_cache(request, gpus, beside=sum(parts.values()))
     return parts
+
+
+def _image_cache(request: Request, gpus: GpuPlan, *, beside: float) -> float:
+    """Main memory for the screenshots of all rollouts under way, as the servers keep them; at most half of what is left
+    `beside` everything else.
+
+    A server processes an image again with every turn if its cache is too small. The context bounds the image tokens of
+    a prompt, whatever the size of its screenshots.
+    """
+    demand, there = request.demand, request.machine.host_gib
+    prompt = demand.context_tokens * request.model.pixel_bytes_per_token
+    least = len(gpus.server_copies) * max(_SMALLEST_IMAGE_CACHE, _LEAST_CACHED_PROMPTS * prompt)
+    room = math.inf if there is None else (there * GIB - beside) / 2
+    return max(least, min(demand.num_rollouts * prompt, room))
 
 
 def _plan_on_cpu(request: Request) -> MemoryPlan:
@@ -296,8 +354,8 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
     recomputes = wishes.gradient_checkpointing or False
     if request.gpu_wishes.has_trainer:
         trainer = {
-            "weights": scale * BYTES_16 * model.parameters,
-            "adapter and optimizer": 4 * BYTES_32 * model.lora_parameters(demand.lora_rank),
+            "weights": _weight_bytes(demand) * model.parameters,
+            **_optimizer_part(request, gpus),
         }
         if wishes.gradient_checkpointing is None and request.machine.host_gib is not None:
             left = request.machine.host_gib * GIB - sum(server.values()) - number * sum(trainer.values())
@@ -306,6 +364,9 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         trainer["activations"] = scale * model.activation_bytes(row, demand.lora_rank, recomputes=recomputes)
     weights = server.get("weights", 0.0) + number * trainer.get("weights", 0.0)
     others = sum(server.values()) + number * sum(trainer.values()) - weights
+    host = {"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB}
+    if server:
+        host["image cache"] = _image_cache(request, gpus, beside=sum(host.values()))
     return MemoryPlan(
         machine=request.machine,
         gpus=gpus,
@@ -315,7 +376,7 @@ def _plan_on_cpu(request: Request) -> MemoryPlan:
         max_num_seqs=wishes.max_num_seqs or LARGEST_BATCH,
         trainer=trainer,
         server=server,
-        host={"weights": weights, "others": others, "vision cache": number * demand.vision_cache_gib * GIB},
+        host=host,
     )
 
 
@@ -354,11 +415,13 @@ def _refusal(request: Request) -> str:
         server = sum(_server_parts(request, largest).values()) + kv_cache
     remedies = list(_remedies(request))
     there = f"{len(request.machine.gpus)} GPUs of {_shown(request.machine.gpu_gib)} GiB"
+    needs = {"trainer": trainer if gpus.trainer_gpus else 0.0, "server": server}
+    needed = " and ".join(f"a {name} of at least {_shown(size / GIB)} GiB" for name, size in needs.items() if size)
     together = ", on the same GPU" if gpus.is_shared else ""
+    share = f" (server up to {ALONE_UTILIZATION:.0%})" if server else ""
     return (
-        f"memory: expected a trainer of at least {_shown(trainer / GIB)} GiB per GPU and a server of at least "
-        f"{_shown(server / GIB)}{together}, to fit with a context of {request.demand.context_tokens} tokens, got "
-        f"{there} (server up to {ALONE_UTILIZATION:.0%}); "
+        f"memory: expected {needed} per GPU{together}, to fit with a context of {request.demand.context_tokens} "
+        f"tokens, got {there}{share}; "
         + (f"it fits with {', or with '.join(remedies[:3])}" if remedies else "choose a smaller model")
     )
 
@@ -377,10 +440,11 @@ def _remedies(request: Request) -> Iterator[str]:
         "server.gpus and trainer.gpus": replace(
             request, gpu_wishes=replace(gpu_wishes, server_gpus=None, trainer_gpus=None)
         ),
+        "trainer.dtype=bfloat16": replace(request, demand=replace(demand, is_float32=False)),
     }
     for name, other in by_hand.items():
         if other != request and _find_plan(other) is not None:
-            yield f"{name} left out"
+            yield name if "=" in name else f"{name} left out"
     for tokens in range((demand.context_tokens - 1) // 1024 * 1024, _SMALLEST_CONTEXT - 1, -1024):
         if _find_plan(replace(request, demand=replace(demand, context_tokens=tokens))) is not None:
             yield f"server.max_model_len={tokens}"

@@ -9,6 +9,7 @@ from typing import Any
 from cua_rl.errors import ConfigError, boundary
 from cua_rl.families import FAMILIES, LoraModule
 from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.renderers.images import require_pixel_statistics
 from cua_rl.renderers.renderer import Renderer, make_renderer
 from cua_rl.sampling.vllm_command import installed_platform
 
@@ -81,13 +82,9 @@ def require_trainable(model_path: Path) -> None:
 def require_servable(
     model_path: Path, base_url: str | None, lora_modules: Sequence[LoraModule] = ("language",)
 ) -> None:
-    """Raise `ConfigError` for a model or adapter that the server of a run on this machine cannot serve."""
-    if not lora_modules or (base_url is None and set(lora_modules) != {"language"}):
-        raise ConfigError(
-            f"trainer.lora_modules: expected language with a server that the run starts, which ignores adapters on "
-            f"merger and vision tower, got {','.join(lora_modules)}; start a server with "
-            "--enable-tower-connector-lora and name it in base_url, or leave lora_modules out"
-        )
+    """Raise `ConfigError` for a model that the server of a run on this machine cannot serve, or without adapters."""
+    if not lora_modules:
+        raise ConfigError("trainer.lora_modules: expected parts of the model to adapt, got none; leave it out")
     family = FAMILIES.get(_model_type(model_path))
     if base_url is not None or family is None or family.cpu_problem is None or installed_platform() != "cpu":
         return
@@ -104,7 +101,8 @@ def _model_type(model_path: Path) -> str:
 def make_image_renderer(model_path: Path, renderer_name: str | None, max_pixels: int | None = None) -> Renderer:
     """The model's renderer, or the named one, for screenshots of at most `max_pixels` after scaling.
 
-    Raises `ConfigError` for a renderer that cannot show the model screenshots.
+    Raises `ConfigError` for a renderer that cannot show the model screenshots, or for image settings that leave
+    something open.
     """
     renderer = make_renderer(model_path, renderer_name)
     if renderer.image_settings is None:
@@ -112,6 +110,7 @@ def make_image_renderer(model_path: Path, renderer_name: str | None, max_pixels:
             f"expected a renderer for a model that sees screenshots, got {renderer.name!r}; choose a vision model, "
             "or leave renderer_name out"
         )
+    require_pixel_statistics(model_path)
     if max_pixels is not None:
         renderer.image_settings = replace(renderer.image_settings, max_pixels=max_pixels)
     return renderer

@@ -60,10 +60,13 @@ class ModelSizes:
     is_head_tied: bool
     """The head is the embedding."""
     vision_parameters: int
+    vision_layers: int
     vision_hidden: int
     vision_intermediate: int
     feature_levels: int
     """Vectors per image token: the merger's and those of every deepstack level."""
+    pixel_bytes_per_token: int
+    """Of an image as the server keeps it: a byte per channel of every pixel, once per frame of a patch."""
     linear: LinearSizes | None = None
     """The layers with linear attention, of a model that has some."""
 
@@ -194,9 +197,11 @@ def _model_sizes(settings: Mapping[str, Any]) -> ModelSizes:
         vocabulary=int(text["vocab_size"]),
         is_head_tied=bool(settings.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         vision_parameters=_vision_parameters(vision, levels) if vision else 0,
+        vision_layers=int(vision.get("depth", 0)),
         vision_hidden=int(vision.get("hidden_size", 0)),
         vision_intermediate=int(vision.get("intermediate_size", 0)),
         feature_levels=levels,
+        pixel_bytes_per_token=_patch_values(vision) * int(vision.get("spatial_merge_size", 2)) ** 2 if vision else 0,
         linear=_linear_sizes(text),
     )
 
@@ -219,11 +224,14 @@ def _linear_sizes(text: Mapping[str, Any]) -> LinearSizes | None:
     )
 
 
+def _patch_values(vision: Mapping[str, Any]) -> int:
+    frames = int(vision.get("temporal_patch_size", 2))
+    return int(vision.get("in_channels", 3)) * frames * int(vision["patch_size"]) ** 2
+
+
 def _vision_parameters(vision: Mapping[str, Any], levels: int) -> int:
     hidden, intermediate = int(vision["hidden_size"]), int(vision["intermediate_size"])
-    patch = (
-        int(vision.get("in_channels", 3)) * int(vision.get("temporal_patch_size", 2)) * int(vision["patch_size"]) ** 2
-    )
+    patch = _patch_values(vision)
     matrices = 3 if vision.get("hidden_act") == "silu" else 2  # Qwen2.5-VL's are gated
     attention = 4 * hidden * (hidden + 1)
     feed_forward = matrices * hidden * intermediate + hidden + (matrices - 1) * intermediate

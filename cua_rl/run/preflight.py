@@ -28,7 +28,7 @@ from cua_rl.errors import ConfigError
 from cua_rl.monitor.sender import MonitorAddress
 from cua_rl.renderers.renderer import Renderer
 from cua_rl.run.rollout_config import AgentSettings, RolloutConfig
-from cua_rl.sampling.address import API_KEY_VARIABLE, server_client
+from cua_rl.sampling.address import API_KEY_VARIABLE, server_addresses, server_client
 from cua_rl.sampling.server import ServedModel, fetch_model
 from cua_rl.sampling.vllm_command import require_vllm
 from cua_rl.settings import with_values
@@ -161,7 +161,8 @@ async def plan_prompts(
         if screen is not None:
             require_room(config, renderer, screen, num_turns=num_turns, max_model_len=max_model_len)
         if config.base_url is not None:
-            await require_model_server(config.base_url, max_model_len=max_model_len, num_images=max_images)
+            for address in server_addresses(config.base_url):
+                await require_model_server(address, max_model_len=max_model_len, num_images=max_images)
     return max_images
 
 

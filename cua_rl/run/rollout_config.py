@@ -266,7 +266,10 @@ class RolloutConfig:
     model_name: str | None = setting(
         None, "folder or hub id of a Qwen3-VL or Qwen2.5-VL model; None uses the included tiny model"
     )
-    base_url: str | None = setting(None, "URL of a running vLLM server (with runtime LoRA updating); None starts one")
+    base_url: str | None = setting(
+        None,
+        "URL of a running vLLM server (with runtime LoRA updating), or several, separated by commas; None starts one",
+    )
     renderer_name: str | None = setting(
         None,
         "renderer from conversations to tokens: qwen3_vl, qwen3_vl_thinking, qwen2_5_vl, qwen3_5, qwen3; None detects "

@@ -1,6 +1,7 @@
 """Makes what rollouts need: the model server, the gateway to it, the agent (built-in or external), the runner."""
 
 import asyncio
+import gc
 import shlex
 import shutil
 from collections.abc import AsyncGenerator, Sequence
@@ -8,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from pathlib import Path
 
 from cua_rl.agent.agent import Agent, RecordingAccess
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, claim_agent_user
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand, HarnessService
 from cua_rl.agent.history import History
@@ -17,6 +18,7 @@ from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
 from cua_rl.evaluation.attempts import NoRecorder
 from cua_rl.events import Recorder
+from cua_rl.guest_room import claim_guest
 from cua_rl.judge.judge import Judge
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.renderer import Renderer
@@ -25,6 +27,7 @@ from cua_rl.rollout.run import RolloutRunner
 from cua_rl.run.gpus import GpuPlan
 from cua_rl.run.rollout_config import RolloutConfig
 from cua_rl.run.site import OpenDevices, Place
+from cua_rl.sampling.address import server_addresses
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.gateway_images import ImageFetcher
@@ -143,14 +146,16 @@ def make_servers(
     max_model_len: int,
     max_images: int,
     max_num_seqs: int,
+    image_cache_gib: float,
+    adapts_vision: bool,
 ) -> Sequence[ModelServer]:
-    """The model servers, not yet started: one per copy of the model, or the one at `base_url` if it is set.
+    """The model servers, not yet started: one per copy of the model, or those at `base_url` if it is set.
 
     Each is a vLLM of its own, so that all turns of a rollout reach the copy that has its earlier turns cached; vLLM's
     own data parallelism distributes requests one by one.
     """
     if config.base_url is not None:
-        return (ExternalServer(config.base_url),)
+        return tuple(map(ExternalServer, server_addresses(config.base_url)))
     settings = ServerConfig(
         model_path=model_path,
         max_lora_rank=max_lora_rank,
@@ -158,6 +163,8 @@ def make_servers(
         max_num_seqs=max_num_seqs,
         max_images=max_images,
         max_pixels=config.server.max_pixels,
+        image_cache_gib=image_cache_gib,
+        adapts_vision=adapts_vision,
         gpu_memory_utilization=gpus.gpu_memory_utilization,
         tensor_parallel=gpus.tensor_parallel,
         dtype=config.server.dtype,
@@ -179,6 +186,15 @@ async def start_together(stack: AsyncExitStack, *processes: AbstractAsyncContext
     async with asyncio.TaskGroup() as starting:
         for process in processes:
             starting.create_task(stack.enter_async_context(process), name=f"start-{type(process).__name__}")
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
+
+    A full collection that traverses them blocks the event loop for up to 0.3 s.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @asynccontextmanager
@@ -217,7 +233,7 @@ def _check_program(agent: str, name: str, command: str | None, url: str | None) 
             raise ConfigError(
                 f"agent.{name}: expected a command whose program can be found, got {command!r}; write its whole path"
             )
-        claim_agent_user(tuple(words)).release()  # refuses a program that the user could not read
+        claim_guest(tuple(words)).release()  # refuses a program that the user could not read
 
 
 def _require_address(name: str, value: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -30,6 +31,7 @@ async def run_sft(config: SftConfig) -> None:
     async with backend as devices:
         plan = await plan_sft(config, devices)
         settings = plain_config(config) | plan.effective()
+        print(plan.memory.table(), file=sys.stderr)
         if config.dry_run:
             check_log_directory(plan.log_path, config.behavior_if_log_dir_exists)
             print(json.dumps(settings, indent=2))
@@ -81,10 +83,11 @@ async def _start_trainer(
             model_path=plan.model_path,
             lora=lora if config.lora_rank else None,
             dtype=config.trainer_dtype,
-            micro_batch_tokens=config.micro_batch_tokens,
-            gradient_checkpointing=config.gradient_checkpointing,
-            num_processes=plan.num_processes,
-            sharding=config.trainer_sharding,
+            micro_batch_tokens=plan.memory.micro_batch_tokens,
+            gradient_checkpointing=plan.memory.gradient_checkpointing,
+            num_processes=plan.memory.gpus.num_trainer_processes,
+            gpus=plan.memory.gpus.trainer_gpus,
+            sharding=plan.memory.sharding,
             max_restarts=config.trainer_max_restarts,
             address=config.trainer_address,
             seed=config.seed,

@@ -6,6 +6,7 @@ from typing import Literal
 import chz
 
 from cua_rl.command_line.settings import explain_field
+from cua_rl.config import Sharding
 from cua_rl.run.rollout_config import Tasks
 from cua_rl.settings import Given, check_numbers, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
@@ -87,17 +88,22 @@ class SftConfig:
         None, "maximum tokens of a conversation; None is the model's limit", at_least=64
     )
     trainer_dtype: Literal["float32", "bfloat16"] = setting("float32", "precision of the trainer")
-    micro_batch_tokens: int = setting(16384, "maximum tokens of one forward pass", at_least=64)
-    gradient_checkpointing: bool = setting(False, "save memory by recomputing activations")
-    num_threads: int | None = setting(None, "threads of each trainer process on CPU; None is one per core", at_least=1)
-    trainer_num_processes: int | None = setting(
+    micro_batch_tokens: int | None = setting(
+        None, "maximum tokens of one forward pass; None is 16384, or what fits", at_least=64
+    )
+    gradient_checkpointing: bool | None = setting(
+        None, "save memory by recomputing activations; None does so if they would not fit"
+    )
+    num_processes: int | None = setting(
         None, "data-parallel processes; None is one per visible GPU, one without GPUs", at_least=1
     )
-    trainer_sharding: Literal["none", "full", "hybrid"] = setting(
-        "none",
+    sharding: Sharding | None = setting(
+        None,
         "frozen weights on each GPU: none: all of them; full: its shard of each layer (FSDP); hybrid: the same, but "
-        "each node of trainer_address holds all shards",
+        "each node of trainer_address holds all shards; offload: one layer at a time, from main memory; None is the "
+        "first of none, full and offload that fits, and none with trainer_address",
     )
+    num_threads: int | None = setting(None, "threads of each trainer process on CPU; None is one per core", at_least=1)
     trainer_address: str | None = setting(
         None,
         "address of a trainer on other hosts, such as 10.0.0.1:29400 (docs/multi_node_training.md); needs "
@@ -124,6 +130,9 @@ class SftConfig:
     )
     dry_run: bool = setting(
         False, "check everything, including the data, print the effective configuration as JSON, and exit"
+    )
+    machine: str | None = setting(
+        None, "dry_run: plan the memory of this machine instead, number of GPUs x GiB of each, such as 4x80"
     )
 
     @chz.validate

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,9 +19,12 @@ from cua_rl.renderers.renderer import Renderer
 from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rl.datums import build_datums, count_retokenised, datums_sha256
 from cua_rl.run.checkpoints import find_checkpoint
-from cua_rl.run.gpus import visible_gpus
+from cua_rl.run.gpus import GpuWishes
 from cua_rl.run.log_directory import LogDirectory, run_folder
+from cua_rl.run.machine import find_machine
+from cua_rl.run.memory_plan import Demand, MemoryPlan, MemoryWishes, Request, plan_memory
 from cua_rl.run.model_folder import find_model, make_image_renderer, max_positions, require_trainable
+from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.sft_config import SftConfig
 from cua_rl.run.site import find_place, make_experts, require_own_model
 from cua_rl.supervised.conversation_files import open_conversation_file
@@ -44,6 +48,8 @@ class OpenedData:
     sha256: str
     """Changes if what is learned from changes: a run resumes only on the data it began with."""
     description: str
+    longest_tokens: int
+    """Of the conversations; of demonstrations, which are made as they are needed, the first one's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +64,7 @@ class SftPlan:
     data: OpenedData
     max_steps: int
     checkpoint_path: Path | None
-    num_processes: int
-    """Trainer processes on this machine."""
+    memory: MemoryPlan
 
     def effective(self) -> dict[str, object]:
         """The values that the run uses, for config.json, `dry_run` and resume checks."""
@@ -73,7 +78,7 @@ class SftPlan:
             "num_train_conversations": self.data.dataset.num_examples,
             "num_held_out_conversations": self.data.num_held_out,
             "num_steps": self.max_steps,
-            "num_trainer_processes": self.num_processes,
+            **self.memory.effective(),
         }
 
 
@@ -116,32 +121,52 @@ async def plan_sft(config: SftConfig, devices: DeviceBackend, environ: Mapping[s
         data=data,
         max_steps=max_steps,
         checkpoint_path=checkpoint_path,
-        num_processes=_num_processes(config, environ),
+        memory=_plan_memory(config, model_path, data.longest_tokens, environ),
     )
 
 
-def _num_processes(config: SftConfig, environ: Mapping[str, str]) -> int:
-    """The trainer processes of this machine; raises `ConfigError` if they cannot be had, or not shard the model."""
+def _plan_memory(config: SftConfig, model_path: Path, longest_tokens: int, environ: Mapping[str, str]) -> MemoryPlan:
+    """The trainer's memory; there is no model server."""
     if config.trainer_address is not None:
         require_reachable(config.trainer_address, environ)
-        if config.trainer_num_processes is not None:
+        if config.num_processes is not None:
             raise ConfigError(
-                "trainer_num_processes: expected None with trainer_address, whose nodes say how many processes they "
-                f"run, got {config.trainer_num_processes}; leave it out"
+                "num_processes: expected None with trainer_address, whose nodes say how many processes they run, got "
+                f"{config.num_processes}; leave it out"
             )
-        return 1
-    num_gpus = len(visible_gpus(environ))
-    num_processes = config.trainer_num_processes or max(1, num_gpus)
-    if num_gpus and num_processes > num_gpus:
+    elif config.sharding == "hybrid":
         raise ConfigError(
-            f"trainer_num_processes: expected at most {num_gpus}, one per visible GPU, got {num_processes}; lower it"
+            "sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of trainer_address; set "
+            "sharding=full"
         )
-    if config.trainer_sharding == "hybrid" or (config.trainer_sharding == "full" and num_processes == 1):
-        raise ConfigError(
-            f"trainer_sharding: expected none, or full with several processes, got {config.trainer_sharding!r} with "
-            f"{num_processes} on one machine; leave it out"
-        )
-    return num_processes
+    recomputes = config.gradient_checkpointing
+    if recomputes is None and config.trainer_address is not None:
+        recomputes = True  # nobody here knows the memory of other hosts
+    request = Request(
+        model=load_model_sizes(model_path),
+        machine=find_machine(config.machine, environ, is_dry_run=config.dry_run),
+        demand=Demand(
+            context_tokens=longest_tokens,
+            lora_rank=config.lora_rank,
+            largest_image_tokens=0,
+            is_float32=config.trainer_dtype == "float32",
+        ),
+        gpu_wishes=GpuWishes(
+            trainer_num_processes=config.num_processes,
+            has_server=False,
+            has_trainer=config.trainer_address is None,
+        ),
+        wishes=MemoryWishes(
+            gradient_checkpointing=recomputes,
+            micro_batch_tokens=config.micro_batch_tokens,
+            sharding=config.sharding,
+        ),
+    )
+    try:
+        return plan_memory(request)
+    except ConfigError as error:  # the settings of a supervised run have no groups
+        message = str(error).replace("trainer.dtype", "trainer_dtype")
+        raise ConfigError(re.sub(r"\b(trainer|server)\.", "", message)) from None
 
 
 def run_name(config: SftConfig) -> str:
@@ -202,7 +227,7 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
         max_turns=config.max_turns,
         seed=config.seed,
     )
-    _require_room(await dataset.batch(0, 1), max_tokens)
+    longest_tokens = _require_room(await dataset.batch(0, 1), max_tokens)
     identity = json.dumps(
         [tasks.task_ids, config.error_rate, [config.screen_scale, config.browser_scale], config.max_turns]
     )
@@ -211,6 +236,7 @@ async def _open_experts(config: SftConfig, renderer: Renderer, devices: DeviceBa
         num_held_out=len(held_out_tasks),
         sha256=sha256(identity.encode()).hexdigest(),
         description=f"demonstrations of {len(tasks.task_ids)} tasks, error rate {config.error_rate:g}",
+        longest_tokens=longest_tokens,
     )
 
 
@@ -225,7 +251,7 @@ async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int,
         )
     examples = await asyncio.to_thread(build_recorded_examples, successes.rollouts, renderer.image_token_id)
     datums = [datum for example in examples for datum in example]
-    _require_room(datums, max_tokens)
+    longest_tokens = _require_room(datums, max_tokens)
     keys = [(rollout.task_id, rollout.seed) for rollout in successes.rollouts]
     train, held_out = split_examples(keys, config.num_eval_conversations, config.seed)
     num_tasks = len({rollout.task_id for rollout in successes.rollouts})
@@ -235,6 +261,7 @@ async def _open_rollouts(config: SftConfig, renderer: Renderer, max_tokens: int,
         sha256=datums_sha256(datums),
         description=f"{len(examples)} recorded successes of {num_tasks} tasks in run {training.run_name!r} "
         f"(of {successes.num_successes}, {successes.num_repeats} of them repeats)",
+        longest_tokens=longest_tokens,
     )
 
 
@@ -260,13 +287,16 @@ def _open_file(config: SftConfig, path: Path, renderer: Renderer, max_tokens: in
         num_held_out=len(held_out),
         sha256=sha256("".join(hashes).encode()).hexdigest(),
         description=f"{len(hashes)} conversations in {path}",
+        longest_tokens=max(line.num_tokens for line in file.lines),
     )
 
 
-def _require_room(datums: Sequence[Datum], max_tokens: int) -> None:
+def _require_room(datums: Sequence[Datum], max_tokens: int) -> int:
+    """The length of the longest conversation; raises `ConfigError` if that is too much."""
     longest = max(datum.model_input.length for datum in datums)
     if longest > max_tokens:
         raise ConfigError(
             f"max_model_len: expected conversations of at most {max_tokens} tokens, got one of {longest}; raise "
             "max_model_len if the model can hold more, or choose other data"
         )
+    return longest

@@ -1,13 +1,12 @@
 """Runs a training: starts its components, trains, and records how it ended."""
 
 import asyncio
-import gc
 import json
 import logging
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +17,12 @@ from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.database.migrations import migrate
 from cua_rl.database.postgres import EmbeddedPostgres
 from cua_rl.database.recorder import DatabaseRecorder
+from cua_rl.errors import AdapterError
 from cua_rl.evaluation.evaluate import Evaluator
 from cua_rl.events import Recorder, TrainingEnded, TrainingStarted
-from cua_rl.judge.judge import Judge
 from cua_rl.masking import mask_known
-from cua_rl.policy import SamplingParams
+from cua_rl.model_input import ModelInput
+from cua_rl.policy import AdapterRef
 from cua_rl.reporting.run_report import RunReport
 from cua_rl.reporting.trace_folder import TraceRecorder
 from cua_rl.rl import async_loop, sync_loop
@@ -32,23 +32,22 @@ from cua_rl.rl.served_policy import ServedPolicy, make_canary, make_probe
 from cua_rl.rl.stages import LoopParts, LoopSettings, TaskStream, WantedEvaluation
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.limit import LimitedRunner, RolloutLimit, follow_load
-from cua_rl.run.judge import open_judge
 from cua_rl.run.log_directory import Checkpoint, Decision, LogDirectory, check_log_directory, prepare_log_directory
 from cua_rl.run.model_folder import fetch_weights
 from cua_rl.run.monitor import send_events, show_run
 from cua_rl.run.reporting import finish_report, open_report, open_run_log
 from cua_rl.run.resume import follow_move, load_memory, load_resumed
-from cua_rl.run.rollouts import make_runner, make_servers, open_gateway, start_together
-from cua_rl.run.site import OpenDevices, open_devices
+from cua_rl.run.rollouts import freeze_loaded_objects, make_servers, start_together
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.training_plan import RunPlan, plan_run
-from cua_rl.sampling.canary import canary_tokens
+from cua_rl.run.training_plan import RunPlan, plan_run, sampling_params
+from cua_rl.run.workers import Rollouts, open_local_devices, open_rollouts
+from cua_rl.sampling.canary import Canary, image_canary, text_canary
 from cua_rl.sampling.client import SamplingClient
-from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import ModelServer
 from cua_rl.settings import with_values
 from cua_rl.task_loader import SEED_RANGES, TaskSet
 from cua_rl.training.client import TrainingClient
+from cua_rl.training.wire import AdapterPart
 
 logger = logging.getLogger(__name__)
 
@@ -102,16 +101,15 @@ async def _run(plan: RunPlan, folder: LogDirectory, started: float) -> None:
             )
         )
         try:
-            devices = await stack.enter_async_context(
-                open_devices(plan.config, plan.site, max_devices=plan.config.max_concurrent_rollouts)
-            )
+            devices = await open_local_devices(stack, plan)
             report.display.status("starting model server and trainer")
             memory = await load_memory(plan.config, folder, num_done, own, url)
             engine = await _start_engine(stack, plan, folder, checkpoint)
+            rollouts = await open_rollouts(stack, plan, engine.sampler, recorder, own, url, devices)
             ready = time.monotonic()
             report.display.begin_steps()
             settings = _loop_settings(plan, first_step, resumed.owed_evaluations)
-            parts = _parts(plan, folder, engine, devices, recorder, report, memory)
+            parts = _parts(plan, folder, engine, rollouts, recorder, report, memory)
             await run_loop(plan.config, settings, parts, resumed.start, engine.sampler)
         except BaseException as error:
             is_cancelled = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
@@ -136,12 +134,10 @@ async def _open_database(stack: AsyncExitStack, plan: RunPlan, folder: LogDirect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """The running trainer, sampler, gateway and, if configured, judge."""
+    """The running trainer and sampler."""
 
     trainer: TrainingClient
     sampler: SamplingClient
-    gateway: Gateway
-    judge: Judge | None
 
 
 async def _start_engine(
@@ -160,12 +156,8 @@ async def _start_engine(
         await start_together(stack, *servers, trainer)
     await _load_weights(trainer, plan, folder, checkpoint)
     sampler = await stack.enter_async_context(SamplingClient(*servers))
-    await _prove_adapters(trainer, sampler, plan)
-    gateway = await stack.enter_async_context(
-        open_gateway(plan.config, sampler, plan.renderer, sampling_params(plan.config, plan.config.temperature))
-    )
-    judge = None if plan.judge is None else await stack.enter_async_context(open_judge(plan.judge))
-    return Engine(trainer=trainer, sampler=sampler, gateway=gateway, judge=judge)
+    await prove_adapters(trainer, sampler, plan, plan.log_path / "probe")
+    return Engine(trainer=trainer, sampler=sampler)
 
 
 def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServer]:
@@ -179,6 +171,8 @@ def make_planned_servers(plan: RunPlan, log_folder: Path) -> Sequence[ModelServe
         max_model_len=plan.max_model_len,
         max_images=plan.max_images,
         max_num_seqs=plan.memory.max_num_seqs,
+        image_cache_gib=plan.memory.image_cache_gib,
+        adapts_vision=plan.config.trainer.adapts_vision,
     )
 
 
@@ -208,14 +202,32 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
     )
 
 
-async def _prove_adapters(trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan) -> None:
-    """See that the server applies adapters as the trainer does, before anything is learned from its samples."""
-    folder = plan.log_path / "probe"
-    adapter, canary = await make_probe(trainer, canary_tokens(plan.renderer), plan.rounding_limit, folder)
-    try:
-        await sampler.probe(adapter, canary)
-    finally:
-        await asyncio.to_thread(shutil.rmtree, folder)
+async def prove_adapters(
+    trainer: TrainingClient, sampler: SamplingClient, plan: RunPlan, folder: Path
+) -> dict[AdapterPart, tuple[float, float]]:
+    """See that the server applies adapters as the trainer does, before anything is learned from its samples.
+
+    One probe for each part of the model that gets an adapter, tried with an image. Returns for each part how much the
+    probe changes the log-probabilities, and by how much that differs from the trainer, nats.
+
+    Raises:
+        AdapterError: it does not.
+    """
+    settings = plan.config.trainer
+    parts: list[AdapterPart] = ["language"] if "language" in settings.lora_modules else []
+    if settings.adapts_vision:
+        parts.append("vision")
+    proofs: dict[AdapterPart, tuple[float, float]] = {}
+    for part in parts:
+        try:
+            adapter, canary = await make_probe(trainer, image_canary(plan.renderer), plan.rounding_limit, folder, part)
+            proofs[part] = await sampler.probe(adapter, canary)
+        except AdapterError as error:
+            needs = "; vLLM needs --enable-tower-connector-lora for it" if part == "vision" else ""
+            raise AdapterError(f"trainer.lora_modules: expected the server to adapt {part}{needs}; {error}") from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    return proofs
 
 
 async def _load_weights(
@@ -273,64 +285,56 @@ def train_step_settings(plan: RunPlan) -> TrainStepSettings:
     )
 
 
-def sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
-    """How the run samples at this temperature."""
-    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)
-
-
 def _parts(
     plan: RunPlan,
     folder: LogDirectory,
     engine: Engine,
-    devices: OpenDevices,
+    rollouts: Rollouts,
     recorder: Recorder,
     report: RunReport,
     memory: Memory,
 ) -> LoopParts:
     """Wire the components of the training loop."""
     config = plan.config
-    make_run_runner = partial(
-        make_runner,
-        config,
-        devices,
-        engine.gateway,
-        history=plan.history,
-        reward=plan.reward,
-        judge=engine.judge,
-        log_folder=plan.log_path / "logs" / "agents",
-        recorder=recorder,
-        watch_goal=config.sampling.watch_goal,
-    )
     own_temperature = config.evaluation.eval_temperature
     evaluator = Evaluator(
         tasks=plan.eval_tasks,
-        runner=make_run_runner(),
+        runner=rollouts.for_evaluation,
         params=sampling_params(config, config.temperature if own_temperature is None else own_temperature),
         recorder=recorder,
         num_attempts=config.evaluation.eval_attempts,
     )
     return LoopParts(
         tasks=make_task_stream(config, plan.train_tasks, memory),
-        runner=make_run_runner(),
+        runner=rollouts.for_training,
         trainer=engine.trainer,
-        policy=_served_policy(plan, engine, folder),
+        policy=_served_policy(plan, engine, folder, rollouts.announce),
         evaluator=evaluator if plan.eval_tasks else None,
         recorder=recorder,
         log=report,
         memory=memory,
-        device_metrics=devices.pool.take_metrics,
+        device_metrics=rollouts.device_metrics,
     )
 
 
-def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory) -> ServedPolicy:
+def canary_prompt(plan: RunPlan) -> ModelInput:
+    """What proves each policy of the run: the image where the adapter reaches its features."""
+    return (image_canary if plan.config.trainer.adapts_vision else text_canary)(plan.renderer)
+
+
+def _served_policy(plan: RunPlan, engine: Engine, folder: LogDirectory, announce: Callable[[], None]) -> ServedPolicy:
+    async def publish(adapter: AdapterRef, canary: Canary | None) -> None:
+        await engine.sampler.publish(adapter, canary)
+        announce()
+
     def record_checkpoint(step: int, state_path: Path, sampler_path: Path) -> list[int]:
         folder.record_checkpoint(Checkpoint(step=step, state_path=state_path, sampler_path=sampler_path))
         return folder.prune_checkpoints(plan.config.checkpoints.keep_checkpoints, plan.config.checkpoints.keep_every)
 
     return ServedPolicy(
         trainer=engine.trainer,
-        make_canary=partial(make_canary, engine.trainer, canary_tokens(plan.renderer), plan.rounding_limit),
-        load_and_prove=engine.sampler.publish,
+        make_canary=partial(make_canary, engine.trainer, canary_prompt(plan), plan.rounding_limit),
+        load_and_prove=publish,
         state_path=folder.state_path,
         sampler_path=folder.sampler_path,
         record_checkpoint=record_checkpoint,
@@ -362,15 +366,6 @@ async def run_loop(
             await async_loop.train(settings, parts, max_lag=config.max_steps_off_policy, limit=limit, start=start)
         else:
             await sync_loop.train(settings, replace(parts, runner=LimitedRunner(parts.runner, limit)))
-
-
-def freeze_loaded_objects() -> None:
-    """Exclude all objects loaded so far from garbage collection: they live as long as the process.
-
-    A full collection that traverses them blocks the event loop for up to 0.3 s.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -19,6 +19,7 @@ from cua_rl.run.rollout_config import (
     device_presets,
     given_site,
 )
+from cua_rl.run.worker_config import WorkerSettings
 from cua_rl.settings import Given, remembers_given, setting, with_presets
 from cua_rl.supervised.learning_rate import RateSchedule
 
@@ -61,8 +62,8 @@ class TrainerSettings:
 
     lora_alpha: int = setting(32, "LoRA scale: the update is multiplied by lora_alpha / lora_rank", at_least=1)
     lora_modules: list[LoraModule] = setting(
-        doc="parts of the model that get an adapter: language, and merger and vision where the server at base_url "
-        "applies them (docs/models.md)",
+        doc="parts of the model that get an adapter: language, merger, vision; a run ends at the start if the server "
+        "does not apply them (docs/models.md)",
         factory=lambda: ["language"],
     )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
@@ -108,9 +109,14 @@ class TrainerSettings:
     parity_limit: float | None = setting(
         None,
         "stop the run if the mean absolute difference of sampler and trainer log-probabilities exceeds this, nats; "
-        "None is 0.02 if both compute in float32 and 0.1 in half precision",
+        "None is 0.02 if both compute in float32; in half precision 0.1, or 0.2 for a mixture of experts",
         at_least=0.0,
     )
+
+    @property
+    def adapts_vision(self) -> bool:
+        """Whether the adapter reaches vision tower or merger."""
+        return set(self.lora_modules) != {"language"}
 
 
 @chz.chz
@@ -268,6 +274,12 @@ class CLIConfig(RolloutConfig):
         False,
         "write each rollout to trace/ in the run's folder: screenshots with the actions drawn on them, and the text",
     )
+    rollout_workers: int = setting(
+        0,
+        "processes on this machine that operate devices and agents, each a share of max_concurrent_rollouts; with 0 "
+        "the run itself does (docs/rollout_workers.md)",
+        at_least=0,
+    )
     compute_post_kl: bool = setting(False, "measure the KL divergence of each step's update (one more forward pass)")
 
     # Groups
@@ -280,6 +292,12 @@ class CLIConfig(RolloutConfig):
     judge: TrainingJudgeSettings = chz.field(default_factory=TrainingJudgeSettings)
     monitor: MonitorSettings = chz.field(default_factory=MonitorSettings)
     checkpoints: CheckpointSettings = chz.field(default_factory=CheckpointSettings)
+    workers: WorkerSettings = chz.field(default_factory=WorkerSettings)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether rollouts run in other processes."""
+        return self.rollout_workers > 0 or self.workers.port is not None
 
     @chz.validate
     def _groups_can_be_compared(self) -> None:

@@ -1,5 +1,6 @@
 """Resolves and checks a training configuration before a model is loaded or a device is leased."""
 
+import ipaddress
 import logging
 import os
 from collections.abc import Mapping
@@ -9,9 +10,10 @@ from pathlib import Path
 from cua_rl.agent.history import History, make_history
 from cua_rl.database.session import check_connection, database_url
 from cua_rl.errors import ConfigError, DatabaseError
-from cua_rl.families import cpu_dtype
+from cua_rl.families import find_family
 from cua_rl.judge.judge import JudgeConfig
 from cua_rl.monitor.sender import MonitorAddress
+from cua_rl.policy import SamplingParams
 from cua_rl.processes import free_port
 from cua_rl.renderers.images import largest_image_tokens
 from cua_rl.renderers.renderer import Renderer
@@ -35,8 +37,9 @@ from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
 from cua_rl.run.rollouts import check_agent
-from cua_rl.run.site import Site, find_place, make_site, require_own_model, split_gyms
+from cua_rl.run.site import Place, Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
+from cua_rl.run.worker_config import TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
@@ -45,8 +48,8 @@ from cua_rl.training.loss_checks import check_loss_config
 
 logger = logging.getLogger(__name__)
 
-FLOAT32_ROUNDING, HALF_ROUNDING = 0.02, 0.1
-"""Float32 differs by 1e-5 nats, and bfloat16 by 0.02 to 0.035 on average; a wrong model by whole nats."""
+FLOAT32_ROUNDING = 0.02
+"""Nats: float32 differs by 1e-5 on average, a wrong model by whole nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +90,12 @@ class RunPlan:
         # nobody here knows whether hosts at an address have GPUs
         trains_on_cpu = not self.gpus.trainer_gpus and self.config.trainer.address is None
         trains_exactly = trainer == "float32" or (trainer == "auto" and trains_on_cpu)
+        family = find_family(self.model_path)
+        assert family is not None, "the plan has refused other models"
         if server == "auto" and not self.gpus.server_gpus:
-            server = cpu_dtype(self.model_path)
-        serves_exactly = server == "float32"
-        # an external server does not say
-        return FLOAT32_ROUNDING if trains_exactly and serves_exactly and not self.config.base_url else HALF_ROUNDING
+            server = family.cpu_dtype
+        serves_exactly = server == "float32" and not self.config.base_url  # an external server does not say
+        return FLOAT32_ROUNDING if trains_exactly and serves_exactly else family.half_rounding
 
     @property
     def parity_limit(self) -> float:
@@ -122,6 +126,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     _warn_of_idle_keys(config)
     place = find_place(config.tasks, config.device)
     check_agent(config, place)
+    check_workers(config, place, environ)
     check_learning(config)
     require_wandb(config.wandb_project)
     require_own_model(place, config.model_name)
@@ -131,7 +136,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     require_trainable(model_path)
     require_servable(model_path, config.base_url, config.trainer.lora_modules)
     max_model_len = find_max_model_len(model_path, config.server.max_model_len, max_tokens=config.max_tokens)
-    train_tasks, held_out = _load_task_sets(config, site)
+    train_tasks, held_out = load_task_sets(config, site)
     eval_tasks = () if held_out is None else tuple(held_out.held_out(config.evaluation.num_eval_rollouts))
     judge = plan_judge(config.judge, config.reward, *(tasks for tasks in (train_tasks, held_out) if tasks))
     await check_judge(judge)
@@ -172,7 +177,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         max_model_len=max_model_len,
         max_images=max_images,
         max_lora_rank=max_lora_rank(config.lora_rank),
-        memory=_memory_plan(config, model_path, max_model_len, environ),
+        memory=plan_training_memory(config, model_path, max_model_len, environ),
         checkpoint_path=find_checkpoint(
             config.load_checkpoint_path, lora_rank=config.lora_rank, lora_alpha=config.trainer.lora_alpha
         ),
@@ -181,7 +186,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
     )
 
 
-def _load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
+def load_task_sets(config: CLIConfig, site: Site) -> tuple[TaskSet, TaskSet | None]:
     """Training tasks, and held-out tasks if configured; the two are disjoint."""
     has_judge, device = config.judge.model is not None, site.backend.abilities
     train_sources, eval_sources = split_gyms(config.tasks, config.eval_tasks, config.devices)
@@ -213,7 +218,10 @@ def _warn_of_idle_keys(config: CLIConfig) -> None:
         logger.warning("tinker_api_key has no effect: vLLM samples")
 
 
-def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]) -> MemoryPlan:
+def plan_training_memory(
+    config: CLIConfig, model_path: Path, max_model_len: int, environ: Mapping[str, str]
+) -> MemoryPlan:
+    """Placement and memory of model server and trainer; raises `ConfigError` for what cannot fit."""
     gpu_wishes = GpuWishes(
         server_gpus=config.server.gpus,
         server_tensor_parallel=config.server.tensor_parallel,
@@ -238,13 +246,15 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
     demand = Demand(
         context_tokens=max_model_len,
         lora_rank=config.lora_rank,
+        num_rollouts=config.max_concurrent_rollouts,
         largest_image_tokens=largest_image_tokens(model_path, config.server.max_pixels),
         is_float32=dtype == "float32" or (dtype == "auto" and not machine.gpus),
+        trains_vision=config.trainer.adapts_vision,
         vision_cache_gib=config.trainer.vision_cache_gib,
     )
     model = load_model_sizes(model_path)
     plan = plan_memory(Request(model=model, machine=machine, demand=demand, gpu_wishes=gpu_wishes, wishes=wishes))
-    if config.base_url is None and not config.dry_run:  # a dry run may plan for another machine
+    if config.base_url is None and config.machine is None:  # otherwise a plan for another machine
         require_platform(plan.gpus, installed_platform())
     if config.trainer.address is not None:
         return plan
@@ -258,16 +268,6 @@ def _memory_plan(config: CLIConfig, model_path: Path, max_model_len: int, enviro
         raise ConfigError(
             "trainer.sharding: expected 'full' on one machine, got 'hybrid', which is for the nodes of "
             "trainer.address; set trainer.sharding=full"
-        )
-    if config.trainer.sharding == "full" and num_processes == 1:
-        raise ConfigError(
-            "trainer.sharding: expected 'none' with one trainer process, which holds the whole model, got 'full'; set "
-            "trainer.num_processes, or name several trainer.gpus"
-        )
-    if config.trainer.sharding == "offload" and num_processes > 1:
-        raise ConfigError(
-            f"trainer.sharding: expected 'full' with {num_processes} trainer processes, got 'offload', which is for "
-            "one; set trainer.sharding=full, or trainer.num_processes=1"
         )
     return plan
 
@@ -286,7 +286,12 @@ def _check_remote_trainer(config: CLIConfig, environ: Mapping[str, str]) -> None
 
 
 def _require_free_ports(config: CLIConfig) -> None:
-    ports = {"server": config.server.port, "gateway": config.gateway.port, "monitor": config.monitor.port}
+    ports = {
+        "server": config.server.port,
+        "gateway": config.gateway.port,
+        "monitor": config.monitor.port,
+        "workers": config.workers.port,
+    }
     for group, port in ports.items():
         if port is None:
             continue
@@ -333,3 +338,37 @@ def check_learning(config: CLIConfig) -> None:
                 "tis_cap or icepop_high, which collapses on old tokens; set loss=ppo, or tis_cap=2, or "
                 "force_untruncated=true"
             )
+
+
+def check_workers(config: CLIConfig, place: Place, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for workers that cannot work."""
+    host, num_workers = config.workers.host, config.rollout_workers
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback and not environ.get(TOKEN_VARIABLE):
+        raise ConfigError(
+            f"workers.host: expected a token where other machines can register, got none for {host!r}; set "
+            f"{TOKEN_VARIABLE} for the run and for its workers"
+        )
+    if num_workers > 1 and place == "adb":
+        raise ConfigError(
+            f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "
+            f"{num_workers}; leave it out"
+        )
+    if place == "gym" and num_workers > config.devices.gym_parallel_creates:
+        raise ConfigError(
+            f"rollout_workers: expected at most gym_parallel_creates={config.devices.gym_parallel_creates} with a gym "
+            f"server, got {num_workers}; raise the one or lower the other"
+        )
+    if config.has_workers and (config.gateway.port is not None or config.gateway.public_url is not None):
+        raise ConfigError(
+            "gateway.port: expected no fixed port or public_url with rollout workers, which have a gateway each; give "
+            "them to each worker that is started by hand"
+        )
+
+
+def sampling_params(config: CLIConfig, temperature: float) -> SamplingParams:
+    """How the run samples at this temperature."""
+    return SamplingParams(max_tokens=config.max_tokens, temperature=temperature, seed=config.sampling.seed)

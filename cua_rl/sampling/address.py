@@ -2,8 +2,20 @@
 
 import httpx
 
+from cua_rl.errors import ConfigError
+
 API_KEY_VARIABLE = "VLLM_API_KEY"
 """vLLM reads its own key from it; a run, that of its server."""
+
+
+def server_addresses(base_url: str) -> tuple[str, ...]:
+    """The addresses in a list like `http://one:8000,http://two:8000`; raises `ConfigError` for one that is missing."""
+    addresses = tuple(address.strip() for address in base_url.split(","))
+    if not all(addresses) or len(set(addresses)) < len(addresses):
+        raise ConfigError(
+            f"base_url: expected different addresses, separated by commas, got {base_url!r}; name each server once"
+        )
+    return addresses
 
 
 def split_address(base_url: str) -> tuple[str, str | None]:

@@ -1,9 +1,17 @@
-"""The canary: a fixed text whose log-probabilities show whether the server applies an adapter."""
+"""The canary: a fixed prompt whose log-probabilities show whether the server applies an adapter.
+
+One is a conversation, sent as tokens. The other is a question about an image, in whose log-probabilities adapters on
+the vision tower show; the server renders it, so that a prompt other than the renderer's shows as well.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import cast
 
+from PIL import Image
+
+from cua_rl.conversation import EncodedImage, Message, TextPart, ToolCall
 from cua_rl.errors import AdapterError
 from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.policy import AdapterRef
@@ -12,10 +20,14 @@ from cua_rl.types import Datum
 
 _PART_OF_CHANGE = 0.1
 """How much of the adapter's effect may be missing beside rounding: one module of many without its update is more."""
-CANARY_TEXT = (
-    "<|im_start|>user\nOpen the settings, find the network page and switch the radio off.<|im_end|>\n"
-    '<|im_start|>assistant\n<tool_call>\n{"name": "click", "arguments": {"x": 500, "y": 125}}\n</tool_call><|im_end|>'
+CANARY = (
+    Message(
+        role="user",
+        content=(TextPart(text="Open the settings, find the network page and switch the radio off."),),
+    ),
+    ToolCall(call_id="canary", name="click", arguments='{"x": 500, "y": 125}'),
 )
+IMAGE_QUESTION = "Name the colours from left to right, then the row of the brightest square, and say where to click."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +35,8 @@ class Canary:
     """Conditions on the server's log-probabilities of `tokens` under which an adapter counts as served."""
 
     tokens: tuple[int, ...]
+    """All of the text, or those after the image."""
+    image: EncodedImage | None = None
     changes_model: bool
     """Whether the adapter's update is non-zero according to the trainer; a fresh adapter changes nothing."""
     training_logprobs: tuple[float, ...] | None = None
@@ -36,42 +50,73 @@ class Canary:
 
 
 def canary_tokens(renderer: Renderer) -> tuple[int, ...]:
-    """The canary's text as tokens of the model."""
-    return tuple(renderer.encode(CANARY_TEXT))
+    """The canary's conversation as tokens, in the chat format of the model."""
+    rendered, _ = renderer.render_supervised(CANARY)
+    return tuple(rendered.token_ids(renderer.image_token_id))
 
 
-def canary_datum(tokens: Sequence[int]) -> Datum:
+def text_canary(renderer: Renderer) -> ModelInput:
+    """The canary's text as a prompt."""
+    return ModelInput(chunks=(EncodedTextChunk(tokens=canary_tokens(renderer)),))
+
+
+def image_canary(renderer: Renderer) -> ModelInput:
+    """The canary's question about an image as a prompt: coloured squares, in no order."""
+    side = 256  # 64 tokens of 32 x 32 pixels; models scale smaller images up
+    picture = Image.frombytes("RGB", (8, 8), bytes((index * 167 + index * index * 29) % 256 for index in range(192)))
+    encoded = BytesIO()
+    picture.resize((side, side), Image.Resampling.NEAREST).save(encoded, "PNG")
+    image = EncodedImage(data=encoded.getvalue(), format="png", width_px=side, height_px=side)
+    return renderer.render((Message(role="user", content=(image, TextPart(text=IMAGE_QUESTION))),), ())
+
+
+def scored_tokens(prompt: ModelInput) -> tuple[int, ...]:
+    """The tokens of a canary's prompt whose log-probabilities count, and the one before them."""
+    last = prompt.chunks[-1]
+    assert isinstance(last, EncodedTextChunk), f"expected a prompt that ends with text, got {last!r}"
+    return last.tokens
+
+
+def canary_datum(prompt: ModelInput) -> Datum:
     """The canary as a datum, for the trainer's log-probabilities."""
-    chunk = EncodedTextChunk(tokens=tuple(tokens))
-    zeros = (0.0,) * len(tokens)
+    zeros = (0.0,) * prompt.length
+    num_scored = len(scored_tokens(prompt)) - 1
     return Datum(
         rollout_id="canary",
-        model_input=ModelInput(chunks=(chunk,)),
-        loss_mask=(False, *[True] * (len(tokens) - 1)),
+        model_input=prompt,
+        loss_mask=(*[False] * (prompt.length - num_scored), *[True] * num_scored),
         advantages=zeros,
         sampling_logprobs=zeros,
         policy_versions=(),
     )
 
 
-def canary_request(canary: Canary) -> dict[str, object]:
-    """The body of a Completions request for the prompt's log-probabilities, without the model."""
-    return {
-        "prompt": list(canary.tokens),
-        "max_tokens": 1,
-        "temperature": 0.0,
-        "prompt_logprobs": 0,
-        "add_special_tokens": False,
-    }
+def canary_request(canary: Canary) -> tuple[str, dict[str, object]]:
+    """Path and body of a request for the prompt's log-probabilities, without the model."""
+    body = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "add_special_tokens": False}
+    if canary.image is None:
+        return "/v1/completions", {**body, "prompt": list(canary.tokens)}
+    image = {"type": "image_url", "image_url": {"url": canary.image.data_url()}}
+    content = [image, {"type": "text", "text": IMAGE_QUESTION}]
+    return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": content}]}
 
 
 def parse_canary(body: Mapping[str, object], canary: Canary) -> tuple[float, ...]:
-    """Log-probabilities of the canary's tokens except the first, from the server's answer."""
-    choices = cast("Sequence[Mapping[str, object]]", body["choices"])
-    given = cast("Sequence[Mapping[str, Mapping[str, float]] | None]", choices[0]["prompt_logprobs"])
-    return tuple(
-        entry[str(token)]["logprob"] for token, entry in zip(canary.tokens, given, strict=True) if entry is not None
-    )
+    """Log-probabilities of the canary's tokens except the first, from the server's answer.
+
+    Raises:
+        AdapterError: the server's prompt ends with other tokens.
+    """
+    is_completion = canary.image is None
+    answer = cast("Sequence[Mapping[str, object]]", body["choices"])[0] if is_completion else body
+    given = cast("Sequence[Mapping[str, Mapping[str, float]] | None]", answer["prompt_logprobs"])
+    scored = list(zip(canary.tokens[1:], given[-len(canary.tokens) + 1 :], strict=True))
+    if any(entry is None or str(token) not in entry for token, entry in scored):
+        raise AdapterError(
+            "expected the canary's prompt from the server as the renderer writes it, got other tokens: their chat "
+            "templates differ; set renderer_name to the one that fits the model"
+        )
+    return tuple(entry[str(token)]["logprob"] for token, entry in scored if entry is not None)
 
 
 def check_canary(

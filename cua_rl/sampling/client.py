@@ -1,37 +1,29 @@
-"""The client of the model servers: publishes, verifies and unloads adapters; sends requests and retries them."""
+"""The client of the model servers: publishes, verifies and unloads adapters; sends each request to a replica."""
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
-from zlib import crc32
 
-from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
+from cua_rl.errors import AdapterError, ConfigError, SamplingError
 from cua_rl.policy import AdapterRef
-from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
-from cua_rl.sampling.load import ServerLoad, fullest, parse_load
+from cua_rl.sampling.canary import Canary
+from cua_rl.sampling.load import ServerLoad, fullest
+from cua_rl.sampling.replica import Replica, ReplicaLost
 from cua_rl.sampling.server import ModelServer
 
 logger = logging.getLogger(__name__)
 
-_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
-_LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
-
-
-class RequestRejected(SamplingError):
-    """The model server refuses this request; sending it again does not help."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"the model server answered {status}: {message}")
-        self.status = status
-        self.message = message
+_MAX_MOVES = 2
+"""Replicas over which one request may be lost before it is taken for the cause."""
+_MAX_UNHEALTHY = 3
+"""Failed checks of its health after which a replica is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +37,15 @@ class ServerReply:
 class SamplingClient:
     """Requests to one or more replicas of the model server; an async context manager.
 
+    All requests of a rollout go to one replica, which has its earlier turns cached; a new rollout goes to the replica
+    with the fewest. A replica that does not answer leaves at once, and its rollouts go on elsewhere. It rejoins when it
+    answers again, has the adapters in use, and passes the canary of the current one.
+
     A request that fails in transit is sent again, because sampling has no effect until the answer is recorded. On the
     servers, the name of an adapter ends with the client's `namespace`, so that runs which use a server at the same time
     or one after the other never share adapters or cached prompts.
+
+    Raises `ConfigError` if the servers are of different versions: their log-probabilities would differ.
     """
 
     def __init__(
@@ -56,13 +54,32 @@ class SamplingClient:
         namespace: str | None = None,
         max_attempts: int = 10,
         request_timeout_s: float = 900.0,
+        check_interval_s: float = 5.0,
+        outage_timeout_s: float = 600.0,
     ) -> None:
         if not servers:
             raise ConfigError("expected at least one model server, got none")
-        suffix = uuid4().hex[:8] if namespace is None else namespace
-        self._replicas = [_Replica(server, suffix, max_attempts, request_timeout_s) for server in servers]
+        _require_one_version(servers)
+        self.namespace = uuid4().hex[:8] if namespace is None else namespace
+        self._replicas = [
+            Replica(
+                server,
+                namespace=self.namespace,
+                max_attempts=max_attempts,
+                request_timeout_s=request_timeout_s,
+                has_siblings=len(servers) > 1,
+            )
+            for server in servers
+        ]
+        self._check_interval_s = check_interval_s
+        self._outage_timeout_s = outage_timeout_s
+        self._homes: dict[str, Replica] = {}
         self._uses: Counter[AdapterRef] = Counter()
+        self._canary: Canary | None = None
         self._publishing = asyncio.Lock()
+        self._in_service = asyncio.Event()
+        self._in_service.set()
+        self._watches: list[asyncio.Task[None]] = []
         self.current: AdapterRef | None = None
         """The announced adapter, which serves new requests; None, the base model, until one is published."""
 
@@ -71,40 +88,59 @@ class SamplingClient:
         """Maximum length of prompt plus answer on every replica, tokens."""
         return min(replica.server.model.max_model_len for replica in self._replicas)
 
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Those in service."""
+        return tuple(replica for replica in self._replicas if not replica.is_lost)
+
     async def publish(self, adapter: AdapterRef, canary: Canary | None = None) -> None:
         """Load an adapter on every replica, verify it with the canary, announce it, and unload unused adapters.
 
         Raises:
-            AdapterError: the server cannot load it, or the canary fails.
+            AdapterError: a server cannot load it, or the canary fails.
+            SamplingError: no server answers.
         """
         async with self._publishing:
             clock = time.monotonic()
-            await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
+            await self._everywhere(lambda replica: replica.load(adapter))
             try:
                 if canary is not None:
-                    await asyncio.gather(*(replica.prove(adapter, canary) for replica in self._replicas))
+                    await self._everywhere(lambda replica: replica.prove(adapter, canary))
             except BaseException:
-                await asyncio.gather(*(replica.unload(adapter) for replica in self._replicas))
+                await self._everywhere(lambda replica: replica.unload(adapter))
                 raise
-            self.current = adapter
+            self.current, self._canary = adapter, canary
             logger.info("published adapter=%s publish_s=%.3f", adapter.name, time.monotonic() - clock)
             needed = {adapter, *self._uses}
-            for replica in self._replicas:
+
+            async def unload_others(replica: Replica) -> None:
                 for unused in [loaded for loaded in replica.loaded if loaded not in needed]:
                     await replica.unload(unused)
 
-    async def probe(self, adapter: AdapterRef, canary: Canary) -> None:
+            await self._everywhere(unload_others)
+
+    async def probe(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float]:
         """Load an adapter that is never announced, verify it with the canary on every replica, and unload it.
 
+        Returns what `check_canary` does, of the replica that differs most from the trainer; 0 without its numbers.
+
         Raises:
-            AdapterError: the server cannot load it, or the canary fails.
+            AdapterError: a server cannot load it, or the canary fails.
+            SamplingError: no server answers.
         """
+        proofs: list[tuple[float, float]] = []
+
+        async def prove(replica: Replica) -> None:
+            change, difference = await replica.prove(adapter, canary)
+            proofs.append((change, difference or 0.0))
+
         async with self._publishing:
-            await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
+            await self._everywhere(lambda replica: replica.load(adapter))
             try:
-                await asyncio.gather(*(replica.prove(adapter, canary) for replica in self._replicas))
+                await self._everywhere(prove)
             finally:
-                await asyncio.gather(*(replica.unload(adapter) for replica in self._replicas))
+                await self._everywhere(lambda replica: replica.unload(adapter))
+        return max(proofs, key=lambda proof: proof[1])
 
     def pin(self, adapter: AdapterRef) -> None:
         """Keep an adapter until `unpin`; pins are counted."""
@@ -121,7 +157,7 @@ class SamplingClient:
         """Keep an adapter loaded regardless of publications, for evaluations."""
         self.pin(adapter)
         try:
-            await asyncio.gather(*(replica.load(adapter) for replica in self._replicas))
+            await self._everywhere(lambda replica: replica.load(adapter))
             yield adapter
         finally:
             self.unpin(adapter)
@@ -135,20 +171,53 @@ class SamplingClient:
             RequestRejected: the server refuses this request.
             SamplingError: no server answered in any attempt.
         """
-        replica = self._replicas[crc32(sticky_key.encode()) % len(self._replicas)]
         used = adapter or self.current
-        if used is None:
-            return ServerReply(body=await replica.post_to(replica.server.model.name, path, payload), adapter=None)
-        self.pin(used)
+        if used is not None:
+            self.pin(used)
         try:
-            await replica.load(used)
-            return ServerReply(body=await replica.post_to(replica.name_of(used), path, payload), adapter=used)
+            for num_moves in range(_MAX_MOVES + 1):
+                replica = await self._replica_for(sticky_key)
+                replica.num_requests += 1
+                try:
+                    if used is not None:
+                        await replica.load(used)
+                    name = replica.server.model.name if used is None else replica.name_of(used)
+                    return ServerReply(body=await replica.sample(name, path, payload), adapter=used)
+                except ReplicaLost:
+                    await self._lose(replica)
+                    if num_moves == _MAX_MOVES:
+                        raise
+                finally:
+                    replica.num_requests -= 1
+            raise AssertionError("unreachable: the last move returns or raises")
         finally:
-            self.unpin(used)
+            if used is not None:
+                self.unpin(used)
+
+    def forget(self, sticky_key: str) -> None:
+        """The rollout with this key is over."""
+        self._homes.pop(sticky_key, None)
 
     async def fetch_load(self) -> ServerLoad:
-        """Combined load of the replicas; raises `SamplingError` if one does not report it."""
-        return fullest(await asyncio.gather(*(replica.fetch_load() for replica in self._replicas)))
+        """Combined load of the replicas in service; raises `SamplingError` if one does not report it."""
+        await self._wait_for_service()
+        return fullest(await asyncio.gather(*(replica.fetch_load() for replica in self.replicas)))
+
+    @property
+    def used(self) -> frozenset[AdapterRef]:
+        """Adapters that a request or a pin needs now."""
+        return frozenset(self._uses)
+
+    @property
+    def addresses(self) -> tuple[tuple[str, str | None], ...]:
+        """Address and key of each server."""
+        return tuple((replica.server.base_url, replica.server.api_key) for replica in self._replicas)
+
+    def follow(self, adapter: AdapterRef) -> None:
+        """Send new requests to an adapter that another process has published, and will unload."""
+        self.current = adapter
+        for replica in self._replicas:
+            replica.forget_all_but({adapter, *self._uses})
 
     @property
     def loaded(self) -> tuple[AdapterRef, ...]:
@@ -156,150 +225,104 @@ class SamplingClient:
         return self._replicas[0].loaded
 
     async def __aenter__(self) -> Self:
+        if len(self._replicas) > 1:
+            self._watches = [
+                asyncio.create_task(self._watch(replica), name=f"watch-{replica.server.base_url}")
+                for replica in self._replicas
+            ]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
         for replica in self._replicas:
             await replica.close()
 
+    async def _everywhere(self, work: Callable[[Replica], Awaitable[object]]) -> None:
+        """Do it on every replica in service; those that are lost over it do it when they rejoin."""
+        await self._wait_for_service()
+        replicas = self.replicas
+        ends = await asyncio.gather(*(work(replica) for replica in replicas), return_exceptions=True)
+        for replica, end in zip(replicas, ends, strict=True):
+            if isinstance(end, ReplicaLost):
+                await self._lose(replica)
+        raised = [end for end in ends if isinstance(end, BaseException)]
+        for error in raised:
+            if not isinstance(error, ReplicaLost) or len(raised) == len(replicas):
+                raise error
 
-class _Replica:
-    """One server and its adapters."""
+    async def _replica_for(self, sticky_key: str) -> Replica:
+        await self._wait_for_service()
+        home = self._homes.get(sticky_key)
+        if home is None or home.is_lost:
+            homes = Counter(map(id, self._homes.values()))
+            home = min(self.replicas, key=lambda replica: (homes[id(replica)], replica.num_requests))
+            if sticky_key:
+                self._homes[sticky_key] = home
+        return home
 
-    def __init__(self, server: ModelServer, namespace: str, max_attempts: int, request_timeout_s: float) -> None:
-        from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
-
-        self.server = server
-        self._namespace = namespace
-        self.http = HttpClient(server.base_url, timeout_s=request_timeout_s, api_key=server.api_key)
-        self._max_attempts = max_attempts
-        self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
-        server.on_restart(self._restore)
-
-    def name_of(self, adapter: AdapterRef) -> str:
-        """The adapter's name on the server."""
-        return f"{adapter.name}-{self._namespace}"
-
-    def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
-        return {"lora_name": self.name_of(adapter), "lora_path": str(adapter.path)}
-
-    @property
-    def loaded(self) -> tuple[AdapterRef, ...]:
-        return tuple(
-            adapter
-            for adapter, load in self._loads.items()
-            if load.done() and not load.cancelled() and load.exception() is None
-        )
-
-    async def load(self, adapter: AdapterRef) -> None:
-        """Load an adapter once, however many callers ask for it."""
-        load = self._loads.get(adapter)
-        if load is None:
-            load = self._loads[adapter] = asyncio.create_task(self._load(adapter), name=f"load-{adapter.name}")
+    async def _wait_for_service(self) -> None:
+        """Wait until a replica is in service."""
         try:
-            await asyncio.shield(load)
-        except (SamplingError, AdapterError, ConfigError):
-            self._loads.pop(adapter, None)
-            raise
+            async with asyncio.timeout(self._outage_timeout_s):
+                await self._in_service.wait()
+        except TimeoutError as error:
+            raise SamplingError(
+                f"expected one of {len(self._replicas)} model servers to answer within {self._outage_timeout_s:g} s, "
+                "none did; see that they run and can be reached"
+            ) from error
+        if not self.replicas:
+            raise SamplingError(f"all {len(self._replicas)} model servers are given up: {self._replicas[0].failure}")
 
-    async def _load(self, adapter: AdapterRef) -> None:
-        try:
-            await self._post(_LOAD_PATH, self._load_body(adapter), max_server_errors=2)
-        except RequestRejected as rejected:
-            if _is_loaded_already(rejected.message):  # by an earlier attempt, or after a restart
-                return
-            if rejected.status == HTTPStatus.NOT_FOUND and rejected.message == "Not Found":
-                raise ConfigError(
-                    "expected a server whose adapters can change while it runs, got none that knows "
-                    f"{_LOAD_PATH}; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-                ) from rejected
-            raise AdapterError(
-                f"expected the model server to load adapter {adapter.name!r} from {adapter.path}, it answered "
-                f"{rejected.status}: {rejected.message}"
-            ) from rejected
-
-    async def unload(self, adapter: AdapterRef) -> None:
-        """Unload an adapter; it is no error if a restarted server does not know it."""
-        if self._loads.pop(adapter, None) is None:
+    async def _lose(self, replica: Replica) -> None:
+        """Take a replica out of service; its requests under way fail, and are sent elsewhere."""
+        if replica.is_lost:
             return
-        try:
-            await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
-        except RequestRejected as rejected:
-            logger.warning("cannot unload adapter=%s: %s", adapter.name, rejected)
+        replica.is_lost = True
+        logger.error("lost the model server at %s, left=%d", replica.server.base_url, len(self.replicas))
+        if not self.replicas:
+            self._in_service.clear()
+        await replica.disconnect()
 
-    async def fetch_load(self) -> ServerLoad:
-        """The server's load."""
-        with boundary(SamplingError, f"read the load of {self.server.base_url}"):
-            reply = await self.http.get("/metrics")
-            if not reply.is_success:
-                raise SamplingError(f"it answered {reply.status}: {reply.message}")
-            return parse_load(reply.text)
-
-    async def close(self) -> None:
-        """Drop connections; a later restart of the server restores no adapters."""
-        self._loads.clear()
-        await self.http.close()
-
-    async def prove(self, adapter: AdapterRef, canary: Canary) -> None:
-        """Verify the adapter with the canary; raises `AdapterError` if it does not work."""
-        request = canary_request(canary)
-        base, served = await asyncio.gather(
-            self.post_to(self.server.model.name, "/v1/completions", request),
-            self.post_to(self.name_of(adapter), "/v1/completions", request),
-        )
-        change, difference = check_canary(
-            adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
-        )
-        logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
-
-    async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
-        """Post a request to a model by name; an adapter that the server has lost is loaded again once."""
-        try:
-            return await self._post(path, {**payload, "model": model})
-        except RequestRejected as rejected:
-            if rejected.status != HTTPStatus.NOT_FOUND or model not in map(self.name_of, self._loads):
-                raise
-        logger.warning("the model server at %s lost model=%s, loading it again", self.server.base_url, model)
-        await self._restore()
-        return await self._post(path, {**payload, "model": model})
-
-    async def _restore(self) -> None:
-        """Load all adapters again on a server that has lost them."""
-        for adapter in self.loaded:
-            with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
-                reply = await self.http.post(_LOAD_PATH, self._load_body(adapter))
-            if not reply.is_success and not _is_loaded_already(reply.message):
-                raise SamplingError(f"cannot load adapter {adapter.name!r} again: {reply.message}")
-
-    async def _post(
-        self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
-    ) -> Mapping[str, object]:
-        """Post until the server answers or refuses, through restarts; `max_server_errors` 5xx count as a refusal."""
-        delay_s, failure, num_server_errors = _FIRST_DELAY_S, "", 0
-        for attempt in range(self._max_attempts):
-            if attempt:
-                logger.info("retry attempt=%d path=%s after %s", attempt, path, failure)
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _MAX_DELAY_S)
-            await self.server.wait_until_ready()
-            try:
-                reply = await self.http.post(path, payload)
-            except (ConnectionError, TimeoutError) as error:
-                failure = str(error) or type(error).__name__
+    async def _watch(self, replica: Replica) -> None:
+        """Lose a replica that is not healthy, and let one rejoin that answers again."""
+        num_unhealthy = 0
+        while True:
+            await asyncio.sleep(self._check_interval_s)
+            if not replica.is_lost:
+                num_unhealthy = 0 if await replica.is_healthy() else num_unhealthy + 1
+                if num_unhealthy >= _MAX_UNHEALTHY:
+                    await self._lose(replica)
                 continue
-            if reply.is_success:
-                return reply.json
-            num_server_errors += not reply.is_client_error
-            if reply.is_client_error or num_server_errors == max_server_errors:
-                raise RequestRejected(reply.status, reply.message)
-            failure = f"status {reply.status}: {reply.message}"
-        raise SamplingError(
-            f"expected an answer from {self.server.base_url}{path}, got none in {self._max_attempts} attempts; "
-            f"the last one failed with {failure}"
+            try:
+                await replica.server.wait_until_ready()
+            except SamplingError as given_up:
+                replica.failure = str(given_up)
+                if all(one.failure for one in self._replicas):
+                    self._in_service.set()  # those who wait learn that it is in vain
+                return
+            try:
+                if await replica.is_healthy():
+                    await self._rejoin(replica)
+            except (SamplingError, AdapterError, ConfigError) as error:
+                logger.warning("the model server at %s cannot rejoin: %s", replica.server.base_url, error)
+
+    async def _rejoin(self, replica: Replica) -> None:
+        async with self._publishing:  # so that it misses no adapter
+            await replica.rejoin({*self._uses, *([] if self.current is None else [self.current])})
+            if self.current is not None and self._canary is not None:
+                await replica.prove(self.current, self._canary)
+            replica.is_lost = False
+            self._in_service.set()
+        logger.warning("the model server at %s is back, in_service=%d", replica.server.base_url, len(self.replicas))
+
+
+def _require_one_version(servers: tuple[ModelServer, ...]) -> None:
+    versions = {server.base_url: server.model.version for server in servers}
+    if len(set(versions.values())) > 1:
+        raise ConfigError(
+            f"expected model servers of one version of vLLM, got {versions!r}; install the same version on all"
         )
-
-
-def _is_loaded_already(message: str) -> bool:
-    return "already been loaded" in message

@@ -30,9 +30,8 @@ from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import StoredItems, conversation_from_chat, conversation_from_responses
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.renderers.request_error import RequestError
 from cua_rl.request_limits import host_name
-from cua_rl.sampling.client import RequestRejected, SamplingClient, ServerReply
+from cua_rl.sampling.client import SamplingClient, ServerReply
 from cua_rl.sampling.gateway_app import (
     IN_PROCESS_HOST,
     ContextOverflow,
@@ -45,6 +44,7 @@ from cua_rl.sampling.gateway_devices import device_routes
 from cua_rl.sampling.gateway_images import ImageFetcher
 from cua_rl.sampling.history_replay import EarlierAnswer, replay_answers
 from cua_rl.sampling.openai_answers import Answer, items_by_id
+from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.vllm_responses import (
     RESPONSES_PATH,
     Sampled,
@@ -136,6 +136,7 @@ class Gateway:
         del self._rollouts[rollout_id]
         if rollout.adapter is not None:
             self._client.unpin(rollout.adapter)
+        self._client.forget(rollout_id)
         return tuple(rollout.turns)
 
     def turns(self, rollout_id: str) -> tuple[ModelTurn, ...]:
@@ -190,8 +191,8 @@ class Gateway:
         device = rollout.device if rollout else None
         return device if device is not None and device.accepts(token) else None
 
-    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api) -> Answer:
-        """Answer a request of an agent and record the turn.
+    async def answer(self, rollout_id: str, request: Mapping[str, Any], api: Api, *, is_trained: bool = True) -> Answer:
+        """Answer a request of an agent and record the turn; an answer that is not trained is no turn.
 
         Raises:
             UnknownRollout: no such rollout is open.
@@ -203,9 +204,9 @@ class Gateway:
         rollout = self._open(rollout_id)
         watch = rollout.watch
         if watch is not None:
-            watch.admit(len(rollout.turns) + rollout.num_under_way)
+            watch.admit(len(rollout.turns) + rollout.num_under_way if is_trained else 0)
         with nullcontext() if watch is None else watch.clock.call():
-            rollout.num_under_way += 1
+            rollout.num_under_way += is_trained
             try:
                 answer, to_store = await self._answer(rollout_id, rollout, request, api)
             except ContextOverflow:
@@ -217,16 +218,17 @@ class Gateway:
                     watch.fail(error)
                 raise
             finally:
-                rollout.num_under_way -= 1
+                rollout.num_under_way -= is_trained
             self.num_requests += 1
-            rollout.turns.append(answer.turn)
-            rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
             if to_store is not None:
                 sampled = SampledAnswer(text=answer.turn.text)
                 rollout.stored.conversations[answer.turn.response_id] = (*to_store, sampled)
                 rollout.stored.items.update(items_by_id(answer))
-            if watch is not None:
-                await watch.answered(answer.turn)
+            if is_trained:
+                rollout.turns.append(answer.turn)
+                rollout.answers.append(EarlierAnswer(text=answer.turn.text, parsed=answer.parsed))
+                if watch is not None:
+                    await watch.answered(answer.turn)
         return answer
 
     async def _answer(
@@ -236,8 +238,6 @@ class Gateway:
         # every request gets its own seed; rollouts already have different ones
         seed = rollout.params.seeded(rollout.num_requests).seed
         started_at, clock = time.time(), time.monotonic()
-        if request.get("n") not in (None, 1):
-            raise RequestError(expected="one answer at a time", got=f"n={request['n']!r}", do="send it without n")
         request = await self._images.inline(request)
         prompt = await asyncio.to_thread(self._prepare, rollout, request, api, seed)
         max_tokens = rollout.params.max_tokens
@@ -286,7 +286,7 @@ class Gateway:
             conversation = conversation_from_responses(request, rollout.images, rollout.stored)
         else:
             conversation = conversation_from_chat(request, rollout.images)
-        items = replay_answers(conversation.items, rollout.answers)
+        items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),
             payload=sampling_request(

@@ -32,8 +32,8 @@ from cua_rl.request_limits import (
     read_json,
     require_json,
 )
-from cua_rl.sampling.client import RequestRejected
 from cua_rl.sampling.openai_answers import Answer, chat_completion, chat_events, response_events, response_object
+from cua_rl.sampling.replica import RequestRejected
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -71,7 +71,7 @@ class Answerer(Protocol):
     """Answers the requests of rollouts: the gateway, or an endpoint that is evaluated."""
 
     async def answer(
-        self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"]
+        self, rollout_id: str, request: Mapping[str, Any], api: Literal["responses", "chat"], *, is_trained: bool = True
     ) -> Answer: ...
 
     def door(self, rollout_id: str) -> RolloutDoor | None: ...
@@ -87,12 +87,14 @@ def make_gateway_app(
     """The ASGI app of a gateway, which is asked under one of the names in `hosts`, or by its address."""
 
     async def responses(request: Request, body: Mapping[str, Any]) -> Response:
-        answer = await gateway.answer(request.path_params["rollout_id"], body, "responses")
+        rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
+        answer = await gateway.answer(rollout_id, body, "responses", is_trained=is_trained)
         response = response_object(answer, body)
         return stream(response_events(response)) if body.get("stream") else JSONResponse(response)
 
     async def chat(request: Request, body: Mapping[str, Any]) -> Response:
-        answer = await gateway.answer(request.path_params["rollout_id"], body, "chat")
+        rollout_id, is_trained = request.path_params["rollout_id"], _is_trained(request)
+        answer = await gateway.answer(rollout_id, body, "chat", is_trained=is_trained)
         if not body.get("stream"):
             return JSONResponse(chat_completion(answer))
         options = body.get("stream_options")
@@ -150,6 +152,14 @@ async def _admit(request: Request, gateway: Answerer, endpoint: _Endpoint, hosts
         fields = cast("dict[str, Any]", body)
         _require_echo(fields)
         return await endpoint(request, fields)
+
+
+def _is_trained(request: Request) -> bool:
+    """Whether the answer is a turn: a program may say otherwise of a probe or of a request that it repeats."""
+    said = request.headers.get("CUA-Train", "yes").strip().lower()
+    if said not in ("yes", "no"):
+        raise RequestError(expected="'yes' or 'no' in the header CUA-Train", got=repr(said), do="correct the header")
+    return said == "yes"
 
 
 def _require_echo(body: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Restores earlier answers in a conversation as they were sampled, so that each prompt extends the previous one."""
 
 import json
+from ast import literal_eval
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -16,31 +17,37 @@ class EarlierAnswer:
     parsed: ParsedAnswer
 
 
-def replay_answers(items: Sequence[Item], answers: Sequence[EarlierAnswer]) -> tuple[Item, ...]:
+def replay_answers(
+    items: Sequence[Item], answers: Sequence[EarlierAnswer], stops: Collection[str] = ()
+) -> tuple[Item, ...]:
     """Replace the items of each earlier answer that the agent sent back by the raw text.
 
-    An answer is recognised by its message text and its tool calls, in order. Client libraries rewrite answers without
-    a change of meaning, so these differences do not count: whitespace around texts; order of fields and whitespace in
-    arguments; missing or new call ids; a text in several messages, or several answers in one message; results between
-    parallel calls. The reasoning may be missing, because many agents drop it, but must not differ. Items that match no
-    answer stay: agents may edit their history.
+    An answer is recognised by its message text and its tool calls. Client libraries rewrite answers without a change of
+    meaning, so these differences do not count: whitespace around texts; order of fields and whitespace in arguments;
+    missing or new call ids; text behind the calls, parallel calls in another order, results between them; a text in
+    several messages, or several answers in one message; calls written into the text, as smolagents does; one of the
+    request's `stops` at the end. The reasoning may be missing, because many agents drop it, but must not differ. Items
+    that match no answer stay: agents may edit their history.
     """
     replayed: list[Item] = []
-    left, rest = list(answers), _with_separate_answers(items, answers)
     sampled_ids = {call.call_id for answer in answers for call in answer.parsed.tool_calls}
+    left, rest = list(answers), _as_sampled(items, answers, sampled_ids, stops)
     while rest:
-        found = next(
-            ((answer, after) for answer in left if (after := _rest_after(answer, rest, sampled_ids)) is not None), None
-        )
-        if found is None:
+        if (found := _first_answer(left, rest, sampled_ids)) is None:
             # what follows an edited thought was edited with it, though it may look the same
             num_edited = 2 if isinstance(rest[0], Reasoning) else 1
             replayed += rest[:num_edited]
             rest = rest[num_edited:]
             continue
         answer, rest = found
-        replayed.append(SampledAnswer(text=answer.text))
         left.remove(answer)
+        results: list[ToolResult] = []
+        for item in rest:
+            if not isinstance(item, ToolResult):
+                break
+            results.append(item)
+        rest = rest[len(results) :]
+        replayed += (SampledAnswer(text=answer.text), *_in_order_of_calls(results, answer))
     return tuple(replayed)
 
 
@@ -50,30 +57,47 @@ def visible_items(parsed: ParsedAnswer) -> tuple[Message | ToolCall, ...]:
     return (message, *parsed.tool_calls) if parsed.text or not parsed.tool_calls else parsed.tool_calls
 
 
+def _first_answer(
+    answers: Sequence[EarlierAnswer], items: Sequence[Item], sampled_ids: Collection[str]
+) -> tuple[EarlierAnswer, list[Item]] | None:
+    """The first of the answers that `items` begin with, and what follows it."""
+    for answer in answers:
+        if (after := _rest_after(answer, items, sampled_ids)) is not None:
+            return answer, after
+    return None
+
+
 def _rest_after(answer: EarlierAnswer, items: Sequence[Item], sampled_ids: Collection[str]) -> list[Item] | None:
     """What follows the answer if `items` begin with it, else None."""
-    at, thought = 0, (answer.parsed.reasoning or "").strip()
-    if isinstance(given := items[0], Reasoning):
-        if given.text.strip() != thought:
-            return None
-        at = 1
-    missing, num_messages = answer.parsed.text.strip(), 0
-    while at < len(items) and (missing or not num_messages) and (text := _said(items[at])) is not None:
-        text = text if missing.startswith(text) else _without_thought(text, thought)
-        if not missing.startswith(text):
-            return None
-        missing, num_messages, at = missing[len(text) :].strip(), num_messages + 1, at + 1
-    if missing or not (at or answer.parsed.tool_calls):
-        return None
-    results: list[Item] = []
-    for number, call in enumerate(answer.parsed.tool_calls):
-        while number and at < len(items) and isinstance(result := items[at], ToolResult):
-            results.append(result)
-            at += 1
-        if at == len(items) or not _is_same_call(items[at], call, sampled_ids):
-            return None
-        at += 1
-    return [*results, *items[at:]]
+    thought, missing = (answer.parsed.reasoning or "").strip(), answer.parsed.text.strip()
+    calls, results = list(answer.parsed.tool_calls), list[Item]()
+    num_taken, has_message = 0, False
+    for item in items:
+        if isinstance(item, Reasoning):
+            if num_taken or item.text.strip() not in ("", thought):
+                break
+        elif isinstance(item, ToolCall):
+            if (call := _find_call(item, calls, sampled_ids)) is None:
+                break
+            calls.remove(call)
+        elif isinstance(item, ToolResult) and 0 < len(calls) < len(answer.parsed.tool_calls):
+            results.append(item)
+        elif (said := _said(item)) is not None and (missing or not has_message):
+            text = said if missing.startswith(said) else _without_thought(said, thought)
+            if not missing.startswith(text):
+                break
+            missing, has_message = missing[len(text) :].strip(), True
+        else:
+            break
+        num_taken += 1
+    return [*results, *items[num_taken:]] if num_taken and not (missing or calls) else None
+
+
+def _in_order_of_calls(results: Sequence[ToolResult], answer: EarlierAnswer) -> Sequence[ToolResult]:
+    """Results as their calls stand in the answer: the model sees no ids, only the order."""
+    ids = [call.call_id for call in answer.parsed.tool_calls]
+    is_known = all(result.call_id in ids for result in results)
+    return sorted(results, key=lambda result: ids.index(result.call_id)) if is_known else results
 
 
 def _said(item: Item) -> str | None:
@@ -90,11 +114,18 @@ def _without_thought(text: str, thought: str) -> str:
     return said.strip() if closed and not opening and inside.strip() == thought else text
 
 
-def _is_same_call(item: Item, call: ToolCall, sampled_ids: Collection[str]) -> bool:
-    """Whether a call has the same name and arguments as a sampled one, and not the id of another sampled one."""
-    if not isinstance(item, ToolCall) or item.name != call.name or not _same_json(item.arguments, call.arguments):
-        return False
-    return item.call_id == call.call_id or item.call_id not in sampled_ids
+def _find_call(given: ToolCall, calls: Sequence[ToolCall], sampled_ids: Collection[str]) -> ToolCall | None:
+    """The first call with the same name and arguments, unless the given one has the id of another sampled call."""
+    return next(
+        (
+            call
+            for call in calls
+            if (given.call_id == call.call_id or given.call_id not in sampled_ids)
+            and given.name == call.name
+            and _same_json(given.arguments, call.arguments)
+        ),
+        None,
+    )
 
 
 def _same_json(left: str, right: str) -> bool:
@@ -120,15 +151,50 @@ def _typed(value: object) -> object:
             return value
 
 
-def _with_separate_answers(items: Sequence[Item], answers: Sequence[EarlierAnswer]) -> list[Item]:
-    """The items, with each message that joins the texts of several consecutive answers split into these."""
+def _as_sampled(
+    items: Sequence[Item], answers: Sequence[EarlierAnswer], sampled_ids: Collection[str], stops: Collection[str]
+) -> list[Item]:
+    """The items, with each message that a client made of an answer or several taken apart into their text and calls."""
     texts = [text for answer in answers if (text := answer.parsed.text.strip())]
     separate: list[Item] = []
     for item in items:
-        said = _said(item)
-        parts = [item] if not said or said in texts else _joined_texts(said, texts)
-        separate += parts or [item]
+        said = _said(item) or ""
+        stopped = next((text for stop in stops if (text := said.removesuffix(stop).strip()) in texts), None)
+        written = _written_calls(said)
+        if said in texts or not said:
+            separate.append(item)
+        elif stopped is not None:
+            separate.append(_message(stopped))
+        elif any(_rest_after(answer, written, sampled_ids) == [] for answer in answers):
+            separate += written
+        else:
+            separate += _joined_texts(said, texts) or [item]
     return separate
+
+
+def _message(text: str) -> Message:
+    return Message(role="assistant", content=(TextPart(text=text),))
+
+
+def _written_calls(said: str) -> list[Item]:
+    """The text and the calls of a message in which smolagents wrote the calls below the text, in Python.
+
+    Its agent that writes code adds a call of `python_interpreter` with the code, although the model called no tool.
+    """
+    text, found, written = said.rpartition("Calling tools:\n")
+    calls = list[Item]()
+    if not found:
+        return calls
+    try:
+        for call in literal_eval(written):
+            name, given = call["function"]["name"], call["function"]["arguments"]
+            if name == "python_interpreter" and all(line.strip() in text for line in given.split("\n")):
+                continue
+            arguments = given if isinstance(given, str) else json.dumps(given)
+            calls.append(ToolCall(call_id=str(call["id"]), name=str(name), arguments=arguments))
+    except (ValueError, SyntaxError, TypeError, KeyError, AttributeError, MemoryError, RecursionError):
+        return []
+    return [*([_message(text)] if text.strip() else []), *calls]
 
 
 def _joined_texts(said: str, texts: Sequence[str]) -> list[Item]:
@@ -138,7 +204,7 @@ def _joined_texts(said: str, texts: Sequence[str]) -> list[Item]:
         for text in texts[start:]:
             if not left.startswith(text):
                 break
-            parts.append(Message(role="assistant", content=(TextPart(text=text),)))
+            parts.append(_message(text))
             left = left[len(text) :].strip()
         if parts and not left:
             return parts

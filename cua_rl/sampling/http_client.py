@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import BinaryIO, cast
 
 import aiohttp
 
@@ -67,18 +68,35 @@ class HttpClient:
 
     async def post(self, path: str, body: Mapping[str, object]) -> HttpReply:
         """Post JSON; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
-        return await self._request("POST", path, self._timeout_s, body)
+        return await self._request("POST", path, self._timeout_s, json=body)
+
+    async def put(self, path: str, file: Path) -> HttpReply:
+        """Send a file; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
+        with file.open("rb") as body:
+            return await self._request("PUT", path, self._timeout_s, data=body)
+
+    async def delete(self, path: str) -> HttpReply:
+        """Remove what is there; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
+        return await self._request("DELETE", path, _GET_TIMEOUT_S)
 
     async def get(self, path: str) -> HttpReply:
         """Get a page; raises `ConnectionError` or `TimeoutError` if no answer comes back."""
-        return await self._request("GET", path, _GET_TIMEOUT_S, None)
+        return await self._request("GET", path, _GET_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Drop all connections."""
-        if self._session is not None:
-            await self._session.close()
+        """Drop all connections; requests under way fail. The next request opens others."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
-    async def _request(self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None) -> HttpReply:
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float,
+        json: Mapping[str, object] | None = None,
+        data: BinaryIO | None = None,
+    ) -> HttpReply:
         if self._session is None:  # belongs to the event loop that runs now
             connector = (
                 aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
@@ -90,7 +108,7 @@ class HttpClient:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_TIMEOUT_S)
         try:
             async with self._session.request(
-                method, f"{self._root}{path}", json=body, timeout=timeout, allow_redirects=False
+                method, f"{self._root}{path}", json=json, data=data, timeout=timeout, allow_redirects=False
             ) as response:
                 return HttpReply(response.status, response.content_type, await response.text())
         except aiohttp.ClientError as error:

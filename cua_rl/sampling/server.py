@@ -20,7 +20,9 @@ import httpx
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError, SamplingError
 from cua_rl.processes import OwnedProcess, free_port
+from cua_rl.sampling.adapter_upload import UPLOAD_PATH
 from cua_rl.sampling.address import API_KEY_VARIABLE, server_client, split_address
+from cua_rl.sampling.known_images import takes_names
 from cua_rl.sampling.vllm_command import vllm_command, vllm_environment
 from cua_rl.scratch import make_scratch_folder
 
@@ -40,6 +42,12 @@ class ServedModel:
     """Maximum length of prompt plus answer, tokens."""
     root: str | None = None
     """Folder or hub id that it was loaded from, if the server says."""
+    version: str | None = None
+    """Of vLLM, if the server says."""
+    adapter_folder: str | None = None
+    """Where the server keeps adapters that it is sent (`adapter_upload.py`); None if it loads them from our paths."""
+    takes_image_names: bool = False
+    """Whether requests may name images that the server has, instead of sending them again."""
 
 
 class VllmServer:
@@ -98,10 +106,11 @@ class VllmServer:
     async def __aenter__(self) -> Self:
         if self._config.port is not None:
             try:
-                self._base_url = f"http://127.0.0.1:{free_port(self._config.port)}"
+                self._base_url = f"http://{self._config.host}:{free_port(self._config.port, self._config.host)}"
             except OSError as error:
                 raise ConfigError(
-                    f"expected a free port for the model server, got port {self._config.port} ({error.strerror}); "
+                    f"expected a free port for the model server, got port {self._config.port} of "
+                    f"{self._config.host} ({error.strerror}); "
                     "end what listens there, choose another port, or give none"
                 ) from error
         self._folder = await asyncio.to_thread(make_scratch_folder, "vllm")  # other users cannot enter it
@@ -205,13 +214,14 @@ class VllmServer:
 
 
 class ExternalServer:
-    """An external server at `base_url` (with or without `/v1`), with the key of the environment; it is never started or
-    stopped.
+    """An external server at `base_url` (with or without `/v1`); it is never started or stopped.
+
+    Its key is `api_key`, or that of the environment.
     """
 
-    def __init__(self, base_url: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, base_url: str, environ: Mapping[str, str] = os.environ, *, api_key: str | None = None) -> None:
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
-        self.api_key = environ.get(API_KEY_VARIABLE) or None
+        self.api_key = api_key or environ.get(API_KEY_VARIABLE) or None
         self._model: ServedModel | None = None
 
     @property
@@ -257,11 +267,17 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
     response = await client.get("/v1/models")
     response.raise_for_status()
     cards = cast("list[Mapping[str, object]]", response.json()["data"])
+    # servers of other makers have neither
+    said, takes = await client.get("/version"), await client.get(UPLOAD_PATH)
+    version = str(said.json().get("version")) if said.is_success else None
     for card in cards:
         if card.get("parent") is None:
             return ServedModel(
                 name=str(card["id"]),
                 max_model_len=int(cast("int", card["max_model_len"])),
                 root=cast("str | None", card.get("root")) or None,
+                version=version,
+                adapter_folder=str(takes.json()["folder"]) if takes.is_success else None,
+                takes_image_names=version is not None and takes_names(version),
             )
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")

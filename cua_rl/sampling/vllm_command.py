@@ -15,7 +15,8 @@ from typing import Literal
 
 from cua_rl.config import ServerConfig
 from cua_rl.errors import ConfigError
-from cua_rl.families import cpu_dtype
+from cua_rl.families import find_family
+from cua_rl.sampling.adapter_upload import UPLOAD_FOLDER_VARIABLE
 from cua_rl.sampling.address import API_KEY_VARIABLE, split_address
 from cua_rl.system_users import computing_environment
 
@@ -30,7 +31,7 @@ Platform = Literal["cpu", "cuda"]
 
 
 def vllm_command(config: ServerConfig, address: str) -> list[str]:
-    """The command that serves `config.model_path` at `unix:PATH`, or at a port of `http://127.0.0.1:PORT`.
+    """The command that serves `config.model_path` at `unix:PATH`, or at `http://HOST:PORT` of this machine.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -64,11 +65,18 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
         settings["mm-processor-kwargs"] = json.dumps({"max_pixels": config.max_pixels})
     url, socket_path = split_address(address)
     if socket_path is None:
-        settings |= {"host": "127.0.0.1", "port": url.rpartition(":")[2]}
+        settings |= {"host": config.host, "port": url.rpartition(":")[2]}
     else:
         settings["uds"] = socket_path
     flags = ["--enable-lora", "--enable-prefix-caching"]
-    dtype = cpu_dtype(config.model_path) if platform == "cpu" and config.dtype == "auto" else config.dtype
+    if config.adapter_folder is not None:
+        flags += ["--middleware", "cua_rl.sampling.adapter_upload.AdapterUpload"]
+    if config.adapts_vision:
+        flags.append("--enable-tower-connector-lora")
+    dtype = config.dtype
+    if platform == "cpu" and dtype == "auto":
+        family = find_family(config.model_path)
+        dtype = "float32" if family is None else family.cpu_dtype
     settings["dtype"] = dtype
     if dtype != "float32":
         # logits as the trainer computes them: at a logit of 16, the spacing of bfloat16 is 0.125
@@ -88,7 +96,8 @@ def vllm_options(config: ServerConfig, address: str, platform: Platform) -> list
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     # the model comes first: `vllm serve` takes it as its argument
     model = [str(config.model_path)] if platform == "cuda" else ["--model", str(config.model_path)]
-    return [*model, *config.vllm_args, *options, *flags]
+    image_cache = ["--mm-processor-cache-gb", f"{config.image_cache_gib:.2f}"]  # planned, unless it is among vllm_args
+    return [*model, *image_cache, *config.vllm_args, *options, *flags]
 
 
 def vllm_environment(
@@ -110,6 +119,8 @@ def vllm_environment(
         environment["HF_HUB_OFFLINE"] = "1"
     else:
         environment |= {name: environ[name] for name in _FOR_DOWNLOADS if name in environ}
+    if config.adapter_folder is not None:
+        environment[UPLOAD_FOLDER_VARIABLE] = str(config.adapter_folder)
     if config.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(config.gpus)
     if require_vllm() == "cpu":

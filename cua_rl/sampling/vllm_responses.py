@@ -11,6 +11,7 @@ from cua_rl.model_input import Chunk, EncodedTextChunk, ModelInput
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import responses_input, responses_tools
+from cua_rl.sampling.known_images import name_images
 
 RESPONSES_PATH = "/v1/responses"
 
@@ -39,8 +40,11 @@ def sampling_request(
 
     The end of turn is part of the text, because vLLM omits the log-probabilities of an answer without text.
     """
+    images = images or ImageUrls()
+    conversation = responses_input(items, images)
+    name_images(conversation, images)
     return {
-        "input": responses_input(items, images),
+        "input": conversation,
         "tools": responses_tools(tools),
         "temperature": params.temperature,
         "max_output_tokens": params.max_tokens,

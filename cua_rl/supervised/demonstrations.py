@@ -1,25 +1,24 @@
 """Demonstrations: the real agent works on a device, and an expert answers instead of the model.
 
-The imitated text is therefore byte for byte what the model reads and writes in a rollout.
+The imitated conversation is therefore the one that the model has in a rollout; the model's renderer writes its text.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Self, cast
 
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
-from cua_rl.agent.agent import AgentTask, ModelAccess
+from cua_rl.agent.agent import AgentOutcome, AgentTask, ModelAccess
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.policy_time import RolloutClock
-from cua_rl.conversation import Item, SampledAnswer, Tool
+from cua_rl.conversation import EncodedImage, Item, Reasoning, Tool, ToolCall
 from cua_rl.devices.device import Device
-from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.image_urls import ImageUrls
-from cua_rl.renderers.openai_items import conversation_from_responses
+from cua_rl.renderers.openai_items import Conversation, conversation_from_responses, responses_input
 from cua_rl.renderers.renderer import Renderer
-from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.tasks.expert import Expert
 from cua_rl.types import AgentTurn, Datum
 
@@ -36,12 +35,50 @@ class Demonstration:
     """The expert's final answer, for tasks that ask a question."""
 
 
+AnswerItems = tuple[Reasoning | ToolCall, ...]
+
+Answer = Callable[[EncodedImage], Awaitable[AnswerItems]]
+"""Answers in place of the model, on the screen that the agent sees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemonstratedTurn:
+    """A request of the agent, the answer that stands in for the model's, and what the agent did with it."""
+
+    request: Mapping[str, object]
+    images: ImageUrls
+    answer: AnswerItems
+    agent: AgentTurn
+
+    def conversation(self) -> Conversation:
+        """What the model would have read."""
+        return conversation_from_responses(self.request, self.images)
+
+
 async def demonstrate(instruction: str, device: Device, expert: Expert, *, max_turns: int) -> Demonstration:
     """Let the expert work on the device until it ends the task or has answered `max_turns` times."""
-    model = _ExpertModel(device, expert)
+
+    async def answer(screen: EncodedImage) -> AnswerItems:
+        return build_answer(await expert(), screen, device.kind)
+
+    turns, outcome = await demonstrate_turns(instruction, device, answer, max_turns=max_turns)
+    last = turns[-1].conversation()
+    return Demonstration(items=(*last.items, *turns[-1].answer), tools=last.tools, answer=outcome.answer)
+
+
+async def demonstrate_turns(
+    instruction: str, device: Device, answer: Answer, *, max_turns: int
+) -> tuple[list[DemonstratedTurn], AgentOutcome]:
+    """As `demonstrate`, with every turn."""
+    model = _ExpertModel(device, answer)
+    turns: list[DemonstratedTurn] = []
+
+    async def note(turn: AgentTurn) -> None:
+        turns.append(DemonstratedTurn(request=model.request, images=model.images, answer=model.answer, agent=turn))
+
     task = AgentTask(rollout_id="demonstration", instruction=instruction, max_turns=max_turns)
-    outcome = await GBoxAgent().run(task, device, cast("ModelAccess", model), clock=RolloutClock(), on_turn=_ignore)
-    return replace(model.demonstration(), answer=outcome.answer)
+    outcome = await GBoxAgent().run(task, device, cast("ModelAccess", model), clock=RolloutClock(), on_turn=note)
+    return turns, outcome
 
 
 def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, name: str) -> Datum:
@@ -61,46 +98,33 @@ def build_supervised_datum(renderer: Renderer, demonstration: Demonstration, *, 
 
 
 class _ExpertModel:
-    """Stands in for gateway and OpenAI client: `openai_client(...).responses.create(...)` asks the expert."""
+    """Stands in for gateway and OpenAI client: `openai_client(...).responses.create(...)` asks for the answer."""
 
-    def __init__(self, device: Device, expert: Expert) -> None:
+    def __init__(self, device: Device, answer: Answer) -> None:
         self._device = device
-        self._expert = expert
-        self._images = ImageUrls()
-        self._request: Mapping[str, object] = {}
-        self._answer = ""
+        self._answer = answer
+        self.images = ImageUrls()
+        self.request: Mapping[str, object] = {}
+        self.answer: AnswerItems = ()
 
     def openai_client(self, rollout_id: str) -> AsyncOpenAI:
         return cast(AsyncOpenAI, self)
 
     def image_urls(self, rollout_id: str) -> ImageUrls:
-        return self._images
+        return self.images
 
     @property
     def responses(self) -> Self:
         return self
 
     async def create(self, *, model: str, extra_body: Mapping[str, object]) -> Response:
-        self._request = extra_body
-        self._answer = write_decision(await self._expert(), await self._device.observe(), self._device.kind)
-        return _response(self._answer, model)
-
-    def demonstration(self) -> Demonstration:
-        """The last request and its answer: the whole conversation."""
-        conversation = conversation_from_responses(self._request, self._images)
-        return Demonstration(items=(*conversation.items, SampledAnswer(text=self._answer)), tools=conversation.tools)
+        self.request = extra_body
+        self.answer = await self._answer(await self._device.observe())
+        return _response(self.answer, model)
 
 
-def _response(answer: str, model: str) -> Response:
+def _response(answer: AnswerItems, model: str) -> Response:
     """An answer in the gateway's format."""
-    parsed = parse_answer(answer)
-    output: list[Mapping[str, Any]] = []
-    if parsed.reasoning is not None:
-        thought = {"type": "reasoning_text", "text": parsed.reasoning}
-        output.append({"type": "reasoning", "id": "rs_0", "summary": [], "content": [thought]})
-    for call in parsed.tool_calls:
-        call_item = {"call_id": call.call_id, "name": call.name, "arguments": call.arguments}
-        output.append({"type": "function_call", "id": call.call_id, "status": "completed", **call_item})
     return Response.model_validate(
         {
             "id": "expert",
@@ -108,13 +132,9 @@ def _response(answer: str, model: str) -> Response:
             "created_at": 0,
             "model": model,
             "status": "completed",
-            "output": output,
+            "output": responses_input(answer),
             "parallel_tool_calls": False,
             "tool_choice": "auto",
             "tools": [],
         }
     )
-
-
-async def _ignore(turn: AgentTurn) -> None:
-    """A demonstration keeps only the conversation."""

@@ -1,4 +1,7 @@
-"""Experts' decisions as the text that the tiny model should write: reasoning that names what it scans, then a call."""
+"""Experts' decisions as answers to imitate: reasoning that names what was scanned, then a call.
+
+The renderer of the model that learns writes them as text.
+"""
 
 import json
 
@@ -18,18 +21,19 @@ from cua_rl.actions import (
     Wait,
 )
 from cua_rl.agent.tools import MAX_COORDINATE, tool_for
-from cua_rl.conversation import EncodedImage, ToolCall
+from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
 from cua_rl.devices.device import DeviceKind
 from cua_rl.errors import TaskError
 from cua_rl.models.vocabulary import COORDINATE_STEP
-from cua_rl.renderers.answers import write_answer
 from cua_rl.tasks.expert import Decision, Finish
 
 _BUTTON_NAMES = {Button.BACK: "Back", Button.HOME: "Home", Button.RECENTS: "Menu"}
 
 
-def write_decision(decision: Decision, screen: EncodedImage, kind: DeviceKind = "android") -> str:
-    """The answer, byte for byte as the model should sample it, without the end of turn."""
+def build_answer(
+    decision: Decision, screen: EncodedImage, kind: DeviceKind = "android"
+) -> tuple[Reasoning | ToolCall, ...]:
+    """The answer of a model that decides like the expert; without reasoning if nothing was scanned."""
     arguments: dict[str, object]
     match decision.action:
         case TypeText(text=text):
@@ -43,7 +47,7 @@ def write_decision(decision: Decision, screen: EncodedImage, kind: DeviceKind = 
         case action:
             arguments = _touch(action, screen) if kind == "android" else _mouse_or_keys(action, screen)
     call = ToolCall(call_id="expert", name=tool_for(kind).name, arguments=json.dumps(arguments, ensure_ascii=False))
-    return write_answer(reasoning=" ".join(decision.scanned) or None, text=None, tool_calls=[call])
+    return (Reasoning(text=" ".join(decision.scanned)), call) if decision.scanned else (call,)
 
 
 def _touch(action: Action, screen: EncodedImage) -> dict[str, object]:

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from random import Random
 
 from cua_rl.agent.tools import MOBILE_USE, load_system_prompt
-from cua_rl.conversation import Message, SampledAnswer, TextPart, Tool
+from cua_rl.conversation import Message, Reasoning, TextPart, Tool
 from cua_rl.devices.device import DeviceKind
 from cua_rl.devices.simulator.catalog import APPS, NUM_ICONS_PER_PAGE, NUM_ROWS_VISIBLE, SETTINGS
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.devices.simulator.screens import build_screen
 from cua_rl.devices.simulator.start import Start, make_phone_state
-from cua_rl.renderers.answers import write_answer
 from cua_rl.supervised.demonstrations import Demonstration, demonstrate
 from cua_rl.tasks.demo.expert import DemoExperts, scannable_elements
 from cua_rl.tasks.demo.phone import make_simulated_phone
@@ -77,7 +76,7 @@ def text_lesson(kind: DeviceKind, tool: Tool, task: str, scanned: Sequence[str])
     items = (
         Message(role="system", content=(TextPart(text=load_system_prompt(kind)),)),
         Message(role="user", content=(TextPart(text=task),)),
-        SampledAnswer(text=write_answer(reasoning=" ".join(scanned), text=None, tool_calls=[])),
+        Reasoning(text=" ".join(scanned)),
     )
     return Demonstration(items=items, tools=(tool,), is_open=True)
 

@@ -9,11 +9,10 @@ from random import Random
 from cua_rl.actions import Click
 from cua_rl.agent.history import system_item, user_item
 from cua_rl.agent.tools import COMPUTER_USE, MAX_COORDINATE, function_tool, load_system_prompt
-from cua_rl.conversation import SampledAnswer
 from cua_rl.renderers.image_urls import ImageUrls
 from cua_rl.renderers.openai_items import conversation_from_responses
 from cua_rl.supervised.demonstrations import Demonstration
-from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.supervised.lessons import text_lesson
 from cua_rl.supervised.page_screens import PageScreen
 from cua_rl.tasks.expert import Decision, Finish
@@ -67,5 +66,5 @@ def _demonstration(instruction: str, screen: PageScreen, decision: Decision) -> 
         "tools": [function_tool(COMPUTER_USE)],
     }
     conversation = conversation_from_responses(request, images)
-    answer = SampledAnswer(text=write_decision(decision, screen.observation, "browser"))
-    return Demonstration(items=(*conversation.items, answer), tools=conversation.tools)
+    answer = build_answer(decision, screen.observation, "browser")
+    return Demonstration(items=(*conversation.items, *answer), tools=conversation.tools)

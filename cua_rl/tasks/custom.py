@@ -17,8 +17,7 @@ from hashlib import sha256
 from random import Random
 from typing import cast, get_args
 
-from cua_rl.devices.browser.page import as_page
-from cua_rl.devices.device import Device, DeviceAbilities
+from cua_rl.devices.device import DeviceAbilities
 from cua_rl.devices.simulator.catalog import SCREEN_TIMEOUTS_MS, Toggle
 from cua_rl.devices.simulator.queries import read_query
 from cua_rl.devices.simulator.start import Start, make_phone_state
@@ -45,15 +44,11 @@ class DescribedTask(Template):
     """None lets a judge decide from screenshots."""
     start: Start | None = None
     """None on devices that cannot be told how to begin."""
-    url: str | None = None
-    """Where a page of a browser begins."""
 
     def make_task(self, seed: int) -> Task:
         """The task on the device of this seed."""
         goal, prepare = self.goal, None
-        if self.url is not None:
-            prepare = partial(_open_page, self.url)
-        elif goal is not None and self.start is None:
+        if goal is not None and self.start is None:
             prepare = partial(make_undone, goal)
         validate = None if goal is None else partial(check_goal, goal)
         return self.build_task(seed, self.instruction, validate=validate, prepare=prepare, start=self.start)
@@ -61,7 +56,7 @@ class DescribedTask(Template):
     def fixed_names(self, *, is_seeded: bool) -> frozenset[str]:
         """Its id and, where nothing else tells tasks apart, its instruction."""
         names = Template.fixed_names(self, is_seeded=is_seeded)
-        has_more = is_seeded or self.goal is None or self.url is not None
+        has_more = is_seeded or self.goal is None
         return names if has_more else names | {self.instruction.lower()}
 
 
@@ -87,10 +82,6 @@ def parse_custom_task(value: object, what: str, device: DeviceAbilities, *, has_
     return describe(given, task_id, instruction, goal=goal, start=start)
 
 
-async def _open_page(url: str, device: Device) -> None:
-    await as_page(device).open_page(url)
-
-
 def describe(
     given: Fields,
     task_id: str,
@@ -98,7 +89,6 @@ def describe(
     *,
     goal: Goal | None,
     start: Start | None = None,
-    url: str | None = None,
 ) -> DescribedTask:
     """Build the task from `HEADER_KEYS`; a `task_id` in the description takes precedence over the argument."""
     return DescribedTask(
@@ -106,7 +96,6 @@ def describe(
         instruction=instruction,
         goal=goal,
         start=start,
-        url=url,
         category=cast(Category, given.choice("category", get_args(Category)) or "app"),
         difficulty=cast(Difficulty, given.choice("difficulty", get_args(Difficulty)) or "medium"),
         max_turns=given.integer("max_turns", at_least=1) or DEFAULT_MAX_TURNS,

@@ -20,7 +20,7 @@ from cua_rl.errors import ConfigError, TaskError
 from cua_rl.json_types import Json
 from cua_rl.judgement import Validation
 from cua_rl.tasks.fields import read_mapping
-from cua_rl.tasks.source_config import TaskSourceConfig, training_ids
+from cua_rl.tasks.source_config import TaskSourceConfig, take_side
 from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 DEFAULT_MAX_TURNS = 1000  # so that the run's own max_turns decides
@@ -79,11 +79,7 @@ def _as_world(device: Device) -> HarnessWorld:
 
 def load_harness_tasks(config: TaskSourceConfig, seed: int) -> list[HarnessTask]:
     """The tasks of a "harness" source, on the side of the split that it names; raises `ConfigError`."""
-    tasks = [_parse_row(row, where) for where, row in _read_rows(config)]
-    if config.split_type is None:
-        return tasks
-    training = training_ids((task.task_id for task in tasks), seed, config.train_ratio)
-    return [task for task in tasks if (task.task_id in training) == (config.split_type == "train")]
+    return take_side([_parse_row(row, where) for where, row in _read_rows(config)], config, seed)
 
 
 def _parse_row(row: object, what: str) -> HarnessTask:

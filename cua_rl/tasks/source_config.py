@@ -5,11 +5,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import sha256
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from cua_rl.errors import ConfigError
 from cua_rl.tasks.fields import Fields, join_names, read_mapping
-from cua_rl.tasks.task import Category, Difficulty
+from cua_rl.tasks.task import Category, Difficulty, Template
+
+_Task = TypeVar("_Task", bound=Template)
 
 SourceType = Literal[
     "demo_training", "demo_eval", "demo_all", "ids", "file", "custom", "task_adapter", "gym", "miniwob", "django_admin",
@@ -33,7 +35,8 @@ class TaskSourceConfig:
     """For "ids"."""
     file_path: str | None = None
     """For "file": an id per line (# begins a comment) or, where there is a judge, a description; or .json and .jsonl
-    with ids or custom tasks. For "harness": a .jsonl file with rows, or a folder of such files."""
+    with ids or custom tasks. For "harness": a .jsonl file with rows, or a folder of such files. For "page", instead of
+    `pages`: a .json or .jsonl file, or a folder with tasks.json or other such files."""
     list_command: str | None = None
     """For "harness": a command that prints its rows, instead of `file_path`."""
     custom_tasks: tuple[object, ...] = ()
@@ -42,12 +45,17 @@ class TaskSourceConfig:
     """For "page": dictionaries as `cua_rl.tasks.page_tasks` reads them."""
     allowed_urls: tuple[str, ...] = ()
     """For "page": beginnings of addresses that pages may request; () allows the tasks' own hosts."""
+    site_command: str | None = None
+    """For "page": starts the server of each page, in the tasks' folder; `{port}` stands for its port."""
+    reset: str | None = None
+    """For "page" with `site_command`: a request such as "POST /api/reset", or a command, before a server is used again;
+    None starts a new one for every rollout."""
     tasks_dir: str | None = None
     """For "task_adapter": folders <set>/<nn_name> with task.py and validator.py, or one such set."""
     train_ratio: float = TRAIN_RATIO
-    """For folders, gyms and harnesses: share of the tasks that are for training."""
+    """For folders, gyms, harnesses and pages: share of the tasks that are for training."""
     split_type: Split | None = None
-    """For folders, gyms and harnesses: which side of the split; None is both."""
+    """For folders, gyms, harnesses and pages: which side of the split; None is both."""
     category: str | None = None
     """A category; for "task_adapter" it may also be the name of a set."""
     difficulty: Difficulty | None = None
@@ -69,14 +77,16 @@ class TaskSourceConfig:
 
 _BELONGS_TO: dict[str, tuple[SourceType, ...]] = {
     "task_ids": ("ids",),
-    "file_path": ("file", "harness"),
+    "file_path": ("file", "harness", "page"),
     "list_command": ("harness",),
     "custom_tasks": ("custom",),
     "pages": ("page",),
     "allowed_urls": ("page",),
+    "site_command": ("page",),
+    "reset": ("page",),
     "tasks_dir": ("task_adapter",),
-    "train_ratio": ("task_adapter", "gym", "harness"),
-    "split_type": ("task_adapter", "gym", "harness"),
+    "train_ratio": ("task_adapter", "gym", "harness", "page"),
+    "split_type": ("task_adapter", "gym", "harness", "page"),
     "gym_base_url": ("gym",),
     "gym_id": ("gym",),
     "eval_number_range": ("gym",),
@@ -86,7 +96,6 @@ _REQUIRED = {
     "file": "file_path",
     "custom": "custom_tasks",
     "task_adapter": "tasks_dir",
-    "page": "pages",
 }
 
 
@@ -103,6 +112,14 @@ def training_ids(task_ids: Iterable[str], seed: int, train_ratio: float) -> froz
     if len(places) < 2 or not 0 < train_ratio < 1 or 0 < len(chosen) < len(places):
         return chosen
     return chosen - {max(places, key=places.__getitem__)} or frozenset({min(places, key=places.__getitem__)})
+
+
+def take_side(tasks: Sequence[_Task], config: TaskSourceConfig, seed: int) -> list[_Task]:
+    """The tasks on the side of the split that the source names; all of them if it names none."""
+    if config.split_type is None:
+        return list(tasks)
+    training = training_ids((task.task_id for task in tasks), seed, config.train_ratio)
+    return [task for task in tasks if (task.task_id in training) == (config.split_type == "train")]
 
 
 def parse_sources(sources: TaskSources) -> list[TaskSourceConfig]:
@@ -166,6 +183,8 @@ def _parse_source(item: object) -> TaskSourceConfig:
         custom_tasks=(described,) if isinstance(described, str) else given.items("custom_tasks"),
         pages=given.items("pages"),
         allowed_urls=given.texts("allowed_urls"),
+        site_command=given.text("site_command"),
+        reset=given.text("reset"),
         tasks_dir=given.text("tasks_dir"),
         train_ratio=TRAIN_RATIO if share is None else share,
         split_type=cast(Split | None, given.choice("split_type", get_args(Split))),

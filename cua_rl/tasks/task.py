@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cua_rl.devices.browser.settings import SiteProgram
 from cua_rl.devices.device import Device
 from cua_rl.devices.gym.fields import GymTaskRef
 from cua_rl.devices.pool import DeviceRequest
@@ -45,11 +46,18 @@ class Task:
     """How the simulated phone begins; None leaves it to the task's template."""
     gym: GymTaskRef | None = None
     """Where a gym server has it."""
+    site: SiteProgram | None = None
+    """The server of the user's own that its pages need."""
 
     def device_request(self, rollout_id: str = "") -> DeviceRequest:
         """The request with which a device is leased for this task."""
         return DeviceRequest(
-            task_id=self.task_id, seed=self.seed, start=self.start, gym=self.gym, rollout_id=rollout_id
+            task_id=self.task_id,
+            seed=self.seed,
+            start=self.start,
+            gym=self.gym,
+            site=self.site,
+            rollout_id=rollout_id,
         )
 
 
@@ -102,6 +110,7 @@ class Template(ABC):
         read_instruction: Read | None = None,
         start: Start | None = None,
         gym: GymTaskRef | None = None,
+        site: SiteProgram | None = None,
     ) -> Task:
         """The task with what is the same for every seed filled in."""
         return Task(
@@ -117,6 +126,7 @@ class Template(ABC):
             read_instruction=read_instruction,
             start=start,
             gym=gym,
+            site=site,
         )
 
     def _name_parts(self) -> tuple[str, str, str]:

@@ -68,9 +68,9 @@ class TrainingClient:
         request = wire.Forward(datums=tuple(datums), temperature=temperature, weights="base")
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
-    async def probe_logprobs(self, datums: Sequence[Datum], strength: float) -> list[tuple[float, ...]]:
-        """The same under a random adapter, whose updates have `strength` times the norm of the weights."""
-        request = wire.Forward(datums=tuple(datums), temperature=1.0, weights="probe", probe_strength=strength)
+    async def probe_logprobs(self, datums: Sequence[Datum], probe: wire.Probe) -> list[tuple[float, ...]]:
+        """The same under a random adapter."""
+        request = wire.Forward(datums=tuple(datums), temperature=1.0, weights="probe", probe=probe)
         return list((await self._ask(request, wire.ForwardOutput)).training_logprobs)
 
     async def reference_logprobs(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
@@ -120,9 +120,9 @@ class TrainingClient:
         done = await self._ask(wire.LoadState(path=path, with_optimizer=with_optimizer), wire.Done)
         self.policy_version = done.policy_version
 
-    async def save_probe(self, path: Path, strength: float) -> None:
+    async def save_probe(self, path: Path, probe: wire.Probe) -> None:
         """Write the adapter of `probe_logprobs` as the model server loads it; the policy does not change."""
-        await self._ask(wire.SaveWeightsForSampler(path=path, probe_strength=strength), wire.Done)
+        await self._ask(wire.SaveWeightsForSampler(path=path, probe=probe), wire.Done)
 
     async def load_reference(self, path: Path) -> None:
         """Let KL terms pull towards the adapter in a folder; a frozen copy of it is held beside the trained one."""

@@ -21,6 +21,7 @@ from transformers import AutoModelForImageTextToText
 from cua_rl.config import LoraConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainingError
 from cua_rl.families import FAMILIES, Family
+from cua_rl.training import wire
 from cua_rl.training.batching import MicroBatch
 from cua_rl.training.context import ALONE, Context
 from cua_rl.training.head import TokenScores, token_scores
@@ -152,15 +153,16 @@ class PolicyModel:
             yield
 
     @contextmanager
-    def probe_weights(self, strength: float) -> Generator[None]:
-        """Inside the block the adapter is random, the same on every rank, and of this strength in every layer."""
+    def probe_weights(self, probe: wire.Probe) -> Generator[None]:
+        """Inside the block the adapter is the probe: the same on every rank, as strong in every layer of its part."""
         if self._peft is None:
             raise TrainingError("expected a LoRA adapter for the probe, got full training: set trainer.lora")
         with self._restored(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)
-            for layer in self.base.modules():
+            for name, layer in self.base.named_modules():
                 if isinstance(layer, LoraLayer):
-                    _randomise(layer, strength)
+                    part = "vision" if name.startswith("model.visual.") else "language"
+                    _randomise(layer, probe.strength if part == probe.part else 0.0)
             yield
 
     @contextmanager

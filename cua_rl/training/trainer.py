@@ -97,7 +97,8 @@ class Trainer:
                 case "reference":
                     weights, has_adapter = self.model.reference_weights(), self.model.has_reference
                 case "probe":
-                    weights, has_adapter = self.model.probe_weights(request.probe_strength), True
+                    assert request.probe is not None, "expected a probe with weights='probe', got none"
+                    weights, has_adapter = self.model.probe_weights(request.probe), True
                 case "base":
                     weights, has_adapter = self.model.base_weights(), False
             scores, shortage = list[TokenScores](), None
@@ -279,9 +280,9 @@ class Trainer:
             torch.cuda.set_rng_state_all(state.rng[1:])
         self.policy_version = state.policy_version
 
-    def save_weights_for_sampler(self, path: Path, probe_strength: float | None = None) -> None:
-        """Write the adapter folder, or the model folder if everything is trained; or a probe of this strength."""
-        with nullcontext() if probe_strength is None else self.model.probe_weights(probe_strength):
+    def save_weights_for_sampler(self, path: Path, probe: wire.Probe | None = None) -> None:
+        """Write the adapter folder, or the model folder if everything is trained; or a probe."""
+        with nullcontext() if probe is None else self.model.probe_weights(probe):
             if self._ranks.rank == 0:
                 write_folder(path, self.model.save_weights)
 

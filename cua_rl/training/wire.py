@@ -23,6 +23,19 @@ class Start:
     config: TrainerConfig
 
 
+AdapterPart = Literal["language", "vision"]
+"""Modules of the language model, or of vision tower and merger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """An adapter that is random in one part of the model and zero in the other."""
+
+    strength: float
+    """Norm of its updates as a share of the weights' norm."""
+    part: AdapterPart = "language"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
     """Log-probabilities of the trained tokens; answered by `ForwardOutput`."""
@@ -30,9 +43,9 @@ class Forward:
     datums: tuple[Datum, ...]
     temperature: float
     weights: Literal["policy", "reference", "base", "probe"]
-    probe_strength: float = 0.1
-    """Of a probe, a random adapter: norm of its updates as a share of the weights' norm."""
-    """reference: the policy at the start of training (`LoadReference`); base: with the adapter disabled."""
+    """reference: the policy at the start of training (`LoadReference`); base: with the adapter disabled; probe: with
+    the adapter of `probe`."""
+    probe: Probe | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +102,8 @@ class SaveWeightsForSampler:
     """Write what the sampler loads: the adapter, or the whole model in full training; answered by `Done`."""
 
     path: Path
-    probe_strength: float | None = None
-    """Write a probe of this strength, as in `Forward`, instead of the policy."""
+    probe: Probe | None = None
+    """Write this instead of the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +217,7 @@ Reply = (
 )
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: object) -> bytes:
     """Pickle a message with one copy of all images with the same sha256."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(message)

@@ -180,8 +180,8 @@ class _Worker:
                     trainer.load_state(path, with_optimizer=with_optimizer)
                 case wire.LoadReference(path=path):
                     trainer.model.load_reference(path)
-                case wire.SaveWeightsForSampler(path=path, probe_strength=strength):
-                    trainer.save_weights_for_sampler(path, strength)
+                case wire.SaveWeightsForSampler(path=path, probe=probe):
+                    trainer.save_weights_for_sampler(path, probe)
                 case _:
                     raise AssertionError(f"expected Start to be carried out by reply, got {request!r}")
         return wire.Done(policy_version=trainer.policy_version)

@@ -21,10 +21,11 @@ from starlette.routing import Route
 
 import cua_rl
 from cua_rl.actions import Click, Wait
-from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent, claim_agent_user
+from cua_rl.agent.external import AgentCommand, AgentService, ExternalAgent
 from cua_rl.devices.pool import DevicePool
 from cua_rl.errors import ConfigError, DeviceError
 from cua_rl.events import RolloutSource, TurnTaken
+from cua_rl.guest_room import claim_guest
 from cua_rl.http_server import serve_app
 from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
@@ -102,11 +103,16 @@ class Bench:
             recorder=self.recorder,
             max_turns=max_turns,
             time_limits=time_limits or TimeLimits(),
-            make_id=lambda: "r1",
         )
         source = RolloutSource(phase="step", step=1)
         plan = RolloutPlan(
-            source=source, group_id="g", group_index=0, member_index=0, task=make_task(max_turns=9), params=PARAMS
+            source=source,
+            group_id="g",
+            group_index=0,
+            member_index=0,
+            task=make_task(max_turns=9),
+            params=PARAMS,
+            rollout_id="r1",
         )
         return await runner.run(plan)
 
@@ -396,7 +402,7 @@ def test_a_program_may_lie_in_a_current_folder_that_is_roots_alone(
     (tmp_path / "agent.py").touch()
     monkeypatch.chdir(tmp_path)
 
-    with claim_agent_user((PYTHON, "agent.py")) as user:
+    with claim_guest((PYTHON, "agent.py")) as user:
         assert user.shown == (tmp_path / "agent.py",)
 
 
@@ -406,4 +412,4 @@ def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -
     script.touch(mode=0o600)
 
     with pytest.raises(ConfigError, match=rf"other users can read.* got {script}; .*chmod o\+r"):
-        claim_agent_user((PYTHON, str(script)))
+        claim_guest((PYTHON, str(script)))

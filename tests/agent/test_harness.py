@@ -6,10 +6,11 @@ One test per rule of docs/harnesses.md by which a run is judged, in their order.
 import asyncio
 import json
 import os
-import shutil
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -21,118 +22,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from cua_rl.agent.external import AgentCommand
-from cua_rl.agent.harness import (
-    HarnessAgent,
-    HarnessAssignment,
-    HarnessCommand,
-    HarnessProgram,
-    HarnessService,
-    RunEnd,
-)
-from cua_rl.devices.harness import HARNESS, HarnessResult, HarnessWorlds
-from cua_rl.devices.pool import DevicePool
+from cua_rl.agent.harness import HarnessAssignment, HarnessService, RunEnd
+from cua_rl.devices.harness import HarnessResult
 from cua_rl.errors import ConfigError
-from cua_rl.events import RolloutSource
 from cua_rl.http_server import serve_app
-from cua_rl.policy import SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.rewards.reward import score_reward
 from cua_rl.rl.step_metrics import rollout_metrics
-from cua_rl.rollout.run import RolloutPlan, RolloutRunner
 from cua_rl.rollout.time_limits import TimeLimits
-from cua_rl.sampling.client import SamplingClient
-from cua_rl.sampling.gateway import Gateway
-from cua_rl.sampling.server import ExternalServer
-from cua_rl.task_loader import load_tasks
 from cua_rl.types import Rollout, RolloutGroup, StopReason
-from tests.fakes import FakeRecorder
-from tests.sampling.fake_vllm import FakeVllm
-
-PARAMS = SamplingParams(max_tokens=64, temperature=1.0)
-PYTHON = shutil.which("python3", path=os.defpath) or sys.executable
-"""For programs: those that root starts reach no interpreter below /root."""
-
-PROGRAM = """
-import json, os, signal, subprocess, sys, time
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
-
-def ask(text="go"):
-    body = {"model": os.environ["CUA_MODEL"], "messages": [{"role": "user", "content": text}]}
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-    try:
-        return json.load(urlopen(Request(url, json.dumps(body).encode(), headers)))["choices"][0]["message"]["content"]
-    except HTTPError as error:
-        return error.code
-
-def report(**result):
-    path = os.environ["CUA_RESULT_PATH"]
-    with open(path + ".new", "w") as file:
-        json.dump(result, file)
-    os.replace(path + ".new", path)
-
-"""
-"""What every scripted program of these tests begins with."""
-
-
-class Bench:
-    """A runner of harness rollouts over a fake model server."""
-
-    def __init__(self, gateway: Gateway, fake: FakeVllm, folder: Path) -> None:
-        self.gateway, self.fake, self.folder = gateway, fake, folder
-        self.recorder = FakeRecorder()
-        self.pool = DevicePool(HarnessWorlds().make, max_devices=8)
-
-    async def run(self, script: str, **options: Any) -> Rollout:
-        command = AgentCommand(argv=(PYTHON, "-c", PROGRAM + script), log_folder=self.folder)
-        return await self.run_program(HarnessCommand(command), **options)
-
-    async def run_program(
-        self,
-        program: HarnessProgram,
-        *,
-        row: Mapping[str, object] | None = None,
-        time_limits: TimeLimits | None = None,
-        rollout_id: str = "r1",
-        **agent: Any,
-    ) -> Rollout:
-        path = self.folder / f"{rollout_id}.jsonl"
-        path.write_text(json.dumps(row or {"task_id": "game", "seed": 5, "max_turns": 2}))
-        source = {"source_type": "harness", "file_path": str(path)}
-        runner = RolloutRunner(
-            devices=self.pool,
-            gateway=self.gateway,
-            agent=HarnessAgent(program=program, **agent),
-            reward=score_reward,
-            recorder=self.recorder,
-            max_turns=20,
-            time_limits=time_limits or TimeLimits(),
-            make_id=lambda: rollout_id,
-        )
-        plan = RolloutPlan(
-            source=RolloutSource(phase="step", step=1),
-            group_id="g",
-            group_index=0,
-            member_index=0,
-            task=load_tasks(source, seed=0, split="train", device=HARNESS).batch(0, 1)[0],
-            params=PARAMS,
-        )
-        return await runner.run(plan)
-
-    def log(self) -> str:
-        return (self.folder / "r1.log").read_text()
+from tests.agent.harness_bench import PROGRAM, PYTHON, Bench, open_bench
 
 
 @pytest_asyncio.fixture
 async def bench(small_renderer: Qwen3VLRenderer, tmp_path: Path) -> AsyncGenerator[Bench]:
-    fake = FakeVllm(small_renderer)
-    async with serve_app(fake.app(), "127.0.0.1", 0, grace_s=0) as url:
-        async with ExternalServer(url) as server, SamplingClient(server, namespace="run", max_attempts=1) as sampling:
-            gateway = Gateway(sampling, small_renderer, PARAMS)
-            async with gateway.serve():
-                yield Bench(gateway, fake, tmp_path)
+    async with open_bench(small_renderer, tmp_path) as opened:
+        yield opened
 
 
 def outcome(rollout: Rollout) -> tuple[StopReason, float | None]:
@@ -147,6 +51,16 @@ async def test_rule_1_a_sampling_failure_is_a_fault_whatever_the_program_reports
     assert outcome(rollout) == (StopReason.SAMPLING_ERROR, None)
 
 
+async def test_rule_1_a_sampling_failure_after_a_result_is_a_fault(bench: Bench) -> None:
+    script = "ask(); report(reward=1.0); print('reported', flush=True); time.sleep(1); ask(); time.sleep(60)"
+    running = asyncio.create_task(bench.run(script))
+    while not (bench.folder / "r1.log").exists() or "reported" not in bench.log():
+        await asyncio.sleep(0.01)
+    bench.fake.failures.append(500)
+
+    assert outcome(await running) == (StopReason.SAMPLING_ERROR, None)
+
+
 async def test_rule_2_a_program_that_hangs_is_a_fault_even_with_a_result(bench: Bench) -> None:
     rollout = await bench.run("ask(); report(reward=1.0); time.sleep(60)", time_limits=TimeLimits(agent_s=1.0))
 
@@ -159,6 +73,28 @@ async def test_rule_2_a_program_that_a_signal_ends_is_a_fault_even_with_a_result
 
     assert outcome(rollout) == (StopReason.TASK_ERROR, None)
     assert "signal 9" in (rollout.error or "")
+
+
+async def test_rule_2_a_signal_is_a_fault_even_once_the_policy_is_out_of_turns(bench: Bench) -> None:
+    rollout = await bench.run("ask(); ask(); assert ask() == 403; os.kill(os.getpid(), signal.SIGKILL)")
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+
+
+async def test_rule_2_a_driver_that_hangs_is_a_fault_and_ends_too(bench: Bench) -> None:
+    """As a browser's driver that never answers: it ignores requests to end, and so does the program that waits."""
+    driver = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); time.sleep(600)"
+    script = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+driver = subprocess.Popen([sys.executable, "-c", {driver!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+print(driver.pid, flush=True)
+ask(); report(reward=1.0)
+driver.stdout.readline()
+"""
+    rollout = await bench.run(script, time_limits=TimeLimits(agent_s=1.5))
+
+    assert outcome(rollout) == (StopReason.TIME_LIMIT, None)
+    assert not Path(f"/proc/{int(bench.log().split()[0])}").exists()
 
 
 class AsksUntilRefused:
@@ -227,6 +163,20 @@ async def test_rule_5_a_reported_fault_or_another_status_is_a_fault_even_after_a
     assert rollout_metrics([group])[f"rollout/faults/{stop_reason}"] == 1.0
 
 
+async def test_rule_5_a_browser_that_is_killed_is_a_fault_though_the_model_was_about_to_succeed(bench: Bench) -> None:
+    script = """
+browser = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+ask(); report(reward=0.5)
+browser.kill(); browser.wait()
+browser.stdin.write(b"click"); browser.stdin.flush()  # BrokenPipeError
+report(reward=1.0, success=True)
+"""
+    rollout = await bench.run(script)
+
+    assert outcome(rollout) == (StopReason.TASK_ERROR, None)
+    assert "BrokenPipeError" in (rollout.error or "")
+
+
 async def test_rule_6_a_finite_reward_after_an_answer_is_the_rollouts_reward(bench: Bench) -> None:
     rollout = await bench.run(
         "ask(); report(reward=-1.5, success=True, metrics={'guesses': 3, 'odd': 'x'}, answer='crane', fault=None)"
@@ -268,6 +218,21 @@ async def test_rule_7_anything_else_is_a_fault(script: str, bench: Bench) -> Non
     assert outcome(await bench.run(script)) == (StopReason.TASK_ERROR, None)
 
 
+async def test_answers_that_the_program_does_not_want_trained_are_no_turns_and_cost_none(bench: Bench) -> None:
+    probe = "ask('probe', **{'CUA-Train': 'no'})"
+    script = f"[{probe} for _ in range(3)]; ask(); {probe}; ask(); assert ask() == 403; report(reward=0.5)"
+
+    rollout = await bench.run(script)
+    only_probed = await bench.run(f"{probe}; report(reward=1.0)")
+    misspelt = await bench.run("ask(); print(ask('probe', **{'CUA-Train': 'never'})); report(reward=1.0)")
+
+    assert outcome(rollout) == (StopReason.MAX_TURNS, 0.5)
+    assert [turn.model.request["messages"][0]["content"] for turn in rollout.turns] == ["go", "go"]
+    assert outcome(only_probed) == (StopReason.TASK_ERROR, None)
+    assert (outcome(misspelt), len(misspelt.turns)) == ((StopReason.FINISHED, 1.0), 1)
+    assert bench.log().split()[-1] == "400"
+
+
 async def test_a_program_gets_its_task_and_a_folder_that_is_gone_afterwards(bench: Bench) -> None:
     row = {"task_id": "wordle/1", "seed": 7, "instruction": "Guess.", "max_turns": 4, "payload": {"word": "crane"}}
 
@@ -302,6 +267,40 @@ async def test_everything_that_a_program_started_ends_with_it(bench: Bench) -> N
 
     assert outcome(rollout) == (StopReason.FINISHED, 1.0)
     assert not Path(f"/proc/{int(bench.log().split()[0])}").exists()
+
+
+CONTROLLER = """
+import asyncio, sys
+from pathlib import Path
+from cua_rl.agent.agent import AgentTask, ModelAddress
+from cua_rl.agent.external import AgentCommand
+from cua_rl.agent.harness import HarnessAssignment, HarnessCommand
+from cua_rl.devices.harness import HarnessWorld
+
+assignment = HarnessAssignment(
+    task=AgentTask(rollout_id="r1", instruction="", max_turns=1), world=HarnessWorld("game", 0),
+    address=ModelAddress(url="http://127.0.0.1:9", api_key=""), deadline_s=600.0, judge_base_url=None,
+)
+command = AgentCommand(argv=(sys.argv[1], "-c", sys.argv[2]), log_folder=Path(sys.argv[3]))
+asyncio.run(HarnessCommand(command).work(assignment, asyncio.Event()))
+"""
+
+
+def test_everything_that_a_program_started_ends_if_the_controller_is_killed(tmp_path: Path) -> None:
+    script = PROGRAM + GRANDCHILD.partition("ask()")[0] + "print(os.getpid(), flush=True); time.sleep(600)"
+    controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, PYTHON, script, str(tmp_path)])
+    log = tmp_path / "r1.log"
+    while not log.exists() or len(log.read_text().splitlines()) < 2:
+        assert controller.poll() is None
+        time.sleep(0.05)
+
+    os.kill(controller.pid, signal.SIGKILL)
+    controller.wait()
+
+    left, deadline = [int(pid) for pid in log.read_text().split()], time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in left if Path(f"/proc/{pid}").exists()] == []
 
 
 async def test_eight_at_a_time_cross_no_reward_and_no_request(bench: Bench) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import chz
+import yaml
 
 from cua_rl.command_line.parsing import parse_command_line
 from cua_rl.command_line.settings import SettingNames
@@ -33,9 +34,14 @@ from cua_rl.recipes import (
     evaluate,
     export_model,
     export_rollout,
+    export_trajectories,
+    import_trajectories,
     make_tiny_model,
     make_tiny_page_model,
+    plan,
     rebuild_datums,
+    rollout_worker,
+    serve_model,
     sft,
     train,
     trainer_node,
@@ -54,13 +60,20 @@ RECIPES: Mapping[str, tuple[type[Any], Any]] = {
     "cua_rl.recipes.sft": (sft.SftConfig, sft),
 }
 """They know `dry_run`, and can be used from Python."""
+MACHINE = "1x79.6"
+"""What dry runs plan for: the models that pages name fit."""
 OTHER_CONFIGS: Mapping[str, type[Any]] = {
     "cua_rl.recipes.serve_monitor": MonitorConfig,
+    "cua_rl.recipes.serve_model": serve_model.ServeModelConfig,
     "cua_rl.recipes.doctor": doctor.DoctorConfig,
+    "cua_rl.recipes.plan": plan.PlanConfig,
+    "cua_rl.recipes.rollout_worker": rollout_worker.WorkerConfig,
     "cua_rl.recipes.trainer_node": trainer_node.TrainerNodeConfig,
     "cua_rl.recipes.calibrate_judge": calibrate_judge.CalibrateConfig,
     "cua_rl.recipes.export_model": export_model.ExportModelConfig,
     "cua_rl.recipes.export_rollout": export_rollout.ExportConfig,
+    "cua_rl.recipes.export_trajectories": export_trajectories.ExportTrajectoriesConfig,
+    "cua_rl.recipes.import_trajectories": import_trajectories.ImportTrajectoriesConfig,
     "cua_rl.recipes.rebuild_datums": rebuild_datums.RebuildConfig,
     "cua_rl.recipes.make_tiny_model": make_tiny_model.TinyModelConfig,
     "cua_rl.recipes.make_tiny_page_model": make_tiny_page_model.TinyPageModelConfig,
@@ -125,7 +138,7 @@ class Reader:
                 raise WrongExample("expected a closed block that names its language, got commands in one without")
 
     def _python(self, example: Example) -> None:
-        text = re.sub(r"(cli_main\(\w+Config\()", r"\1dry_run=True, ", self._here(example.text))
+        text = re.sub(r"(cli_main\(\w+Config\()", rf"\1dry_run=True, machine={MACHINE!r}, ", self._here(example.text))
         code = compile(text, example.place, "exec")
         output = io.StringIO()
         try:
@@ -209,6 +222,8 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             pass  # the page speaks of a file
         case ["ruff" | ".venv/bin/ruff", command, *_]:
             _succeeds([sys.executable, "-m", "ruff", command, "--help"])
+        case ["docker" | "sbatch" | "kubectl" | "sky", *_]:
+            _check_deployment(words)
         case ["torchrun", *arguments] if (ROOT / "cua_rl/training/worker.py").is_file():
             code = "import sys; from torch.distributed.run import parse_args; parse_args(sys.argv[1:])"
             _succeeds([sys.executable, "-c", code, *arguments])
@@ -218,6 +233,43 @@ def _check_tool(words: Sequence[str], page_folder: Path) -> None:
             raise WrongExample(f"expected a rule for {words[0]!r} in tests/documentation/reader.py, got none")
 
 
+def _check_deployment(words: Sequence[str]) -> None:
+    """Files, images and settings that a command for containers or clusters names are there."""
+    match words:
+        case ["docker", "build", "--target", target, "--tag", _, "."]:
+            known = re.findall(r" AS (\w+)$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+            is_known = target in known
+        case ["docker", "compose", "--profile", profile, "up", *services]:
+            composed = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+            is_known = set(services) <= set(composed) and any(
+                profile in one.get("profiles", ()) for one in composed.values()
+            )
+        case ["docker", "run", *_, "python", "-m", module]:
+            is_known = module in CONFIGS
+        case ["docker", "run", *_, "python", "-m", module, setting]:
+            _check_options([setting], CONFIGS[module])
+            is_known = True
+        case ["sbatch", path, *settings]:
+            _check_options(settings, train.CLIConfig)
+            is_known = (ROOT / path).is_file()
+        case ["sky", "jobs", "launch", path, *_]:
+            is_known = (ROOT / path).is_file()
+        case ["kubectl", "apply", "--kustomize", folder]:
+            named = yaml.safe_load((ROOT / folder / "kustomization.yaml").read_text("utf-8"))["resources"]
+            is_known = all((ROOT / folder / name).is_file() for name in named)
+        case ["kubectl", "--namespace", "cua-rl", "create" | "port-forward", *_] | [
+            "kubectl",
+            "create",
+            "namespace",
+            "cua-rl",
+        ]:
+            is_known = True
+        case _:
+            is_known = False
+    if not is_known:
+        raise WrongExample("expected files, images and services of this repository")
+
+
 def _recipe(module: str, arguments: Sequence[str]) -> None:
     """Run it dry from the command line and from Python, and compare the effective configurations."""
     config_class, recipe = RECIPES[module]
@@ -225,6 +277,8 @@ def _recipe(module: str, arguments: Sequence[str]) -> None:
     _check_options([word for word in given if "=" in word and not word.startswith("-")], config_class)
     if any("runs/" in word for word in given):
         return  # a dry run would look for that run's folder, and no run is recorded here
+    if not any(word.startswith("machine=") for word in given):
+        given.append(f"machine={MACHINE}")
     said = _captured(lambda: recipe.main([*given, "dry_run=true"]))
     values = _python_values(config_class, given)
     by_python = _captured(lambda: asyncio.run(recipe.cli_main(config_class(**values, dry_run=True))) or 0)

@@ -126,6 +126,9 @@ def stands_for(models: Path) -> Generator[dict[str, str]]:
             "https://host/v1": f"{vllm}/v1",
             "base_url=http://127.0.0.1:8000": f"base_url={vllm}",
             "base_url=http://host:8000": f"base_url={vllm}",
+        } | {
+            f".harnesses/{page.parent.name}/bin/python": sys.executable
+            for page in (ROOT / "examples" / "harnesses").glob("*/README.md")
         }
 
 

@@ -73,6 +73,13 @@ def test_calls_left_in_the_text_by_a_server_without_a_tool_parser_are_read() -> 
     assert reply.num_prompt_tokens == 0
 
 
+def test_a_call_in_tags_has_the_types_that_its_tool_declares() -> None:
+    tool = Tool(name="tap", description="", parameters={"properties": {"x": {"type": "integer"}}})
+    text = "<tool_call>\n<function=tap>\n<parameter=x>\n5\n</parameter>\n</function>\n</tool_call>"
+    reply = parse_chat_reply({"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}, [tool])
+    assert [call.arguments for call in reply.parsed.tool_calls] == ['{"x": 5}']
+
+
 def test_arguments_that_are_no_text_become_json() -> None:
     call = {"id": None, "function": {"name": "mobile_use", "arguments": {"action": "wait"}}}
     reply = parse_chat_reply({"choices": [{"message": {"content": None, "tool_calls": [call]}}]})

@@ -61,6 +61,7 @@ def build_small_folder(folder: Path) -> Path:
 def write_settings(folder: Path, size: Mapping[str, int]) -> None:
     """Everything but the tokenizer."""
     pixels = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "size": dict(size)}
+    pixels |= {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
     image = {**pixels, "image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor"}
     video = {**pixels, "video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"}
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"}))

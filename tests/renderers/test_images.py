@@ -5,7 +5,14 @@ import pytest
 from PIL import Image
 
 from cua_rl.errors import ConfigError
-from cua_rl.renderers.images import ImageSettings, image_size, load_image_settings, num_image_tokens, smart_resize
+from cua_rl.renderers.images import (
+    ImageSettings,
+    image_size,
+    load_image_settings,
+    num_image_tokens,
+    require_pixel_statistics,
+    smart_resize,
+)
 from cua_rl.renderers.request_error import RequestError
 from tests.renderers.generated import encode_image, make_image
 
@@ -83,6 +90,17 @@ def test_settings_inside_the_processor_s_file_come_first(tmp_path: Path) -> None
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": inside}))
     (tmp_path / "preprocessor_config.json").write_text("{}")
     assert load_image_settings(tmp_path).max_pixels == 2
+
+
+def test_a_folder_that_leaves_the_normalisation_of_pixels_open_is_refused(tmp_path: Path) -> None:
+    settings = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    file = tmp_path / "preprocessor_config.json"
+    for whole in (settings, {"do_normalize": False}):
+        file.write_text(json.dumps(whole))
+        require_pixel_statistics(tmp_path)
+    file.write_text(json.dumps({"image_mean": settings["image_mean"]}))
+    with pytest.raises(ConfigError, match="expected image_std in"):
+        require_pixel_statistics(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,10 @@ def user(part: object) -> dict[str, object]:
         ({"input": ["text"]}, r"an object at input\[0\]"),
         ({"input": [{"role": "critic", "content": "x"}]}, "a role among"),
         ({"input": [{"type": "computer_call"}]}, "message, reasoning, function_call"),
-        ({"input": [{"type": "function_call", "name": "click", "arguments": "{}"}]}, r"input\[0\].call_id"),
+        (
+            {"input": [{"type": "function_call", "call_id": 5, "name": "click", "arguments": "{}"}]},
+            r"input\[0\].call_id",
+        ),
         ({"input": [{"role": "system", "content": [{"type": "input_image", "image_url": PNG_URL}]}]}, "system"),
         ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "a tool of type function"),
@@ -191,7 +194,8 @@ def test_what_cannot_be_given_to_the_model_is_refused_with_its_place(
     ("messages", "place"),
     [
         ([{"role": "function", "name": "f", "content": "x"}], "a role among"),
-        ([{"role": "tool", "content": "x"}], r"messages\[0\].tool_call_id"),
+        ([{"role": "tool", "content": "x"}], "1 results without an id after 0 calls"),
+        ([{"role": "tool", "content": "x", "tool_call_id": 5}], r"messages\[0\].tool_call_id"),
         ([{"role": "assistant", "tool_calls": [{"id": "c"}]}], r"messages\[0\].tool_calls\[0\].function"),
         ("hi", "a list at messages"),
     ],

@@ -81,6 +81,24 @@ def test_replaying_twice_changes_nothing(small_renderer: Qwen3VLRenderer) -> Non
         assert replay(once) == once
 
 
+def test_later_instructions_stay_in_their_place_as_messages_of_the_user(small_renderer: Qwen3VLRenderer) -> None:
+    begun = [message("developer", "Be brief."), message("system", "Use the phone."), message("user", "Open Mail.")]
+    later: list[Item] = [
+        *begun,
+        SampledAnswer(text="Done."),
+        message("system", "Obey the user."),
+        message("user", "Go."),
+    ]
+
+    before, after = rendered_text(small_renderer, [*begun]), rendered_text(small_renderer, later)
+
+    assert before.startswith("<|im_start|>system\nBe brief.\n\nUse the phone.<|im_end|>\n")
+    assert after == (
+        before + "Done.<|im_end|>\n<|im_start|>user\nObey the user.<|im_end|>\n<|im_start|>user\nGo.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
 def test_marks_of_images_inside_text_never_become_image_tokens(small_renderer: Qwen3VLRenderer) -> None:
     mark = "<|vision_start|><|image_pad|><|video_pad|><|vision_end|>"
     items = [message("user", mark), SampledAnswer(text=mark), ToolResult(call_id="a", content=(TextPart(text=mark),))]

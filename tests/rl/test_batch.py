@@ -1,9 +1,14 @@
 from dataclasses import replace
 
+import pytest
+
+from cua_rl.devices.harness import HARNESS_ID
 from cua_rl.rl.advantages import score_group
 from cua_rl.rl.datums import Batch, build_batch, logprobs_by_turn
+from cua_rl.rl.stages import build_step_batch
 from cua_rl.types import RolloutGroup, StopReason
 from tests.builders import IMAGE_TOKEN, datum, group, model_turn, prompt, rollout, text
+from tests.rl.test_sync_loop import settings
 
 
 def build(*groups: RolloutGroup, keeps_constant: bool = False) -> Batch:
@@ -54,3 +59,17 @@ def test_with_a_kl_term_constant_groups_keep_their_datums_and_incomplete_ones_do
 
     assert [entry.rollout_id for entry in batch.datums] == ["a", "b", "c", "d"]
     assert [entry.advantages[-1] for entry in batch.datums] == [0.5, -0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("device_id", "warns"), [(HARNESS_ID, True), ("phone", False)])
+async def test_rollouts_of_a_harness_in_several_sequences_are_counted_and_warned_of(
+    device_id: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    probe, first = model_turn(prompt(text(1))), model_turn(prompt(text(2)))
+    split = replace(rollout(probe, first, reward=1.0, rollout_id="a"), device_id=device_id)
+    whole = replace(rollout(first, reward=0.0, rollout_id="b"), device_id=device_id)
+
+    batch = await build_step_batch(settings(), [score_group(group(split, whole), "mean")])
+
+    assert batch.metrics["rollout/sequences/mean"] == 1.5
+    assert ("2 rollouts of the harness are 3 training sequences" in caplog.text) is warns

@@ -4,9 +4,11 @@ from pathlib import Path
 import pytest
 
 from cua_rl.errors import TrainingError
+from cua_rl.model_input import EncodedTextChunk, ModelInput
 from cua_rl.policy import AdapterRef
 from cua_rl.rl.served_policy import ServedPolicy, make_probe
 from cua_rl.sampling.canary import Canary
+from cua_rl.training.wire import Probe
 from cua_rl.types import Datum
 
 
@@ -91,6 +93,9 @@ async def test_the_adapter_of_a_checkpoint_that_was_given_up_is_deleted_unless_s
     assert sorted(path.name for path in (tmp_path / "sampler_weights").iterdir()) == ["000005", "000006", "000007"]
 
 
+TEXT = ModelInput(chunks=(EncodedTextChunk(tokens=tuple(range(64))),))
+
+
 class ProbedTrainer:
     """Its log-probabilities change by `effect` nats per unit of a probe's strength."""
 
@@ -101,18 +106,18 @@ class ProbedTrainer:
     async def base_logprobs(self, datums: Sequence[Datum]) -> list[tuple[float, ...]]:
         return [(0.0,) + (-1.0,) * (datum.model_input.length - 1) for datum in datums]
 
-    async def probe_logprobs(self, datums: Sequence[Datum], strength: float) -> list[tuple[float, ...]]:
-        change = strength * self.effect
+    async def probe_logprobs(self, datums: Sequence[Datum], probe: Probe) -> list[tuple[float, ...]]:
+        change = probe.strength * self.effect
         return [(0.0,) + (-1.0 - change,) * (datum.model_input.length - 1) for datum in datums]
 
-    async def save_probe(self, path: Path, strength: float) -> None:
-        self.saved.append(strength)
+    async def save_probe(self, path: Path, probe: Probe) -> None:
+        self.saved.append(probe.strength)
 
 
 async def test_the_probe_is_as_strong_as_the_model_needs_it(tmp_path: Path) -> None:
     trainer = ProbedTrainer(effect=2.0)
 
-    adapter, canary = await make_probe(trainer, tuple(range(64)), 0.1, tmp_path)
+    adapter, canary = await make_probe(trainer, TEXT, 0.1, tmp_path)
 
     assert trainer.saved == [0.4]  # 0.2 * 2 is less than 0.5
     assert (adapter.path, canary.limit, canary.changes_model) == (tmp_path, 0.1, True)
@@ -122,4 +127,4 @@ async def test_the_probe_is_as_strong_as_the_model_needs_it(tmp_path: Path) -> N
 
 async def test_a_trainer_whose_adapter_has_no_effect_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="the trainer's adapter has no effect"):
-        await make_probe(ProbedTrainer(effect=0.0), tuple(range(64)), 0.1, tmp_path)
+        await make_probe(ProbedTrainer(effect=0.0), TEXT, 0.1, tmp_path)

@@ -80,3 +80,20 @@ async def test_a_limit_that_nobody_reaches_does_not_grow() -> None:
     limit.grow()
 
     assert limit.allowed == allowed
+
+
+async def test_all_who_wait_can_be_cancelled_together_with_those_who_run() -> None:
+    limit = RolloutLimit(largest=1)
+
+    async def work() -> None:
+        async with limit.slot():
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(work()) for _ in range(4)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+    assert [task.cancelled() for task in tasks] == [True] * 4
+    assert (limit.num_running, limit.num_waiting) == (0, 0)

@@ -126,7 +126,7 @@ BAD = [
     (["log_path={place}/run"], "behavior_if_log_dir_exists"),
     (["log_path={place}/file/run"], "log_path"),
     *([(["model_name={place}/moe_model"], "on a CPU, got 'qwen3_vl_moe'")] if installed_platform() == "cpu" else []),
-    (["lora_modules=language,vision"], "expected language with a server that the run starts"),
+    (["lora_modules=[]"], "trainer.lora_modules: expected parts of the model to adapt, got none"),
     (["model_name={place}/no_weights"], "expected a model folder with all its weights"),
     (["wandb_project=phones"], "wandb_project: expected the package wandb"),
     (["device=adb", "model_name={tiny}"], "device: expected the program adb on the PATH"),

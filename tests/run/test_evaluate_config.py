@@ -14,12 +14,12 @@ from cua_rl.run.evaluation_config import EvaluateConfig
 from cua_rl.run.evaluation_plan import plan_evaluation, require_same_evaluation
 
 
-def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0) -> Path:
+def write_adapter(folder: Path, *, width: int = 128, layer: int = 0, update: float = 1.0, module: str = "") -> Path:
     """A LoRA adapter of rank 2 on one projection."""
     folder.mkdir(parents=True)
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config))
-    name = f"base_model.model.model.language_model.layers.{layer}.self_attn.q_proj"
+    name = f"base_model.model.model.{module or f'language_model.layers.{layer}.self_attn.q_proj'}"
     size_a, size_b = 4 * 2 * width, 4 * width * 2
     header = {
         f"{name}.lora_A.weight": {"dtype": "F32", "shape": [2, width], "data_offsets": [0, size_a]},
@@ -39,6 +39,8 @@ def test_an_adapter_is_looked_at_without_torch(tmp_path: Path) -> None:
 
     assert (trained.rank, trained.policy_version, trained.changes_model) == (2, 48, True)
     assert (fresh.policy_version, fresh.changes_model) == (0, False)
+    on_vision = load_adapter_folder(write_adapter(tmp_path / "v", module="visual.blocks.0.attn.qkv"), TINY_QWEN3_VL)
+    assert (trained.reaches_vision, on_vision.reaches_vision) == (False, True)
 
 
 @pytest.mark.parametrize("geometry", [{"width": 64}, {"layer": 40}])

@@ -133,6 +133,43 @@ def plan_kv_bytes(size: str) -> int:
     return load_model_sizes(MODELS / f"Qwen3-VL-{size}-Instruct").kv_bytes_per_token(1)
 
 
+def test_the_image_cache_holds_the_screenshots_of_all_rollouts() -> None:
+    def image_cache_gib(machine: str, host_gib: float | None = None) -> float:
+        wanted = request("4B", machine, context=32768)
+        demand, there = replace(wanted.demand, num_rollouts=64), replace(wanted.machine, host_gib=host_gib)
+        return plan_memory(replace(wanted, demand=demand, machine=there)).image_cache_gib
+
+    # 64 prompts of 32,768 tokens; a token is 2 x 2 patches of 16 x 16 pixels, 3 channels and 2 frames: 6,144 bytes
+    assert image_cache_gib("1x80") == pytest.approx(12.0)
+    assert image_cache_gib("8x80") == pytest.approx(12.0 / 4)  # four copies of the server's model
+    # beside them, loading takes 8.3 GiB, the vision cache 2, the trainer 2 and the server 4; half of the rest
+    assert image_cache_gib("1x80", host_gib=32.0) == pytest.approx((32 - 16.3) / 2, abs=0.1)
+    assert image_cache_gib("1x80", host_gib=16.0) == 1.0  # a prompt takes 0.19
+
+
+def supervised(size: str, machine: str, rank: int) -> Request:
+    wanted = request(size, machine, rank=rank, gpus=GpuWishes(has_server=False))
+    return replace(wanted, demand=replace(wanted.demand, context_tokens=8192))
+
+
+def test_supervised_runs_are_planned_without_a_server() -> None:
+    whole, sharded = plan_memory(supervised("4B", "1x80", 32)), plan_memory(supervised("32B", "4x40", 32))
+
+    assert (whole.server, whole.sharding, whole.gpus.num_trainer_processes) == ({}, "none", 1)
+    assert (sharded.server, sharded.sharding, sharded.gpus.num_trainer_processes) == ({}, "full", 4)
+
+
+def test_training_all_weights_takes_four_float32_numbers_of_each_and_is_never_sharded() -> None:
+    parameters = load_model_sizes(MODELS / "Qwen3-VL-2B-Instruct").parameters
+
+    plan = plan_memory(supervised("2B", "1x80", 0))
+
+    assert plan.trainer["weights"] == 4 * parameters
+    assert plan.trainer["gradients and optimizer"] == 12 * parameters  # gradient, two moments
+    with pytest.raises(ConfigError, match=r"memory: expected a trainer of at least 1\d\d\.\d GiB per GPU, to fit"):
+        plan_memory(supervised("8B", "8x80", 0))
+
+
 def test_settings_by_hand_are_kept() -> None:
     wishes = MemoryWishes(gradient_checkpointing=True, micro_batch_tokens=20000, sharding="full", max_num_seqs=7)
     gpus = GpuWishes(gpu_memory_utilization=0.6, server_tensor_parallel=2)

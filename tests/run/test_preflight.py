@@ -1,6 +1,8 @@
 """What is looked for before a run starts, where it is there."""
 
+import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from cua_rl.run.preflight import (
     require_room,
 )
 from cua_rl.run.rollout_config import AgentSettings, ServerSettings
-from cua_rl.run.training_config import CLIConfig, MonitorSettings
+from cua_rl.run.training_config import CLIConfig, MonitorSettings, TrainerSettings
 from cua_rl.run.training_plan import plan_run
 from tests.sampling.fake_vllm import FakeVllm
 
@@ -108,3 +110,20 @@ async def test_a_run_that_goes_on_may_begin_while_its_monitor_is_away(tmp_path: 
     plan = await plan_run(config, {})
 
     assert plan.monitor is not None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "usual", "half"), [("qwen3_vl", 0.02, 0.1), ("qwen3_5", 0.1, 0.1), ("qwen3_vl_moe", 0.02, 0.2)]
+)
+async def test_what_rounding_explains_depends_on_precision_and_family(
+    tmp_path: Path, model_type: str, usual: float, half: float
+) -> None:
+    """Without a GPU, where vLLM serves Qwen3.5 in bfloat16 only."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    plan = await plan_run(CLIConfig(log_path=str(tmp_path / "run")), {})
+    plan = replace(plan, model_path=tmp_path)
+
+    assert plan.rounding_limit == usual
+    plan = replace(plan, config=CLIConfig(trainer=TrainerSettings(dtype="bfloat16")))
+    assert plan.rounding_limit == half
+    assert replace(plan, config=CLIConfig(trainer=TrainerSettings(parity_limit=0.3))).parity_limit == 0.3

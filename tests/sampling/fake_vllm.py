@@ -43,9 +43,17 @@ class FakeVllm:
     """Answers wait for it."""
     has_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     can_update_adapters: bool = True
+    version: str = "0.32.0"
     max_model_len: int = 2000
     max_images: int = 999
     """Most images of one prompt."""
+    is_healthy: bool = True
+    applies_adapters: bool = True
+    drops_requests: bool = False
+    """Connections end without an answer."""
+    num_canaries: int = 0
+    images: dict[str, str] = field(default_factory=dict)
+    """URLs of the images that it has processed, by the names that requests gave them."""
     leaves_out_text: bool = False
     """As vLLM does if no text comes from the tokens: no text, no log-probabilities."""
     dies_once_at: Path | None = None
@@ -54,6 +62,7 @@ class FakeVllm:
     def app(self) -> Starlette:
         routes = [
             Route("/health", self._health),
+            Route("/version", self._version),
             Route("/v1/models", self._models),
             Route("/v1/responses", self._responses, methods=["POST"]),
             Route("/v1/completions", self._completions, methods=["POST"]),
@@ -66,7 +75,10 @@ class FakeVllm:
         return Starlette(routes=routes, exception_handlers={404: _not_found})
 
     async def _health(self, request: Request) -> Response:
-        return Response()
+        return Response(status_code=200 if self.is_healthy else 503)
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse({"version": self.version})
 
     async def _models(self, request: Request) -> Response:
         card = {"id": "base", "parent": None, "max_model_len": self.max_model_len}
@@ -97,6 +109,8 @@ class FakeVllm:
         if self.dies_once_at is not None and not self.dies_once_at.exists():
             self.dies_once_at.touch()
             os._exit(9)
+        if self.drops_requests:
+            return _Hangup()
         if self.gate is not None:
             await self.gate.wait()
         if self.failures:
@@ -105,7 +119,23 @@ class FakeVllm:
             return _refusal(*self.refusal)
         if body["model"] != "base" and body["model"] not in self.adapters:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
+        try:
+            body = body | {"input": self._with_images(body["input"])}
+        except KeyError:
+            return _refusal(400, "Cache miss for image at index 0 but data is not provided.")
         return JSONResponse(self._answer(body, self.answers.popleft() if self.answers else self.default_answer))
+
+    def _with_images(self, content: Any) -> Any:
+        """The input with the data of named images; raises `KeyError` for one that it does not have."""
+        if isinstance(content, list):
+            return [self._with_images(part) for part in content]
+        if not isinstance(content, dict):
+            return content
+        if content.get("type") != "input_image":
+            return {key: self._with_images(value) for key, value in content.items()}
+        if content["image_url"] is not None:
+            self.images[content["uuid"]] = content["image_url"]
+        return content | {"image_url": self.images[content["uuid"]]}
 
     def _answer(self, body: dict[str, Any], text: str) -> dict[str, Any]:
         conversation = conversation_from_responses(body)
@@ -133,10 +163,19 @@ class FakeVllm:
     async def _completions(self, request: Request) -> Response:
         """Adapters add 0.25 to each log-probability, except inert ones, whose keys match nothing."""
         body = await request.json()
-        path = self.adapters.get(body["model"], "inert")
+        self.num_canaries += 1
+        path = self.adapters.get(body["model"], "inert") if self.applies_adapters else "inert"
         logprob = -2.0 if "inert" in path else -1.75
         entries: Sequence[Any] = [None, *({str(token): {"logprob": logprob}} for token in body["prompt"][1:])]
         return JSONResponse({"choices": [{"prompt_logprobs": entries}]})
+
+
+class _Hangup(Response):
+    """Promises a body and ends the connection instead."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        raise ConnectionAbortedError
 
 
 def _refusal(status: int, message: str) -> Response:

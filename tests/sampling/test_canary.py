@@ -6,7 +6,18 @@ import pytest
 
 from cua_rl.errors import AdapterError
 from cua_rl.policy import AdapterRef
-from cua_rl.sampling.canary import Canary, check_canary
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5, load_qwen3_vl
+from cua_rl.sampling.canary import (
+    Canary,
+    canary_datum,
+    canary_request,
+    canary_tokens,
+    check_canary,
+    image_canary,
+    parse_canary,
+    scored_tokens,
+)
+from tests.renderers.model_folders import build_qwen3_5_folder
 
 ADAPTER = AdapterRef(path=Path("adapter"), policy_version=1)
 BASE = (-1.0, -2.0, -3.0, -4.0)
@@ -55,3 +66,32 @@ def test_the_first_step_of_a_run_is_smaller_than_rounding_so_that_it_proves_noth
 def test_another_base_model_is_told_from_another_adapter() -> None:
     with pytest.raises(AdapterError, match=r"server's base model .* got a mean difference of 0\.900"):
         check(trained=STRONG, served=STRONG, served_base=added(BASE, STRONG))
+
+
+def test_the_canary_is_a_call_as_the_family_writes_it(small_folder: Path, tmp_path: Path) -> None:
+    qwen3_vl, qwen3_5 = (
+        load_qwen3_vl(small_folder),
+        load_qwen3_5(build_qwen3_5_folder(small_folder, tmp_path / "model")),
+    )
+
+    assert '{"name": "click", "arguments": {"x": 500, "y": 125}}' in qwen3_vl.decode(canary_tokens(qwen3_vl))
+    assert "<function=click>\n<parameter=x>\n500\n</parameter>" in qwen3_5.decode(canary_tokens(qwen3_5))
+
+
+def test_the_canary_with_an_image_is_rendered_by_the_server_and_compared_after_the_image(
+    renderer: Qwen3VLRenderer,
+) -> None:
+    prompt = image_canary(renderer)
+    tokens = scored_tokens(prompt)
+    canary = Canary(tokens=tokens, image=prompt.images[0], changes_model=True)
+
+    def answer(prompt_ids: list[int]) -> dict[str, object]:
+        return {"prompt_logprobs": [None, *({str(token): {"logprob": -0.5}} for token in prompt_ids[1:])]}
+
+    path, body = canary_request(canary)
+    ids = prompt.token_ids(renderer.image_token_id)
+    assert (path, "messages" in body) == ("/v1/chat/completions", True)
+    assert parse_canary(answer(ids), canary) == (-0.5,) * (len(tokens) - 1)
+    assert sum(canary_datum(prompt).loss_mask) == len(tokens) - 1
+    with pytest.raises(AdapterError, match="chat templates differ"):
+        parse_canary(answer([*ids[:-1], ids[-1] + 1]), canary)

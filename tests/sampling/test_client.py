@@ -7,8 +7,9 @@ from cua_rl.errors import AdapterError, ConfigError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.policy import AdapterRef
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
-from cua_rl.sampling.canary import Canary, canary_datum, canary_tokens
-from cua_rl.sampling.client import RequestRejected, SamplingClient
+from cua_rl.sampling.canary import Canary, canary_datum, text_canary
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.replica import RequestRejected
 from cua_rl.sampling.server import ExternalServer
 from cua_rl.sampling.vllm_responses import RESPONSES_PATH
 from tests.sampling.fake_vllm import FakeVllm
@@ -173,22 +174,6 @@ async def test_a_refusal_is_not_retried(client: SamplingClient, fake: FakeVllm) 
     assert len(fake.requests) == 1
 
 
-async def test_replicas_share_the_work_and_every_publication(renderer: Qwen3VLRenderer) -> None:
-    fakes = [FakeVllm(renderer), FakeVllm(renderer)]
-    async with (
-        serve_app(fakes[0].app(), "127.0.0.1", 0, grace_s=0) as one,
-        serve_app(fakes[1].app(), "127.0.0.1", 0, grace_s=0) as two,
-    ):
-        async with ExternalServer(one) as first, ExternalServer(two) as second:
-            async with SamplingClient(first, second, namespace="run") as client:
-                await client.publish(adapter(1))
-                for key in ("a", "b", "c", "d", "a", "b"):
-                    await client.respond(RESPONSES_PATH, REQUEST, sticky_key=key)
-    assert [served_names(fake) for fake in fakes] == [["policy-000001"]] * 2
-    assert all(fake.requests for fake in fakes)
-    assert sum(len(fake.requests) for fake in fakes) == 6
-
-
 def test_the_canary_is_a_datum_with_all_tokens_but_the_first_on_its_mask(renderer: Qwen3VLRenderer) -> None:
-    datum = canary_datum(canary_tokens(renderer))
+    datum = canary_datum(text_canary(renderer))
     assert datum.num_trained_tokens == datum.model_input.length - 1

@@ -8,8 +8,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from cua_rl.agent.policy_time import RolloutClock
+from cua_rl.agent.rollout_watch import RolloutWatch
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.rl.datums import fork_reason
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.types import ModelTurn
@@ -160,6 +163,48 @@ async def test_responses_of_another_rollout_are_unknown(agent: AsyncOpenAI, gate
     reference: Any = {"type": "item_reference", "id": first.output[0].id}
     with pytest.raises(openai.BadRequestError, match="output item of this rollout"):
         await other.responses.create(model="policy", input=[reference])
+
+
+async def test_a_probe_with_cua_train_no_is_answered_but_is_no_turn(
+    agent: AsyncOpenAI, gateway: Gateway, renderer: Qwen3VLRenderer, fake: FakeVllm
+) -> None:
+    heard: list[ModelTurn] = []
+
+    async def hear(turn: ModelTurn) -> None:
+        heard.append(turn)
+
+    watch = RolloutWatch(max_turns=2, on_answer=hear, clock=RolloutClock())
+    # what inspect_ai's `openai/` provider asks before the first request
+    probe: Any = {"input": "Please say 'hello, world'", "reasoning": {"effort": "low", "summary": "auto"}}
+    items: list[Any] = [QUESTION]
+    fake.answers.extend(["hello, world", CLICK, "hello again", CLICK])
+    async with gateway.serve():
+        with gateway.expose("r1", watch):
+            said = await agent.responses.create(model="policy", extra_headers={"CUA-Train": "no"}, **probe)
+            first = await agent.responses.create(model="policy", input=items, tools=[TOOL])
+            await agent.responses.create(model="policy", extra_headers={"CUA-Train": "no"}, **probe)
+            items += [*(item.to_dict() for item in first.output), {**QUESTION, "content": "go on"}]
+            await agent.responses.create(model="policy", input=items, tools=[TOOL])
+            with pytest.raises(openai.PermissionDeniedError):
+                await agent.responses.create(model="policy", input=items, tools=[TOOL])
+
+    assert said.output_text == "hello, world"
+    assert tuple(heard) == gateway.turns("r1")
+    one, two = heard
+    assert fork_reason(one, two, renderer.image_token_id) is None
+
+
+async def test_an_answer_to_a_repeated_request_is_not_taken_for_that_of_the_turn(
+    agent: AsyncOpenAI, gateway: Gateway, renderer: Qwen3VLRenderer, fake: FakeVllm
+) -> None:
+    fake.answers.extend(f"<think>\n{thought}\n</think>\n\nSure." for thought in ("first", "second"))
+    await agent.responses.create(model="policy", input="hi", extra_headers={"CUA-Train": "no"})
+    await agent.responses.create(model="policy", input="hi")
+    history: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Sure."}]
+    await agent.responses.create(model="policy", input=[*history, {"role": "user", "content": "go on"}])
+
+    one, two = gateway.turns("r1")
+    assert fork_reason(one, two, renderer.image_token_id) is None
 
 
 async def test_an_edited_answer_is_sent_as_the_agent_wrote_it(agent: AsyncOpenAI, fake: FakeVllm) -> None:

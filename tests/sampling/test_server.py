@@ -17,6 +17,7 @@ from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
 from cua_rl.sampling.vllm_command import Platform, vllm_command, vllm_environment, vllm_options
+from cua_rl.settings import with_values
 from tests.sampling.fake_vllm import fake_command
 
 
@@ -91,6 +92,14 @@ async def test_a_port_in_use_is_a_config_error(folder: Path, tmp_path: Path) -> 
                 pass
 
 
+def test_a_server_for_other_hosts_takes_adapters_over_http(folder: Path) -> None:
+    config = ServerConfig(model_path=folder, host="10.0.0.5", port=8000, adapter_folder=Path("/adapters"))
+    command = vllm_command(config, "http://10.0.0.5:8000")
+    assert ("--middleware", "cua_rl.sampling.adapter_upload.AdapterUpload") in pairwise(command)
+    assert ("--host", "10.0.0.5") in pairwise(command)
+    assert vllm_environment(config, "key", folder)["CUA_RL_ADAPTER_FOLDER"] == "/adapters"
+
+
 def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     config = ServerConfig(model_path=folder, max_lora_rank=64, max_images=7, max_pixels=786432)
     command = vllm_command(config, "unix:/run/cua_rl/vllm.sock")
@@ -101,6 +110,8 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     assert options["--limit-mm-per-prompt"] == '{"image": 7, "video": 0}'
     assert options["--mm-processor-kwargs"] == '{"max_pixels": 786432}'
     assert not any("parser" in word for word in command)
+    assert "--enable-tower-connector-lora" not in command
+    assert "--enable-tower-connector-lora" in vllm_command(with_values(config, adapts_vision=True), "unix:/vllm.sock")
     assert options["--uds"] == "/run/cua_rl/vllm.sock"
     on_port = dict(pairwise(vllm_command(config, "http://127.0.0.1:1234")))
     assert (on_port["--host"], on_port["--port"]) == ("127.0.0.1", "1234")
@@ -111,6 +122,9 @@ def test_the_command_serves_adapters_and_raw_answers(folder: Path) -> None:
     on_gpus = vllm_environment(ServerConfig(model_path=folder, gpus=("2", "3")), "key", folder)
     assert on_gpus["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert on_gpus["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+IMAGE_CACHE = ("--mm-processor-cache-gb", "4.00")
 
 
 def test_logits_in_half_precision_are_computed_in_float32(folder: Path) -> None:
@@ -127,5 +141,15 @@ def test_the_options_of_the_run_count_more_than_those_of_the_user(folder: Path) 
 
     options = vllm_options(config, "unix:/vllm.sock", "cuda")
 
-    assert options[:5] == [str(folder), "--block-size", "32", "--max-num-seqs", "1"]
-    assert options[5:].count("--max-num-seqs") == 1
+    assert options[:7] == [str(folder), *IMAGE_CACHE, "--block-size", "32", "--max-num-seqs", "1"]
+    assert options[7:].count("--max-num-seqs") == 1
+
+
+def test_the_planned_image_cache_gives_way_to_the_users(folder: Path) -> None:
+    by_hand = ("--mm-processor-cache-gb", "20")
+
+    options = vllm_options(
+        ServerConfig(model_path=folder, image_cache_gib=7.5, vllm_args=by_hand), "unix:/vllm.sock", "cuda"
+    )
+
+    assert options[1:5] == ["--mm-processor-cache-gb", "7.50", *by_hand]

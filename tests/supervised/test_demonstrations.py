@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -5,20 +7,22 @@ import pytest
 from cua_rl.actions import Button, Click, Drag, PressButton
 from cua_rl.agent.tools import Finish as ParsedFinish
 from cua_rl.agent.tools import parse_action
-from cua_rl.conversation import EncodedImage, Message, Reasoning, SampledAnswer, ToolCall, ToolResult
+from cua_rl.conversation import EncodedImage, Item, Message, Reasoning, SampledAnswer, ToolCall, ToolResult
 from cua_rl.devices.simulator.device import SimulatedPhone
 from cua_rl.models.vocabulary import build_tokenizer, pieces
 from cua_rl.renderers.answers import parse_answer
 from cua_rl.renderers.images import ImageSettings
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen3_5
+from cua_rl.renderers.replay import replay
 from cua_rl.supervised.demonstrations import build_supervised_datum, demonstrate
-from cua_rl.supervised.expert_answers import write_decision
+from cua_rl.supervised.expert_answers import build_answer
 from cua_rl.supervised.lessons import Mix, draw_lesson, draw_text_lesson
 from cua_rl.tasks.demo.expert import DemoExperts
 from cua_rl.tasks.demo.phone import make_simulated_phone
 from cua_rl.tasks.demo.templates import TEMPLATES
 from cua_rl.tasks.expert import Decision, Expert, Finish
 from cua_rl.tasks.task import Task
+from tests.renderers.model_folders import build_qwen3_5_folder
 
 SCREEN = EncodedImage(data=b"", format="png", width_px=192, height_px=320)
 RENDERER = Qwen3VLRenderer(
@@ -28,10 +32,22 @@ RENDERER = Qwen3VLRenderer(
 )
 
 
+def written(decision: Decision) -> str:
+    """The answer as Qwen3-VL writes it."""
+    (answer,) = replay(build_answer(decision, SCREEN))
+    assert isinstance(answer, SampledAnswer)
+    return answer.text
+
+
+def call_of(items: Sequence[Item]) -> ToolCall:
+    assert isinstance(items[-1], ToolCall)
+    return items[-1]
+
+
 @pytest.mark.parametrize("x", range(0, 192, 13))
 @pytest.mark.parametrize("y", range(0, 320, 29))
 def test_a_click_survives_being_written_and_parsed_to_within_a_pixel(x: int, y: int) -> None:
-    answer = parse_answer(write_decision(Decision(scanned=("Mail",), action=Click(x=x, y=y)), SCREEN))
+    answer = parse_answer(written(Decision(scanned=("Mail",), action=Click(x=x, y=y))))
     action = parse_action(answer.tool_calls[0], width_px=192, height_px=320)
     # steps of 5 in 1000 are 0.96 px across and 1.6 px down, so rounding is off by at most half of that, rounded
     assert isinstance(action, Click)
@@ -40,16 +56,14 @@ def test_a_click_survives_being_written_and_parsed_to_within_a_pixel(x: int, y: 
 
 
 def test_a_decision_becomes_a_thought_and_one_call() -> None:
-    written = write_decision(Decision(scanned=("Phone", "Mail"), action=Click(x=96, y=160)), SCREEN)
-    assert written == (
+    assert written(Decision(scanned=("Phone", "Mail"), action=Click(x=96, y=160))) == (
         "<think>\nPhone Mail\n</think>\n\n"
         '<tool_call>\n{"name": "mobile_use", "arguments": {"action": "click", "coordinate": [500, 500]}}\n</tool_call>'
     )
 
 
 def test_an_end_without_a_scan_is_a_call_alone() -> None:
-    written = write_decision(Decision(scanned=(), action=Finish(success_claimed=True)), SCREEN)
-    parsed = parse_answer(written)
+    parsed = parse_answer(written(Decision(scanned=(), action=Finish(success_claimed=True))))
     assert parsed.reasoning is None
     assert parse_action(parsed.tool_calls[0], width_px=192, height_px=320) == ParsedFinish(success_claimed=True)
 
@@ -64,8 +78,7 @@ async def test_the_perfect_expert_solves_demo_tasks_through_the_agent(template) 
     phone = make_simulated_phone(task)
     num_answers = max(task.max_turns, len(template.instance(task.seed).route) + 1)
     lesson = await demonstrate(task.instruction, phone, expert(task, phone), max_turns=num_answers)
-    answers = [parse_answer(item.text) for item in lesson.items if isinstance(item, SampledAnswer)]
-    told = parse_action(answers[-1].tool_calls[0], width_px=192, height_px=320)
+    told = parse_action(call_of(lesson.items), width_px=192, height_px=320)
     assert isinstance(told, ParsedFinish)
     assert (await task.validate(phone, told.answer)).success
 
@@ -76,7 +89,7 @@ async def test_a_demonstration_is_the_conversation_that_the_agent_had() -> None:
     lesson = await demonstrate(task.instruction, phone, expert(task, phone), max_turns=4)
     kinds = [type(item) for item in lesson.items]
     turn = [Reasoning, ToolCall, ToolResult]
-    assert kinds == [Message, Message, *turn, *turn, SampledAnswer]
+    assert kinds == [Message, Message, *turn, *turn, ToolCall]
     assert isinstance(lesson.items[1], Message)
     assert isinstance(lesson.items[1].content[1], EncodedImage)
     assert [tool.name for tool in lesson.tools] == ["mobile_use"]
@@ -96,14 +109,30 @@ async def test_all_answers_are_trained_and_nothing_else() -> None:
     assert answers[2].startswith("<tool_call>")
 
 
+async def test_a_model_of_another_family_learns_calls_in_its_own_form(small_folder: Path, tmp_path: Path) -> None:
+    renderer = load_qwen3_5(build_qwen3_5_folder(small_folder, tmp_path / "qwen3_5"))
+    task = TEMPLATES["train_02_enable_wifi"].make_task(seed=1)
+    phone = make_simulated_phone(task)
+    lesson = await demonstrate(task.instruction, phone, expert(task, phone), max_turns=1)
+    datum = build_supervised_datum(renderer, lesson, name="lesson")
+    ids = datum.model_input.token_ids(renderer.image_token_id)
+    trained = renderer.decode([token for token, is_on in zip(ids, datum.loss_mask, strict=True) if is_on])
+
+    thought, called = trained.split("\n</think>\n\n")  # the prompt has opened the think block
+    assert "<think>" not in thought
+    assert called.startswith("<tool_call>\n<function=mobile_use>\n<parameter=action>\nclick\n</parameter>\n")
+    parsed = renderer.parse(trained.removesuffix("<|im_end|>"), lesson.tools).tool_calls[0]
+    assert parse_action(parsed, width_px=192, height_px=320) == parse_action(
+        call_of(lesson.items), width_px=192, height_px=320
+    )
+
+
 async def test_the_erring_expert_sometimes_taps_the_wrong_thing_and_then_gives_up() -> None:
     mix = Mix(listing_share=0.0, whole_share=1.0, error_rate=1.0)
     random, claims = Random(3), []
     for _ in range(20):
         lesson = await draw_lesson(random, mix)
-        last = lesson.items[-1]
-        assert isinstance(last, SampledAnswer)
-        finish = parse_action(parse_answer(last.text).tool_calls[0], width_px=192, height_px=320)
+        finish = parse_action(call_of(lesson.items), width_px=192, height_px=320)
         assert isinstance(finish, ParsedFinish)
         claims.append(finish.success_claimed)
     assert True in claims
@@ -112,16 +141,15 @@ async def test_the_erring_expert_sometimes_taps_the_wrong_thing_and_then_gives_u
 
 async def test_a_listing_names_everything_on_the_screen() -> None:
     lesson = await draw_lesson(Random(0), Mix(listing_share=1.0, whole_share=0.0, error_rate=0.0))
-    last = lesson.items[-1]
-    assert isinstance(last, SampledAnswer)
-    assert len((parse_answer(last.text).reasoning or "").split()) in (7, 8)
+    (thought,) = [item for item in lesson.items if isinstance(item, Reasoning)]
+    assert len(thought.text.split()) in (7, 8)
 
 
 def test_drags_and_buttons_are_written_as_the_phone_tool_has_them() -> None:
-    drag = parse_answer(write_decision(Decision(scanned=(), action=Drag(x=96, y=160, to_x=0, to_y=0)), SCREEN))
-    assert '"swipe"' in drag.tool_calls[0].arguments
-    button = write_decision(Decision(scanned=(), action=PressButton(button=Button.HOME)), SCREEN)
-    assert '"Home"' in button
+    drag = build_answer(Decision(scanned=(), action=Drag(x=96, y=160, to_x=0, to_y=0)), SCREEN)
+    assert '"swipe"' in call_of(drag).arguments
+    button = build_answer(Decision(scanned=(), action=PressButton(button=Button.HOME)), SCREEN)
+    assert '"Home"' in call_of(button).arguments
 
 
 def test_a_text_lesson_scans_up_to_the_name_it_was_told_and_stays_open() -> None:

@@ -50,6 +50,10 @@ BAD = [
     (["batch_size=0"], "batch_size: expected at least 1"),
     (["warmup_steps=100"], "warmup_steps: expected fewer than the 100 steps"),
     (["warmup_steps=5", "max_steps=5"], "warmup_steps: expected fewer than max_steps=5"),
+    (["sharding=full"], "sharding: expected 'none' with one trainer process"),
+    (["dry_run=true", "machine=1x0.5", "lora_rank=0"], "memory: expected a trainer of at least"),
+    (["dry_run=true", "machine=1x1", "lora_rank=0"], "it fits with GPUs of 24 GiB"),
+    (["machine=1x80"], "machine: expected it only with dry_run=true"),
     (["max_model_len=10000000"], "max_model_len: expected at most 4096"),
     (["max_model_len=64"], "max_model_len: expected conversations of at most 64 tokens"),
     (['tasks={{"source_type": "demo_trainig"}}'], "demo_training"),
@@ -82,5 +86,6 @@ def test_a_dry_run_checks_the_data_and_says_what_it_found(
     assert shown["data_description"] == f"2 conversations in {place / 'good.jsonl'}"
     # one of the two is held out; one pass over the other in batches of 16 is one step
     assert (shown["num_train_conversations"], shown["num_held_out_conversations"], shown["num_steps"]) == (1, 1, 1)
+    assert shown["memory_plan"]["settings"]["trainer.gradient_checkpointing"] is False
     assert not (tmp_path / "run").exists()
     assert read_records(tmp_path / "run" / "metrics.jsonl") == []

@@ -73,7 +73,7 @@ class BrowserPages:
     async def lend(self, key: str = "", *, site: PageSite | None = None) -> BrowserPage:
         """A page for one user, who gives it back with `close`; raises `DeviceError`.
 
-        One with a site is fresh, may go nowhere else, and releases the site when it is given back.
+        One with a site is fresh, may go there and where all pages may, and releases the site when it is given back.
         """
         page = (self._take_idle(key) if site is None else None) or await self._make_page(site)
         self._keys[page] = key
@@ -91,7 +91,8 @@ class BrowserPages:
 
     async def _make_page(self, site: PageSite | None) -> BrowserPage:
         host = await self._find_host()
-        settings = self.settings if site is None else replace(self.settings, allowed_urls=(site.url,))
+        own_urls = () if site is None else (site.url,)
+        settings = replace(self.settings, allowed_urls=(*own_urls, *self.settings.allowed_urls))
         with boundary(DeviceError, "make a page"):
             async with asyncio.timeout(settings.operation_timeout_s):
                 context = await host.browser.connection.new_context(

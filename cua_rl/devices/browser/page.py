@@ -31,7 +31,7 @@ class PageSite(Protocol):
 
     @property
     def url(self) -> str:
-        """Beginning of all its addresses; the page may go to no other."""
+        """Beginning of all its addresses."""
         ...
 
     async def answer(self, name: str) -> str:

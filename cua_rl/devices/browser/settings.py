@@ -1,8 +1,9 @@
-"""Viewport, scale, timing and allowed addresses of browser pages."""
+"""Viewport, scale, timing and allowed addresses of browser pages; the servers that come with them."""
 
 import re
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from cua_rl.errors import ConfigError
 
@@ -58,3 +59,17 @@ class PageSettings:
         """What every other address matches; in the dialect that Python and JavaScript share."""
         allowed = "|".join(re.escape(beginning) for beginning in (*self.allowed_urls, "data:", "blob:", "about:"))
         return re.compile(f"^(?!{allowed})")
+
+
+RESET_METHODS = ("GET", "POST", "PUT", "DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteProgram:
+    """How the server of a site is run. `command` and `reset` may name the `{port}` and the `{url}`."""
+
+    command: str
+    folder: Path
+    """Where both commands run; the server may not be able to write here, but has a HOME of its own."""
+    reset: str | None = None
+    """A request such as "POST /api/reset", or a command; None starts a new server for every rollout."""

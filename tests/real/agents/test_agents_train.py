@@ -4,18 +4,23 @@ import shutil
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cua_rl.agent.external import AgentCommand, ExternalAgent
 from cua_rl.agent.gbox_agent import GBoxAgent
 from cua_rl.agent.harness import HarnessAgent, HarnessCommand
 from cua_rl.agent.mini_agent import MiniAgent, MiniAgentSettings
+from cua_rl.devices.browser.chromium import find_chromium
 from cua_rl.devices.gbox.coordinate_model import GboxCoordinateModel
 from cua_rl.devices.harness import HARNESS, HarnessWorlds
+from cua_rl.errors import ConfigError
 from cua_rl.http_server import serve_app
 from cua_rl.task_loader import load_tasks
 from cua_rl.tasks.demo.phone import SimulatedPhones
 from cua_rl.tasks.gym_executions import GYM, GymExecutions
+from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
+from cua_rl.tasks.source_config import parse_sources
 from cua_rl.tasks.task import Task
 from tests.doubles.gbox_desktop import NOTE
 from tests.doubles.gbox_service import serve_gbox
@@ -129,3 +134,29 @@ async def test_our_agent_on_boxes_trains_one_step(box_type: str, mode: str, engi
 
         assert gbox.double.alive == []
     assert_trained(trained, num_groups=2)
+
+
+async def test_our_agent_on_a_site_of_the_users_own_trains_one_step(engine: Engine) -> None:
+    pytest.importorskip("playwright", reason="`make setup` installs Playwright")
+    try:
+        find_chromium()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    folder = EXAMPLES.parent / "sites" / "shopping_list"
+    command = f"{sys.executable} server.py --port {{port}}"
+    source = {"source_type": "page", "file_path": str(folder), "site_command": command, "reset": "POST /api/reset"}
+    async with UserPages(parse_sources(source), scale=0.5) as pages:
+        tasks = load_tasks(source, seed=0, split="train", device=PAGE_BROWSER).batch(0, 4)
+        trained = await engine.train(GBoxAgent(), pages, tasks, max_turns=2)
+
+    assert_trained(trained, num_groups=4)
+    validations = [rollout.validation for group in trained.groups for rollout in group.rollouts]
+    assert all(validation is not None and validation.query.startswith("verifiers/") for validation in validations)
+    assert [process for process in psutil.process_iter() if _works_in(process, folder)] == []
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == str(folder)
+    except psutil.Error:
+        return False

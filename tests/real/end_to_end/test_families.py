@@ -18,14 +18,15 @@ from cua_rl.sampling.canary import Canary, canary_request, canary_tokens, parse_
 from cua_rl.sampling.server import VllmServer
 from tests.real.end_to_end.runs import Run
 from tests.real.sampling.tiny_model import adapter_logprobs
-from tests.real.training.tiny_families import build_random_qwen2_5_vl
-from tests.renderers.model_folders import build_qwen2_5_folder, build_small_folder
+from tests.real.training.tiny_families import build_random_qwen2_5_vl, build_random_qwen3_5
+from tests.renderers.model_folders import build_qwen2_5_folder, build_qwen3_5_folder, build_small_folder
 
 pytestmark = pytest.mark.timeout(600)
 
 OPTIONS = (
     *("max_steps=2", "group_size=2", "groups_per_batch=1", "max_turns=2", "max_tokens=12", "max_model_len=6144"),
     *("learning_rate=0.01", "lora_rank=8", "parity_limit=0.0001", "eval_tasks=none", "monitor=false"),
+    "lora_modules=language,merger,vision",
     "reward=tests.real.end_to_end.test_families:by_chance",
     'tasks={"source_type": "demo_training", "tags": ["demo"]}',
 )
@@ -54,7 +55,8 @@ async def served_logprobs(model: Path, canary: Canary) -> tuple[float, ...]:
     config = ServerConfig(model_path=model, max_lora_rank=8, max_model_len=1024, max_num_seqs=4, max_images=1)
     async with VllmServer(config, model.parent / "vllm.log") as server:
         async with server_client(server.base_url, server.api_key, timeout_s=60.0) as client:
-            answer = await client.post("/v1/completions", json={"model": "base", **canary_request(canary)})
+            path, request = canary_request(canary)
+            answer = await client.post(path, json={"model": "base", **request})
     return parse_canary(answer.raise_for_status().json(), canary)
 
 
@@ -82,3 +84,36 @@ def test_a_random_qwen2_5_vl_is_trained_exported_and_served(tmp_path: Path) -> N
     assert exported == adapted
     assert served == pytest.approx(adapted, abs=1e-3)
     assert max(abs(one - other) for one, other in zip(base, adapted, strict=True)) > 0.01
+
+
+def build_qwen3_5(folder: Path) -> Path:
+    build_qwen3_5_folder(build_small_folder(folder.parent / "small"), folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    names = ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>")
+    names += ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>")
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    heads = {"head_dim": 128, "linear_key_head_dim": 128, "linear_value_head_dim": 128}  # no less with vLLM on a CPU
+    return build_random_qwen3_5(
+        folder,
+        text={
+            **WIDTHS,
+            **heads,
+            "rope_parameters": rope | {"partial_rotary_factor": 0.25},
+            "vocab_size": tokenizer.get_vocab_size() + 32,
+        },
+        vision={"hidden_size": 96, "out_hidden_size": 128},
+        **{name: tokenizer.token_to_id(token) for name, token in names},
+    )
+
+
+def test_a_random_qwen3_5_is_trained_with_a_server_in_half_precision(tmp_path: Path) -> None:
+    """Its linear attention is bfloat16 on a CPU, so parity holds to that rounding; prompts are equal all the same."""
+    model = build_qwen3_5(tmp_path / "model")
+
+    run = Run(tmp_path / "run", f"model_name={model}", *OPTIONS, "parity_limit=none")
+
+    assert run.finish() == 0, run.output()
+    steps = [record for record in read_records(run.folder / "metrics.jsonl") if "policy/parity_mean_abs" in record]
+    assert len(steps) == 2
+    assert all(step["policy/parity_mean_abs"] <= 0.1 for step in steps)  # type: ignore[operator]
+    assert all(step["rollout/prompt_mismatches"] == 0 for step in steps)

@@ -26,7 +26,7 @@ from cua_rl.rl.stages import LoopParts, LoopSettings
 from cua_rl.rl.sync_loop import train
 from cua_rl.rl.train_step import TrainStepSettings
 from cua_rl.rollout.run import RolloutRunner
-from cua_rl.sampling.canary import Canary, canary_tokens
+from cua_rl.sampling.canary import Canary, text_canary
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
 from cua_rl.sampling.server import VllmServer
@@ -98,7 +98,7 @@ async def run_steps(
     async with SamplingClient(server, namespace=folder.name) as sampler:
 
         async def canary() -> Canary | None:
-            return await make_canary(local, canary_tokens(renderer), 0.02) if has_canary else None
+            return await make_canary(local, text_canary(renderer), 0.02) if has_canary else None
 
         async def serve(adapter: AdapterRef, canary: Canary | None) -> None:
             await sampler.publish(change_adapter(adapter), canary)

@@ -152,7 +152,7 @@ def assert_shows_the_run(recorded: Recorded, words: list[str]) -> None:
 
 def test_pages_name_a_recorded_run_for_every_recipe_that_reads_one() -> None:
     recipes = {RECIPE.findall(command.text)[0] for command in COMMANDS}
-    exports = {"export_model", "export_rollout"}
+    exports = {"export_model", "export_rollout", "export_trajectories"}
     assert recipes == exports | {"rebuild_datums", "sft", "evaluate", "train", "serve_monitor", "calibrate_judge"}
 
 
@@ -162,3 +162,11 @@ def test_a_recorded_run_goes_on_with_the_option_that_pages_name(recorded: Record
     recorded.finish("cua_rl.recipes.train", "log_path=runs/recorded", *options)
     steps = [record["step"] for record in read_records(recorded.run / "metrics.jsonl") if "reward/mean" in record]
     assert steps == list(range(1, NUM_STEPS + 2))
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "atif"])
+def test_a_run_that_was_exported_and_imported_rebuilds_what_was_trained(recorded: Recorded, kind: str) -> None:
+    recorded.finish("cua_rl.recipes.export_trajectories", "run=runs/recorded", f"out={kind}", f"format={kind}")
+    recorded.finish("cua_rl.recipes.import_trajectories", f"path={kind}", f"log_path=runs/from_{kind}")
+    said = recorded.finish("cua_rl.recipes.rebuild_datums", f"log_path=runs/from_{kind}")
+    assert said.count(" equal\n") >= NUM_STEPS, said

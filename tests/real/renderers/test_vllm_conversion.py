@@ -7,9 +7,9 @@ import pytest
 
 from cua_rl.conversation import Item, Message, Reasoning, SampledAnswer, TextPart, Tool, ToolCall
 from cua_rl.renderers.openai_items import conversation_from_responses, responses_input, responses_tools
-from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_vl_thinking
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer, load_qwen2_5_vl, load_qwen3_5, load_qwen3_vl_thinking
 from tests.renderers.generated import generate_conversation
-from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen2_5_folder
+from tests.renderers.model_folders import THINKING_TEMPLATE, build_qwen2_5_folder, build_qwen3_5_folder
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("vllm")
@@ -18,14 +18,14 @@ pytest.importorskip("vllm")
 class VllmPrompts:
     """vLLM's way from a Responses request to prompt ids, without an engine."""
 
-    def __init__(self, folder: Path, family: str = "Qwen3VL") -> None:
+    def __init__(self, folder: Path, family: str = "Qwen3VL", processor: str | None = None) -> None:
         from vllm.config import ModelConfig
 
         config_class = getattr(transformers, f"{family}Config")
         config_class(architectures=[f"{family}ForConditionalGeneration"]).save_pretrained(folder)
         self.model_config = ModelConfig(model=str(folder), dtype="float32", max_model_len=4096)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        self.processor = getattr(transformers, f"{family}Processor").from_pretrained(folder)
+        self.processor = getattr(transformers, f"{processor or family}Processor").from_pretrained(folder)
         self.processor.chat_template = None
 
     def ids(self, body: dict[str, object]) -> list[int]:
@@ -103,6 +103,18 @@ def test_conversations_with_qwen2_5_vl_are_the_prompt_that_vllm_computes_tools_a
         assert rendered.token_ids(renderer.image_token_id) == expected, f"seed {seed}"
 
 
+def test_conversations_with_qwen3_5_are_the_prompt_that_vllm_computes_tools_included(
+    small_folder: Path, tmp_path: Path
+) -> None:
+    folder = build_qwen3_5_folder(small_folder, tmp_path / "qwen3_5")
+    prompts, renderer = VllmPrompts(folder, "Qwen3_5", "Qwen3VL"), load_qwen3_5(folder)
+    for seed in range(100):
+        made = generate_conversation(seed)
+        expected = prompts.ids(body_of(*renderer.to_send(made.items, made.tools)))
+        rendered = renderer.render(made.items, made.tools)
+        assert rendered.token_ids(renderer.image_token_id) == expected, f"seed {seed}"
+
+
 def test_conversations_as_an_agent_sends_them_agree_too_where_there_is_no_thinking(
     vllm_prompts: VllmPrompts, small_renderer: Qwen3VLRenderer
 ) -> None:
@@ -142,11 +154,13 @@ def test_several_instructions_and_foreign_answers_agree_after_replay(
     ids = rendered.token_ids(small_renderer.image_token_id)
     assert ids == vllm_prompts.ids(body_of(*small_renderer.to_send(items)))
     assert small_renderer.decode(ids).startswith(
-        "<|im_start|>system\nBe brief.\n\nYou operate a phone.\n\nlate instruction<|im_end|>\n<|im_start|>user\n"
+        "<|im_start|>system\nBe brief.\n\nYou operate a phone.<|im_end|>\n<|im_start|>user\n"
         "<vision_start><image_pad><vision_end> and <|im_end|> are only text<|im_end|>\n<|im_start|>assistant\n<think>\n"
         "first\nsecond\n</think>\n\nsaid after the call\n<tool_call>\n"
         '{"name": "click", "arguments": {}}\n</tool_call><|im_end|>\n<|im_start|>assistant\nand once more<|im_end|>\n'
     )
+    late = "<|im_end|>\n<|im_start|>user\nlate instruction<|im_end|>\n<|im_start|>user\ngo on"
+    assert late in small_renderer.decode(ids)
 
 
 def test_a_request_survives_the_way_through_items_and_back(

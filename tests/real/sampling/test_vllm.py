@@ -13,16 +13,19 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from cua_rl.conversation import EncodedImage, Message, TextPart
 from cua_rl.errors import AdapterError, ConfigError
 from cua_rl.policy import AdapterRef, SamplingParams
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.run.preflight import require_model_server
 from cua_rl.sampling.address import server_client
-from cua_rl.sampling.canary import Canary, canary_tokens
+from cua_rl.sampling.canary import Canary, canary_tokens, image_canary, scored_tokens
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
 from cua_rl.sampling.server import VllmServer
-from tests.real.sampling.tiny_model import adapter_logprobs, build_adapter, rename_adapter_keys
+from cua_rl.sampling.vllm_responses import RESPONSES_PATH, parse_sampled, sampling_request
+from tests.real.sampling.tiny_model import VISION_TARGETS, adapter_logprobs, build_adapter, rename_adapter_keys
 from tests.renderers.generated import encode_image, make_image
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -39,7 +42,9 @@ NUM_PUBLICATIONS = 60
 
 @pytest.fixture(scope="session")
 def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One that changes the model, another one, one whose keys match nothing, one that changes nothing."""
+    """One that changes the model, another one, one whose keys match nothing, one that changes nothing, one that
+    changes what the model sees.
+    """
     root = tmp_path_factory.mktemp("adapters")
     one = build_adapter(tiny_model, root / "one", scale=0.1)
     return {
@@ -47,6 +52,7 @@ def adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
         "other": build_adapter(tiny_model, root / "other", scale=0.1, seed=2),
         "mismatched": rename_adapter_keys(one, root / "mismatched"),
         "fresh": build_adapter(tiny_model, root / "fresh", scale=0.0),
+        "vision": build_adapter(tiny_model, root / "vision", scale=0.3, targets=VISION_TARGETS),
     }
 
 
@@ -91,6 +97,29 @@ async def test_prompts_equal_the_renderers_over_turns_with_images_and_tools(
         assert 1 <= len(turn.sampled_tokens) == len(turn.sampling_logprobs) <= 24
         assert all(-9000 < logprob <= 0 for logprob in turn.sampling_logprobs)
     assert turns[2].cached_tokens > 0
+
+
+async def test_screenshots_that_the_server_has_may_be_named_instead_of_sent(vllm: VllmServer) -> None:
+    def request(seed: int) -> dict[str, Any]:
+        image = EncodedImage(data=encode_image(make_image(192, 320, seed)), format="png", width_px=192, height_px=320)
+        greedy = SamplingParams(max_tokens=8, temperature=0.0)
+        items = (Message(role="user", content=(TextPart(text="What is here?"), image)),)
+        return sampling_request(items, (), greedy, None) | {"model": vllm.model.name}
+
+    known = KnownImages()
+    known.add(request(101))
+    known.add(request(102))
+    async with server_client(vllm.base_url, vllm.api_key, timeout_s=60.0) as plain:
+        whole = await plain.post(RESPONSES_PATH, json=request(101))
+        named = await plain.post(RESPONSES_PATH, json=known.leave_out(request(101)))
+        never_sent = await plain.post(RESPONSES_PATH, json=known.leave_out(request(102)))
+
+    assert vllm.model.takes_image_names
+    assert b"base64" not in named.request.content
+    sampled, sampled_whole = parse_sampled(named.json()), parse_sampled(whole.json())
+    assert (sampled.prompt_ids, sampled.tokens) == (sampled_whole.prompt_ids, sampled_whole.tokens)
+    assert never_sent.is_client_error
+    assert MISSING_DATA in never_sent.text
 
 
 async def test_chat_completions_reach_the_same_model(gateway: Gateway) -> None:
@@ -175,6 +204,18 @@ async def test_the_canary_tells_adapters_apart(
     assert client.current == AdapterRef(path=adapters["one"], policy_version=1)
 
 
+async def test_the_canary_with_an_image_shows_an_adapter_on_the_vision_tower_that_is_ignored(
+    client: SamplingClient, adapters: dict[str, Path], tiny_renderer: Qwen3VLRenderer
+) -> None:
+    """The server of this file was started without `--enable-tower-connector-lora`."""
+    prompt = image_canary(tiny_renderer)
+    canary = Canary(tokens=scored_tokens(prompt), image=prompt.images[0], changes_model=True)
+
+    await client.probe(AdapterRef(path=adapters["one"], policy_version=901), canary)
+    with pytest.raises(AdapterError, match="match no module"):
+        await client.probe(AdapterRef(path=adapters["vision"], policy_version=902), canary)
+
+
 async def test_an_adapter_is_proven_beside_requests_to_another(
     client: SamplingClient,
     gateway: Gateway,
@@ -251,6 +292,8 @@ async def test_killing_the_server_in_mid_flight_loses_no_turn(
 ) -> None:
     """Last in the file: the restart takes as long as the start."""
     await client.publish(AdapterRef(path=adapters["one"], policy_version=7))
+    gateway.open_rollout("before")
+    await gateway.openai_client("before").responses.create(model="policy", input=[question(0)])
     gateway.open_rollout("hit", params=SamplingParams(max_tokens=400, temperature=2.0))
     agent = gateway.openai_client("hit")
     asked = [asyncio.create_task(agent.responses.create(model="policy", input=[question(n)])) for n in range(12)]
@@ -261,6 +304,9 @@ async def test_killing_the_server_in_mid_flight_loses_no_turn(
     assert vllm.num_restarts == 1
     assert sorted(turn.response_id for turn in turns) == sorted(answer.id for answer in answers)
     assert {turn.policy_version for turn in turns} == {7}
+    # a server that has started again no longer has this screenshot
+    await gateway.openai_client("before").responses.create(model="policy", input=[question(0), question(20)])
+    assert [turn.prompt_matches_renderer for turn in gateway.close_rollout("before")] == [True, True]
 
 
 def engine_process(server: VllmServer) -> psutil.Process:

@@ -27,11 +27,16 @@ def build_tiny_model(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def build_adapter(model_folder: Path, folder: Path, *, scale: float, seed: int = 1, rank: int = 8) -> Path:
+VISION_TARGETS = r".*visual\.(blocks\.\d+\.attn\.(qkv|proj)|merger\.linear_fc[12])"
+
+
+def build_adapter(
+    model_folder: Path, folder: Path, *, scale: float, seed: int = 1, rank: int = 8, targets: str = LORA_TARGETS
+) -> Path:
     """Write a LoRA adapter whose B matrices are random of standard deviation `scale` (0 changes nothing)."""
     model = Qwen3VLForConditionalGeneration.from_pretrained(model_folder)
     torch.manual_seed(seed)
-    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=LORA_TARGETS))
+    adapted = get_peft_model(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=targets))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

@@ -52,7 +52,7 @@ def test_an_interrupted_run_that_resumes_has_the_loss_curve_of_one_that_never_st
 def test_two_trainer_processes_have_the_loss_curve_of_one(tmp_path: Path) -> None:
     arguments = ["max_steps=2", "num_eval_conversations=3"]  # of three datums, one process has one
     run(tmp_path / "one", *arguments)
-    run(tmp_path / "two", *arguments, "trainer_num_processes=2")
+    run(tmp_path / "two", *arguments, "num_processes=2")
 
     curves = [
         [number for record in losses(tmp_path / name) for number in record if isinstance(number, float | int)]

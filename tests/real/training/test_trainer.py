@@ -78,18 +78,21 @@ def test_base_logprobs_ignore_the_adapter(config: TrainerConfig, datums: list[Da
     assert after.training_logprobs[0] != pytest.approx(before.training_logprobs[0], abs=1e-3)
 
 
+PROBE = wire.Probe(strength=0.4)
+
+
 def test_the_probe_changes_log_probabilities_by_far_more_than_rounding_and_the_policy_not_at_all(
     config: TrainerConfig, datums: list[Datum], tmp_path: Path
 ) -> None:
     def ask(weights: Literal["policy", "base", "probe"]) -> list[float]:
-        request = wire.Forward(datums=tuple(datums), temperature=1.0, weights=weights, probe_strength=0.4)
+        request = wire.Forward(datums=tuple(datums), temperature=1.0, weights=weights, probe=PROBE)
         output = trainer.forward(request)
         return [logprob for row in output.training_logprobs for logprob in row if logprob]
 
     trainer = Trainer(config)
     moved(trainer, datums)
     policy, base, probe = ask("policy"), ask("base"), ask("probe")
-    trainer.save_weights_for_sampler(tmp_path / "probe", 0.4)
+    trainer.save_weights_for_sampler(tmp_path / "probe", PROBE)
     trainer.save_weights_for_sampler(tmp_path / "policy")
 
     assert sum(abs(one - other) for one, other in zip(probe, base, strict=True)) / len(base) > 0.05

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_ASK_EVERY = 64  # a system call costs as much as a small step of a simulation; Ctrl-C may wait for so many
+
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Sleeping costs no time; work in threads costs no virtual time."""
@@ -28,24 +30,32 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _end_job(self, _: object) -> None:
         self._num_jobs -= 1
 
-    def jump(self, timeout_s: float | None) -> bool:
-        """Move the clock, unless a thread still works; True if the selector need not wait."""
-        if self._num_jobs or timeout_s is None:
-            return False
-        self._now += max(0.0, timeout_s)
-        return True
+    @property
+    def has_jobs(self) -> bool:
+        """Whether a thread still works."""
+        return self._num_jobs > 0
+
+    def jump(self, timeout_s: float) -> None:
+        """Move the clock."""
+        self._now += timeout_s
 
 
 class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+    """Asks the system only if a thread or a signal may have something to say."""
+
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
         self._loop = loop
+        self._num_calls = 0
 
     def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0)
+        self._num_calls += 1
+        may_skip = not self._loop.has_jobs and self._num_calls % _ASK_EVERY
+        ready = [] if may_skip and timeout is not None else super().select(0)
         if ready or timeout == 0:
             return ready
-        if self._loop.jump(timeout):
+        if timeout is not None and not self._loop.has_jobs:
+            self._loop.jump(timeout)
             return []
         return super().select(None if timeout is None else min(timeout, 0.01))
 

@@ -1,0 +1,230 @@
+"""Web sites of the user's own, with state: one server per browser page, started, reset between rollouts, and ended."""
+
+import asyncio
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from cua_rl.devices.browser.settings import RESET_METHODS, SiteProgram
+from cua_rl.errors import DeviceError, TaskError, boundary
+from cua_rl.guest_room import GuestRoom, enter_room, open_room
+from cua_rl.processes import OwnedProcess, free_port
+from cua_rl.scratch import make_scratch_folder
+from cua_rl.system_users import bare_environment, remove_tree
+
+_START_TIMEOUT_S = 120.0
+_RESET_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 2.0
+_POLL_S = 0.02
+_PYTHON = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+"""Its folder may belong to others, and of a killed program the log should have everything."""
+_NUM_PORTS_TRIED = 3  # between our choice of a port and the server's use of it, another program may take it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedSite:
+    """A running server, which belongs to a page while that is in use; a `PageSite`."""
+
+    program: SiteProgram
+    port: int
+    process: OwnedProcess
+    room: GuestRoom
+    give_back: "Callable[[ServedSite], Awaitable[None]]" = field(repr=False)
+
+    @property
+    def address(self) -> str:
+        """Without a slash at the end, as verifiers expect it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Beginning of all its addresses."""
+        return f"{self.address}/"
+
+    async def answer(self, name: str) -> str:
+        """The page answers all queries; raises `TaskError`."""
+        raise TaskError(f"expected a query that a page answers, such as 'title', got {name!r}; correct the task")
+
+    def require_running(self) -> None:
+        """Raise `DeviceError` if the server has ended: what the page shows then is not the agent's doing."""
+        if not self.process.is_running:
+            raise DeviceError(f"expected the site to run until the rollout ends, it ended: {self.process.log_tail(5)}")
+
+    async def reset(self) -> None:
+        """Make the state that the next rollout begins with; raises `DeviceError`."""
+        reset = self.program.reset
+        if reset is None:
+            return
+        await asyncio.to_thread(os.truncate, self.process.log_path, 0)  # it holds what belongs to one rollout
+        method, _, path = reset.partition(" ")
+        try:
+            async with asyncio.timeout(_RESET_TIMEOUT_S):
+                if method in RESET_METHODS:
+                    await self._request(method, path.strip())
+                else:
+                    await self._run(split_command(reset, port=self.port, url=self.address))
+        except TimeoutError:
+            raise DeviceError(f"expected {reset!r} to end within {_RESET_TIMEOUT_S:g} s, it did not") from None
+
+    async def release(self) -> None:
+        """Give it back."""
+        await self.give_back(self)
+
+    async def _request(self, method: str, path: str) -> None:
+        with boundary(DeviceError, f"reset the site with {self.program.reset!r}"):
+            async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+                response = await client.request(method, f"{self.address}{path}")
+        if not response.is_success:
+            raise DeviceError(
+                f"expected {self.program.reset!r} to reset the site, it answered {response.status_code}: "
+                f"{response.text[:200]!r}; correct reset"
+            )
+
+    async def _run(self, argv: tuple[str, ...]) -> None:
+        status, said = await run_guest(argv, self.program.folder, {"CUA_SITE_URL": self.address})
+        if status != 0:
+            raise DeviceError(
+                f"expected {self.program.reset!r} to reset the site, it ended with status {status}: "
+                f"{said.strip()[-500:]}"
+            )
+
+
+def split_command(command: str, *, port: int, url: str) -> tuple[str, ...]:
+    """The words of a command as a shell would split them, with `{port}` and `{url}` filled in."""
+    return tuple(word.replace("{port}", str(port)).replace("{url}", url) for word in shlex.split(command))
+
+
+class SiteServers:
+    """The servers of a run: as many as there are pages in use at a time, used again where they can be reset."""
+
+    def __init__(self) -> None:
+        self._idle: list[ServedSite] = []
+        self._running: set[ServedSite] = set()
+        self._ports: set[int] = set()
+        """Also of servers that are starting: two that were given one port might both seem to answer on it."""
+
+    async def take(self, program: SiteProgram) -> ServedSite:
+        """A server of this site for one page: an idle one, reset, or a new one. Raises `DeviceError`."""
+        found = next((site for site in self._idle if site.program == program), None)
+        if found is not None:
+            self._idle.remove(found)
+            try:
+                found.require_running()
+                await found.reset()
+            except BaseException:
+                await self._stop(found)
+                raise
+            return found
+        if self._idle:  # no more servers than pages: one of another site makes room
+            await self._stop(self._idle.pop(0))
+        return await self.start(program)
+
+    async def start(self, program: SiteProgram) -> ServedSite:
+        """A new server that answers; raises `DeviceError`."""
+        said = ""
+        for _ in range(_NUM_PORTS_TRIED):
+            site = await self._launch(program)
+            try:
+                if await _answers(site.process, site.port):
+                    return site
+                said = await asyncio.to_thread(site.process.log_tail, 10)
+            except BaseException:
+                await self._stop(site)
+                raise
+            await self._stop(site)
+        raise DeviceError(
+            f"expected site_command {program.command!r} to serve the site, it ended (in {str(program.folder)!r}): "
+            f"{said.strip() or 'it printed nothing'}"
+        )
+
+    async def give_back(self, site: ServedSite) -> None:
+        """Keep it for the next page, if it still runs and can be reset."""
+        if site.process.is_running and site.program.reset is not None:
+            self._idle.append(site)
+        else:
+            await self._stop(site)
+
+    async def close(self) -> None:
+        """End all servers."""
+        self._idle.clear()
+        await asyncio.gather(*(self._stop(site) for site in list(self._running)))
+
+    async def _launch(self, program: SiteProgram) -> ServedSite:
+        while (port := free_port()) in self._ports:
+            pass
+        argv = split_command(program.command, port=port, url=f"http://127.0.0.1:{port}")
+        room = await enter_room(_named_files(argv, program.folder), "site")
+        process = _make_process(argv, room, program.folder, {})
+        site = ServedSite(program=program, port=port, process=process, room=room, give_back=self.give_back)
+        self._ports.add(port)
+        self._running.add(site)
+        try:
+            await process.start()
+        except BaseException:
+            await self._stop(site)
+            raise
+        return site
+
+    async def _stop(self, site: ServedSite) -> None:
+        """End it with everything that it started, and remove its home; safe to call twice."""
+        await site.process.stop()
+        await asyncio.to_thread(site.room.leave)
+        await asyncio.to_thread(remove_tree, site.process.log_path.parent)
+        self._running.discard(site)
+        self._ports.discard(site.port)
+
+
+async def run_guest(argv: tuple[str, ...], folder: Path, told: Mapping[str, str]) -> tuple[int, str]:
+    """Run a program as guests run; its exit status and the end of what it printed. If cancelled, it is ended."""
+    async with open_room(_named_files(argv, folder), "check") as room:
+        process = _make_process(argv, room, folder, told)
+        try:
+            async with process:
+                status = await process.wait()
+            return status, await asyncio.to_thread(process.log_tail, 20)
+        finally:
+            await asyncio.to_thread(remove_tree, process.log_path.parent)
+
+
+def _make_process(argv: tuple[str, ...], room: GuestRoom, folder: Path, told: Mapping[str, str]) -> OwnedProcess:
+    """The process, which gets nothing of our environment and logs where it cannot write itself."""
+    return OwnedProcess(
+        argv,
+        name=Path(argv[0]).name,
+        log_path=make_scratch_folder("log") / "output.log",
+        environment=bare_environment(room.home, {**_PYTHON, **told}),
+        folder=folder,
+        stop_timeout_s=_STOP_TIMEOUT_S,
+        user=room.user,
+    )
+
+
+def _named_files(argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
+    """The command with its folder, and the files that it names by their absolute paths: what its user has to read."""
+    return (argv[0], str(folder), *(str(folder / word) if (folder / word).is_file() else word for word in argv[1:]))
+
+
+async def _answers(process: OwnedProcess, port: int) -> bool:
+    """Wait for the first answer of whatever status; False if the server ends before. Raises `DeviceError`."""
+    try:
+        async with (
+            asyncio.timeout(_START_TIMEOUT_S),
+            httpx.AsyncClient(timeout=None, trust_env=False) as client,
+        ):
+            while process.is_running:
+                try:
+                    await client.get(f"http://127.0.0.1:{port}/")
+                except httpx.TransportError:
+                    await asyncio.sleep(_POLL_S)
+                else:
+                    return process.is_running  # the answer may be of another program, which has taken the port
+    except TimeoutError:
+        raise DeviceError(
+            f"expected the site to answer on port {port} within {_START_TIMEOUT_S:g} s, it did not; see that "
+            f"site_command passes {{port}} on: {process.log_tail(5)}"
+        ) from None
+    return False

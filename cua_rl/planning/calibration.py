@@ -1,0 +1,276 @@
+"""Reads from recorded runs how long their parts took, and how that depended on what went on at the same time."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate, pairwise
+from statistics import fmean, pstdev
+from typing import Any
+
+from sqlalchemy import select
+
+from cua_rl.database.models import Group, RolloutRow, Step, Training, TurnRow
+from cua_rl.errors import ConfigError
+from cua_rl.monitor.databases import Database
+from cua_rl.planning.fleet import Placement, Speed, Spread
+from cua_rl.run.memory_plan import LARGEST_BATCH
+
+_LARGEST_SIGMA = 2.0  # beyond, single outliers would make the mean
+_SHORTEST_S = 1e-3  # what computes and never waits has no time of its own to compare with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """From when to when something was in progress, Unix seconds."""
+
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRollout:
+    """When a rollout of a training step ran, and when the model was asked."""
+
+    run: Interval
+    requests: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedStep:
+    """A training step: when it was complete, and its metrics."""
+
+    ended_at: datetime
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """What calibration needs of a run."""
+
+    rollouts: tuple[RecordedRollout, ...]
+    steps: tuple[RecordedStep, ...]
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """The measured part of a workload and of a fleet's speeds; see `planning/fleet.py`."""
+
+    turns: tuple[int, ...]
+    start_s: float
+    turn_s: Spread
+    end_s: float
+    device_slowdown: float
+    server: Speed
+    request_work: Spread
+    turn_tokens: float
+    """All tokens of a training sequence, per turn."""
+    constant_group_frac: float
+    trained_token_s: float
+    save_s: float
+    publish_s: float
+    overhead_s: float
+
+
+async def load_recorded_run(database: Database, training_id: int, run: str) -> RecordedRun:
+    """The completed steps of a run with their rollouts; raises `ConfigError` if there are too few."""
+    steps = select(Step).where(Step.training_id == training_id, Step.ended_at.is_not(None)).order_by(Step.step)
+    turns = (
+        select(
+            *(
+                RolloutRow.id,
+                RolloutRow.started_unix_s.label("rollout_s"),
+                RolloutRow.duration_s.label("rollout_took_s"),
+            ),
+            *(TurnRow.started_unix_s, TurnRow.duration_s),
+        )
+        .join(TurnRow, TurnRow.rollout_pk == RolloutRow.id)
+        .join(Group, Group.id == RolloutRow.group_pk)
+        .where(
+            RolloutRow.training_id == training_id,
+            RolloutRow.status == "completed",
+            RolloutRow.duration_s.is_not(None),
+            Group.step_id.is_not(None),
+        )
+        .order_by(RolloutRow.id, TurnRow.turn_index)
+    )
+    async with database.sessions() as session:
+        config = await session.scalar(select(Training.config).where(Training.id == training_id)) or {}
+        ended = [
+            RecordedStep(ended_at=step.ended_at, metrics={**step.metrics})
+            for step in await session.scalars(steps)
+            if step.ended_at is not None and step.metrics is not None
+        ]
+        by_rollout: dict[int, tuple[Interval, list[Interval]]] = {}
+        for row in await session.execute(turns):
+            lasted = Interval(start_s=row.rollout_s, end_s=row.rollout_s + row.rollout_took_s)
+            request = Interval(start_s=row.started_unix_s, end_s=row.started_unix_s + row.duration_s)
+            by_rollout.setdefault(row.id, (lasted, []))[1].append(request)
+    if len(ended) < 2 or not by_rollout:
+        raise ConfigError(
+            f"from_run: expected a run with at least two completed steps, got {len(ended)} in {run!r}; name another one"
+        )
+    rollouts = tuple(RecordedRollout(run=lasted, requests=tuple(asked)) for lasted, asked in by_rollout.values())
+    return RecordedRun(rollouts=rollouts, steps=tuple(ended), placement=_placement(config))
+
+
+def _placement(config: Mapping[str, Any]) -> Placement:
+    """What the run's effective configuration says of it."""
+    server, trainer = config["gpu_plan"]["server"], config["gpu_plan"]["trainer"]
+    is_own = config["base_url"] is None
+    return Placement(
+        num_servers=server["copies"],
+        gpus_per_server=server["tensor_parallel"] if server["gpus"] else 0,
+        num_trainers=trainer["num_processes"],
+        # without GPUs, both are on the processor of this machine
+        is_shared=is_own and (not server["gpus"] or bool(set(server["gpus"]) & set(trainer["gpus"]))),
+        max_requests=config["memory_plan"]["settings"].get("server.max_num_seqs", LARGEST_BATCH),
+    )
+
+
+def calibrate(runs: Sequence[RecordedRun]) -> Calibration:
+    """How long the parts of these runs took. Runs of different concurrency tell best how speed depends on it."""
+    phases = [_phases(run) for run in runs]
+    server, request_sigma = fit_speed(
+        [
+            load
+            for run, phase in zip(runs, phases, strict=True)
+            for load in measure_loads(phase.requests, phase.requests, num_places=run.placement.num_servers)
+        ]
+    )
+    starts = [load for phase in phases for load in measure_loads(phase.starts, phase.on_device)]
+    betweens = [load for phase in phases for load in measure_loads(phase.betweens, phase.on_device)]
+    tails = [load for phase in phases for load in measure_loads(phase.tails, phase.on_device)]
+    device, _ = fit_speed([*starts, *betweens, *tails])
+    slowdown = device.each_s / max(device.alone_s, _SHORTEST_S)
+    turn_s = _unloaded_s(betweens, slowdown)
+    steps = [step.metrics for run in runs for step in run.steps]
+    trained_s = sum(
+        step.metrics.get("time/train_s", 0.0) * run.placement.num_trainers for run in runs for step in run.steps
+    )
+    trained_turns = sum(
+        step["rollout/num_rollouts"] * (1 - step["reward/constant_group_frac"]) * step["rollout/num_turns/mean"]
+        for step in steps
+    )
+    idle_s = [
+        (later.ended_at - earlier.ended_at).total_seconds() - later.metrics["time/step_s"]
+        for run in runs
+        for earlier, later in pairwise(run.steps)
+    ]
+    num_tokens = sum(step["rollout/datum_tokens"] for step in steps)
+    return Calibration(
+        turns=tuple(sorted(len(rollout.requests) for run in runs for rollout in run.rollouts)),
+        start_s=_unloaded_s(starts, slowdown),
+        turn_s=Spread(mean=turn_s, sigma=_sigma(load.duration_s / (1 + slowdown * load.number) for load in betweens)),
+        end_s=max(0.0, _unloaded_s(tails, slowdown) - turn_s),
+        device_slowdown=slowdown,
+        server=server,
+        request_work=Spread(mean=1.0, sigma=request_sigma),
+        turn_tokens=num_tokens / max(1.0, trained_turns),
+        constant_group_frac=_mean(steps, "reward/constant_group_frac"),
+        trained_token_s=trained_s / max(1.0, num_tokens),
+        save_s=_mean(steps, "time/save_s"),
+        publish_s=_mean(steps, "time/publish_s"),
+        overhead_s=max(0.0, fmean(idle_s)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Phases:
+    """What the rollouts of a run did when."""
+
+    starts: Sequence[Interval]
+    betweens: Sequence[Interval]
+    """From an answer to the next request."""
+    tails: Sequence[Interval]
+    requests: Sequence[Interval]
+
+    @property
+    def on_device(self) -> Sequence[Interval]:
+        """All but the requests."""
+        return [*self.starts, *self.betweens, *self.tails]
+
+
+def _phases(run: RecordedRun) -> _Phases:
+    asked = [(rollout.run, rollout.requests) for rollout in run.rollouts]
+    return _Phases(
+        starts=[Interval(start_s=whole.start_s, end_s=each[0].start_s) for whole, each in asked],
+        betweens=[
+            Interval(start_s=one.end_s, end_s=following.start_s)
+            for _, each in asked
+            for one, following in pairwise(each)
+            if one.end_s < following.start_s  # some agents ask for several answers at a time
+        ],
+        tails=[Interval(start_s=each[-1].end_s, end_s=whole.end_s) for whole, each in asked],
+        requests=[request for _, each in asked for request in each],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How long something took, and how many of its kind were in progress meanwhile, itself included, on average."""
+
+    duration_s: float
+    number: float
+
+
+def measure_loads(chosen: Sequence[Interval], kind: Sequence[Interval], *, num_places: int = 1) -> list[Load]:
+    """The load of every chosen interval that has a length, if all of the kind share so many places evenly."""
+    changes = sorted([(one.start_s, 1) for one in kind] + [(one.end_s, -1) for one in kind])
+    times = [at for at, _ in changes]
+    counts = list(accumulate(change for _, change in changes))
+    # the sum of in-progress seconds up to each change
+    spent = list(
+        accumulate(
+            (count * (later - earlier) for count, (earlier, later) in zip(counts, pairwise(times), strict=False)),
+            initial=0.0,
+        )
+    )
+
+    def spent_until(at: float) -> float:
+        place = bisect_right(times, at) - 1
+        return spent[place] + counts[place] * (at - times[place])
+
+    return [
+        Load(
+            duration_s=length,
+            number=max(1.0, (spent_until(one.end_s) - spent_until(one.start_s)) / length / num_places),
+        )
+        for one in chosen
+        if (length := one.end_s - one.start_s) > 0
+    ]
+
+
+def fit_speed(loads: Sequence[Load]) -> tuple[Speed, float]:
+    """The speed at which these loads would have had these durations, and the sigma of what it does not explain.
+
+    Durations spread in proportion to the load, so the fit is that of duration per request: a straight line over 1 /
+    number of requests, whose slope is `alone_s` and whose intercept is `each_s`.
+    """
+    places = [1 / load.number for load in loads]
+    values = [load.duration_s / load.number for load in loads]
+    place, value = fmean(places), fmean(values)
+    spread = sum((x - place) ** 2 for x in places)
+    covaried = sum((x - place) * (y - value) for x, y in zip(places, values, strict=True))
+    # without a spread of loads, all of the time is each request's own
+    alone_s = covaried / spread if spread > 1e-9 else value / place
+    alone_s = min(max(0.0, alone_s), value / place)
+    speed = Speed(alone_s=alone_s, each_s=max(0.0, value - alone_s * place))
+    return speed, _sigma(load.duration_s / speed.request_s(load.number) for load in loads)
+
+
+def _unloaded_s(loads: Sequence[Load], slowdown: float) -> float:
+    """Mean duration if nothing else were in progress; 0 if there are none."""
+    return sum(load.duration_s for load in loads) / max(1.0, sum(1 + slowdown * load.number for load in loads))
+
+
+def _sigma(ratios: Iterable[float]) -> float:
+    logs = [math.log(ratio) for ratio in ratios if ratio > 0]
+    return min(_LARGEST_SIGMA, pstdev(logs)) if len(logs) > 1 else 0.0
+
+
+def _mean(steps: Sequence[Mapping[str, float]], name: str) -> float:
+    values = [metrics[name] for metrics in steps if name in metrics]
+    return fmean(values) if values else 0.0

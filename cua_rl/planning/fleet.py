@@ -1,0 +1,214 @@
+"""What a run asks for, what there is to do it with, and by arithmetic, how many rollouts an hour each part allows."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import fmean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Lognormal numbers with this mean; `sigma` is the standard deviation of their logarithm."""
+
+    mean: float
+    sigma: float = 0.0
+
+    def draw(self, random: Random) -> float:
+        """One of them."""
+        if not self.sigma or not self.mean:
+            return self.mean
+        return random.lognormvariate(math.log(self.mean) - self.sigma * self.sigma / 2, self.sigma)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """A request takes `alone_s`, and `each_s` more for every request in progress, itself included."""
+
+    alone_s: float
+    each_s: float
+
+    def request_s(self, num_requests: float) -> float:
+        """Duration of a request while so many are in progress."""
+        return self.alone_s + self.each_s * num_requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What one rollout asks of devices, controller, model server and trainer."""
+
+    turns: tuple[int, ...]
+    """Numbers of turns, each as likely as the others."""
+    start_s: float
+    """From the lease of a device to the first request."""
+    turn_s: Spread
+    """On the device, between two requests or after the last one."""
+    end_s: float
+    """From the last turn to the reward."""
+    request_work: Spread
+    """Of a model request, in units of the mean one."""
+    controller_s: float
+    """Processor time of the controller per turn."""
+    prompt_tokens: float
+    """Tokens of a training sequence that do not grow with the number of turns."""
+    turn_tokens: float
+    """Tokens that a turn adds to it: screenshot, texts and answer."""
+    constant_group_frac: float
+    """Groups that give the trainer nothing to do."""
+
+    @property
+    def mean_turns(self) -> float:
+        return fmean(self.turns)
+
+    @property
+    def trained_tokens(self) -> float:
+        """Per rollout, over all groups."""
+        tokens = self.prompt_tokens + self.mean_turns * self.turn_tokens
+        return (1 - self.constant_group_frac) * tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What server and trainer run on."""
+
+    num_servers: int
+    """Copies of the server's model."""
+    gpus_per_server: int
+    """0 on a CPU."""
+    num_trainers: int
+    """Ranks of the trainer, with a GPU each if there are any."""
+    is_shared: bool
+    """Server and trainer use the same hardware."""
+    max_requests: int
+    """That a copy decodes at a time."""
+
+    @property
+    def num_gpus(self) -> int:
+        """Of server and trainer together."""
+        server = self.num_servers * self.gpus_per_server
+        trainer = self.num_trainers if self.gpus_per_server else 0
+        return max(server, trainer) if self.is_shared else server + trainer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Devices, GPUs and processes, and how fast they are."""
+
+    num_devices: int
+    placement: Placement
+    server: Speed
+    """Of one copy of the model, per request."""
+    trained_token_s: float
+    """Seconds of one rank per token of a training sequence."""
+    save_s: float
+    """The trainer writes the adapter."""
+    publish_s: float
+    """The servers load and prove it."""
+    overhead_s: float = 0.0
+    """Per step, while the trainer waits."""
+    device_slowdown: float = 0.0
+    """By which share of its own time each device in use slows all others, as simulated phones on few cores do."""
+    num_controllers: int = 1
+    """Processes that run rollouts."""
+
+    def train_s(self, num_tokens: float) -> float:
+        """Duration of a training step on so many tokens."""
+        return num_tokens * self.trained_token_s / self.placement.num_trainers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How the loop runs."""
+
+    groups_per_batch: int
+    group_size: int
+    max_lag: int
+    """`max_steps_off_policy`; 0 is the synchronous loop."""
+
+    @property
+    def rollouts_per_step(self) -> int:
+        return self.groups_per_batch * self.group_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """US dollars per hour."""
+
+    gpu: float
+    device: float
+
+    def per_hour(self, fleet: Fleet) -> float:
+        """Of all GPUs and devices."""
+        return fleet.placement.num_gpus * self.gpu + fleet.num_devices * self.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """Everything that a prediction depends on."""
+
+    workload: Workload
+    fleet: Fleet
+    schedule: Schedule
+
+
+def bounds(scenario: Scenario) -> dict[str, float]:
+    """Rollouts per hour that each part alone would allow, if everything else were free.
+
+    Devices: none ever idles, and its requests meet an empty model server. Sampling: every device has a request in the
+    servers all the time, up to `max_requests` each. Training: the trainer never waits. GPUs that server and trainer
+    share do one after the other.
+    """
+    work, fleet, placed = scenario.workload, scenario.fleet, scenario.fleet.placement
+    turns = work.mean_turns
+    rollout_s = work.start_s + turns * (work.turn_s.mean + work.controller_s + fleet.server.request_s(1)) + work.end_s
+    in_server = min(placed.max_requests, fleet.num_devices / placed.num_servers)
+    limits = {
+        "devices": _rate(fleet.num_devices, rollout_s),
+        "sampling": placed.num_servers * _rate(in_server, turns * fleet.server.request_s(in_server)),
+        "training": _rate(1, fleet.train_s(work.trained_tokens)),
+        "controller": _rate(fleet.num_controllers, turns * work.controller_s),
+    }
+    if placed.is_shared:
+        sampling, training = limits.pop("sampling"), limits.pop("training")
+        limits["sampling and training"] = 1 / (1 / sampling + 1 / training)
+    return limits
+
+
+def find_bottleneck(limits: Mapping[str, float], rollouts_per_hour: float) -> str:
+    """The part with the lowest bound; "schedule" if the loop stays far below it, because parts wait for each other."""
+    name = min(limits, key=lambda part: limits[part])
+    return name if rollouts_per_hour >= SATURATED * limits[name] else "schedule"
+
+
+SATURATED = 0.75  # of the lowest bound: stragglers, and phases that follow one another, cost the rest
+
+
+def one_more(scenario: Scenario) -> dict[str, Scenario]:
+    """The same with more of one thing each: a GPU, a tenth of the devices, a process, a step of policy lag."""
+    fleet, placed, schedule = scenario.fleet, scenario.fleet.placement, scenario.schedule
+    more_devices = max(1, fleet.num_devices // 10)
+    fleets: dict[str, Fleet] = {}
+    if placed.gpus_per_server and placed.is_shared:
+        apart = replace(placed, is_shared=False)
+        fleets[f"{_counted(placed.num_trainers, 'GPU')}, training apart"] = replace(fleet, placement=apart)
+    elif placed.gpus_per_server:
+        sampling = replace(placed, num_servers=placed.num_servers + 1)
+        training = replace(placed, num_trainers=placed.num_trainers + 1)
+        fleets[f"{_counted(placed.gpus_per_server, 'GPU')} for sampling"] = replace(fleet, placement=sampling)
+        fleets["1 GPU for training"] = replace(fleet, placement=training)
+    fleets[_counted(more_devices, "device")] = replace(fleet, num_devices=fleet.num_devices + more_devices)
+    if scenario.workload.controller_s:
+        fleets["1 rollout worker"] = replace(fleet, num_controllers=fleet.num_controllers + 1)
+    lagging = replace(scenario, schedule=replace(schedule, max_lag=schedule.max_lag + 1))
+    return {f"+ {name}": replace(scenario, fleet=more) for name, more in fleets.items()} | {
+        "+ 1 step of policy lag": lagging
+    }
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _rate(number: float, seconds: float) -> float:
+    """Per hour, if so many take so many seconds."""
+    return 3600 * number / seconds if seconds else math.inf

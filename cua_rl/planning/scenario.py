@@ -1,0 +1,228 @@
+"""From settings, and runs recorded before, to what is simulated."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from random import Random
+
+from cua_rl.errors import ConfigError
+from cua_rl.planning.calibration import RecordedRun, calibrate
+from cua_rl.planning.fleet import Fleet, Placement, Prices, Scenario, Schedule, Spread, Workload
+from cua_rl.planning.gpu_speed import (
+    GPU_KINDS,
+    GpuKind,
+    Shares,
+    TrainedSequence,
+    TurnTokens,
+    server_speed,
+    trained_token_s,
+)
+from cua_rl.planning.plan_config import PlanConfig
+from cua_rl.renderers.images import largest_image_tokens
+from cua_rl.run.memory_plan import MemoryPlan
+from cua_rl.run.model_folder import find_max_model_len, find_model
+from cua_rl.run.model_sizes import load_model_sizes
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.run.training_plan import plan_training_memory
+from cua_rl.settings import with_values
+
+_PHONE_TOKENS = 2550  # a screenshot of 1080x2400
+_REQUEST_SIGMA = 0.5  # answers of the same model differ so much in length
+_NUM_QUANTILES = 200
+_MOST_GPUS = 64
+
+
+def planned_scenario(config: PlanConfig, runs: Sequence[RecordedRun]) -> Scenario:
+    """What the settings describe; raises `ConfigError` if they do not describe enough, or if it cannot fit."""
+    kind, plan = _find_machine(config)
+    placement = None if plan is None else _placement(plan)
+    if runs:
+        scenario = recorded_scenario(config, runs, placement)
+    else:
+        if kind is None or plan is None or placement is None:
+            raise ConfigError(
+                "gpus: expected the GPUs to plan for, such as 8xh100, or a recorded run, got neither; set gpus=8xh100, "
+                "or from_run=runs/NAME"
+            )
+        scenario = _assumed_scenario(config, kind, plan, placement)
+    return _with_assumptions(config, scenario)
+
+
+def recorded_scenario(config: CLIConfig, runs: Sequence[RecordedRun], placement: Placement | None = None) -> Scenario:
+    """The speeds of recorded runs with the settings of `config`, by default on the hardware of the first run."""
+    seen = calibrate(runs)
+    return Scenario(
+        workload=Workload(
+            turns=seen.turns,
+            start_s=seen.start_s,
+            turn_s=seen.turn_s,
+            end_s=seen.end_s,
+            request_work=seen.request_work,
+            controller_s=0.0,
+            prompt_tokens=0.0,
+            turn_tokens=seen.turn_tokens,
+            constant_group_frac=seen.constant_group_frac,
+        ),
+        fleet=Fleet(
+            num_devices=config.max_concurrent_rollouts,
+            placement=placement or runs[0].placement,
+            server=seen.server,
+            device_slowdown=seen.device_slowdown,
+            trained_token_s=seen.trained_token_s,
+            save_s=seen.save_s,
+            publish_s=seen.publish_s,
+            overhead_s=seen.overhead_s,
+        ),
+        schedule=_schedule(config),
+    )
+
+
+def find_prices(config: PlanConfig) -> Prices:
+    """Those of the settings, or those assumed for the kind of GPU; recorded runs do not say which kind they had."""
+    kind = None if config.gpus is None else _parse_gpus(config.gpus)[1]
+    gpu = config.gpu_usd_per_hour
+    return Prices(gpu=(kind.usd_per_hour if kind else 0.0) if gpu is None else gpu, device=config.device_usd_per_hour)
+
+
+def _assumed_scenario(config: PlanConfig, kind: GpuKind, plan: MemoryPlan, placement: Placement) -> Scenario:
+    assume, path = config.assume, _model_path(config)
+    model = load_model_sizes(path)
+    num_turns = assume.num_turns or config.max_turns / 2
+    screen = assume.screen_tokens or min(_PHONE_TOKENS, largest_image_tokens(path, config.server.max_pixels))
+    turn = TurnTokens(
+        screen=screen,
+        text=assume.text_tokens,
+        sampled=assume.sampled_tokens,
+        context=assume.prompt_tokens + num_turns / 2 * (screen + assume.text_tokens + assume.sampled_tokens),
+    )
+    shares = Shares(trainer_mfu=assume.trainer_mfu, server_mfu=assume.server_mfu, bandwidth=assume.bandwidth_frac)
+    return Scenario(
+        workload=Workload(
+            turns=spread_turns(num_turns, config.max_turns),
+            start_s=5.0,
+            turn_s=Spread(mean=2.0, sigma=1.0),
+            end_s=1.0,
+            request_work=Spread(mean=1.0, sigma=_REQUEST_SIGMA),
+            controller_s=0.0125,
+            prompt_tokens=assume.prompt_tokens,
+            turn_tokens=turn.total,
+            constant_group_frac=0.3,
+        ),
+        fleet=Fleet(
+            num_devices=config.max_concurrent_rollouts,
+            placement=placement,
+            server=server_speed(model, kind, placement.gpus_per_server, turn, shares),
+            trained_token_s=trained_token_s(
+                model,
+                kind,
+                turn,
+                TrainedSequence(
+                    num_turns=num_turns,
+                    prompt=assume.prompt_tokens,
+                    lora_rank=config.lora_rank,
+                    recomputes=plan.gradient_checkpointing,
+                ),
+                shares,
+            ),
+            save_s=1.0,
+            publish_s=3.0,
+        ),
+        schedule=_schedule(config),
+    )
+
+
+def _with_assumptions(config: PlanConfig, scenario: Scenario) -> Scenario:
+    """The settings of `assume` in the place of what was recorded or is assumed without them."""
+    assume, work, fleet = config.assume, scenario.workload, scenario.fleet
+    turn_s = Spread(
+        mean=_given(assume.device_s, work.turn_s.mean), sigma=_given(assume.device_sigma, work.turn_s.sigma)
+    )
+    workload = replace(
+        work,
+        turns=work.turns if assume.num_turns is None else spread_turns(assume.num_turns, config.max_turns),
+        start_s=_given(assume.start_s, work.start_s),
+        turn_s=turn_s,
+        end_s=_given(assume.end_s, work.end_s),
+        controller_s=_given(assume.controller_s, work.controller_s),
+        constant_group_frac=_given(assume.constant_group_frac, work.constant_group_frac),
+    )
+    changed = replace(
+        fleet,
+        num_controllers=max(1, config.rollout_workers),  # without workers, the run itself
+        save_s=_given(assume.save_s, fleet.save_s),
+        publish_s=_given(assume.publish_s, fleet.publish_s),
+        # devices slow each other by what they compute, not while they wait
+        device_slowdown=fleet.device_slowdown * min(1.0, work.turn_s.mean / max(turn_s.mean, 1e-9)),
+    )
+    return replace(scenario, workload=workload, fleet=changed)
+
+
+def spread_turns(mean: float, largest: int) -> tuple[int, ...]:
+    """Numbers of turns with this mean: many rollouts are short and some are long, as far as `largest` allows."""
+    random = Random("turns")
+    if mean >= largest:
+        return (largest,)
+    # beyond the first turn, exponential and cut off; the cut lowers the mean, so the scale is searched for
+    places = [random.random() for _ in range(_NUM_QUANTILES)]
+    low, high = 0.0, 100.0 * largest
+    turns = (1,)
+    for _ in range(60):
+        scale = (low + high) / 2
+        turns = tuple(min(largest, 1 + round(-scale * log(1 - place))) for place in places)
+        low, high = (scale, high) if sum(turns) < mean * _NUM_QUANTILES else (low, scale)
+    return turns
+
+
+def _given(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def _schedule(config: CLIConfig) -> Schedule:
+    return Schedule(
+        groups_per_batch=config.groups_per_batch,
+        group_size=config.group_size,
+        max_lag=config.max_steps_off_policy or 0,
+    )
+
+
+def _find_machine(config: PlanConfig) -> tuple[GpuKind | None, MemoryPlan | None]:
+    """The kind of GPU, and what fits where; None if the settings name no GPUs."""
+    if config.gpus is None:
+        return None, None
+    number, kind = _parse_gpus(config.gpus)
+    path = _model_path(config)
+    max_model_len = find_max_model_len(path, config.server.max_model_len, max_tokens=config.max_tokens)
+    # as a dry run for another machine
+    described = with_values(config, machine=f"{number}x{kind.memory_gib}", dry_run=True)
+    return kind, plan_training_memory(described, path, max_model_len, os.environ)
+
+
+def _placement(plan: MemoryPlan) -> Placement:
+    gpus = plan.gpus
+    return Placement(
+        num_servers=len(gpus.server_copies),
+        gpus_per_server=gpus.tensor_parallel,
+        num_trainers=gpus.num_trainer_processes,
+        is_shared=gpus.is_shared,
+        max_requests=plan.max_num_seqs,
+    )
+
+
+def _parse_gpus(described: str) -> tuple[int, GpuKind]:
+    found = re.fullmatch(r"(\d+)x([a-z0-9]+)", described)
+    if found is None or found[2] not in GPU_KINDS or not 1 <= int(found[1]) <= _MOST_GPUS:
+        raise ConfigError(
+            f"gpus: expected a number from 1 to {_MOST_GPUS} and a kind among {', '.join(GPU_KINDS)}, such as 8xh100, "
+            f"got {described!r}; correct it"
+        )
+    return int(found[1]), GPU_KINDS[found[2]]
+
+
+def _model_path(config: CLIConfig) -> Path:
+    """The model's folder; its config.json is enough."""
+    if config.model_name is not None and (Path(config.model_name) / "config.json").is_file():
+        return Path(config.model_name)
+    return find_model(config.model_name)

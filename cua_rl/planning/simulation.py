@@ -1,0 +1,353 @@
+"""Runs the training loops in virtual time, on devices, a model server and a trainer that only take their time."""
+
+import asyncio
+import gc
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+from cua_rl.config import LossConfig, OptimConfig
+from cua_rl.evaluation.evaluate import EvalResult
+from cua_rl.events import Event, Phase, StepTrained
+from cua_rl.model_input import EncodedTextChunk, ModelInput
+from cua_rl.planning.fleet import Scenario
+from cua_rl.planning.station import Station
+from cua_rl.planning.virtual_time import run_in_virtual_time
+from cua_rl.policy import AdapterRef, SamplingParams
+from cua_rl.rl import async_loop, sync_loop
+from cua_rl.rl.served_policy import SavedPolicy, ServedPolicy
+from cua_rl.rl.stages import LoopParts, LoopSettings
+from cua_rl.rl.train_step import TrainStepSettings
+from cua_rl.rollout.limit import LimitedRunner, RolloutLimit
+from cua_rl.rollout.run import RolloutPlan
+from cua_rl.tasks.task import Task
+from cua_rl.training.client import TrainingClient
+from cua_rl.training.wire import ForwardBackwardOutput, OptimStepOutput
+from cua_rl.types import AgentTurn, Datum, ModelTurn, Reward, Rollout, StopReason, Turn
+
+_MAX_ROLLOUTS = 6_000  # about two seconds of a processor
+_IMAGE_TOKEN = -1  # no prompt of a simulation has images
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnd:
+    """The state of a simulation at the end of a step; sums since its beginning."""
+
+    at_s: float
+    server_busy_s: float
+    """Of all copies together."""
+    trainer_busy_s: float
+    device_busy_s: float
+    policy_lag_mean: float
+    policy_lag_max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a run does between the ends of two of its steps."""
+
+    steps_per_hour: float
+    rollouts_per_hour: float
+    """That are trained on."""
+    server_busy_frac: float
+    trainer_busy_frac: float
+    device_busy_frac: float
+    """Share of the devices' time in leases."""
+    policy_lag_mean: float
+    policy_lag_max: float
+
+
+def simulate(scenario: Scenario, num_steps: int, *, goes_on: bool = False) -> list[StepEnd]:
+    """The ends of the first steps of a run, which ends with them or goes on."""
+    gc.disable()  # a simulation makes millions of objects and hardly a cycle
+    try:
+        return run_in_virtual_time(_run(scenario, num_steps, goes_on=goes_on))
+    finally:
+        gc.enable()
+
+
+def predict(scenario: Scenario) -> Prediction:
+    """A run in its steady state; of large batches, fewer steps are simulated."""
+    first = scenario.schedule.max_lag  # so many batches are in progress from the beginning
+    num_steps = max(2, min(12, _MAX_ROLLOUTS // scenario.schedule.rollouts_per_step))
+    ends = simulate(scenario, first + 1 + num_steps, goes_on=True)
+    return summarise(scenario, ends, first=first, last=first + num_steps)
+
+
+def summarise(scenario: Scenario, ends: Sequence[StepEnd], *, first: int, last: int) -> Prediction:
+    """What happens from the end of one step to that of another one, by their places in `ends`."""
+    fleet, before, after = scenario.fleet, ends[first], ends[last]
+    hours, seconds = (after.at_s - before.at_s) / 3600, after.at_s - before.at_s
+    window = ends[first + 1 : last + 1]
+    return Prediction(
+        steps_per_hour=(last - first) / hours,
+        rollouts_per_hour=(last - first) * scenario.schedule.rollouts_per_step / hours,
+        server_busy_frac=(after.server_busy_s - before.server_busy_s) / seconds / fleet.placement.num_servers,
+        trainer_busy_frac=(after.trainer_busy_s - before.trainer_busy_s) / seconds,
+        device_busy_frac=(after.device_busy_s - before.device_busy_s) / seconds / fleet.num_devices,
+        policy_lag_mean=sum(end.policy_lag_mean for end in window) / len(window),
+        policy_lag_max=max(end.policy_lag_max for end in window),
+    )
+
+
+async def _run(scenario: Scenario, num_steps: int, *, goes_on: bool) -> list[StepEnd]:
+    world, schedule = _World(scenario, num_steps), scenario.schedule
+    limit = RolloutLimit(largest=scenario.fleet.num_devices)
+    settings = LoopSettings(
+        first_step=1,
+        max_steps=num_steps + (schedule.max_lag + 1 if goes_on else 0),
+        groups_per_batch=schedule.groups_per_batch,
+        group_size=schedule.group_size,
+        params=SamplingParams(max_tokens=1, temperature=1.0),
+        train=TrainStepSettings(
+            loss=LossConfig(name="ppo"),
+            optim=OptimConfig(),
+            num_substeps=1,
+            parity_limit=1.0,
+            kl_penalty_coef=0.0,
+            compute_post_kl=False,
+        ),
+        eval_every=0,
+        save_every=0,
+        image_token_id=_IMAGE_TOKEN,
+    )
+    runner = _Runner(world)
+    parts = LoopParts(
+        tasks=_Tasks(),
+        runner=runner if schedule.max_lag else LimitedRunner(runner, limit),
+        # the loops name the real classes; these have the methods that they call
+        trainer=cast("TrainingClient", _Trainer(world)),
+        policy=cast("ServedPolicy", _Policy(world)),
+        evaluator=None,
+        recorder=_Recorder(world),
+        log=world,
+    )
+    if schedule.max_lag:
+        loop = asyncio.create_task(async_loop.train(settings, parts, max_lag=schedule.max_lag, limit=limit))
+    else:
+        loop = asyncio.create_task(sync_loop.train(settings, parts))
+    seen = asyncio.create_task(world.seen.wait())
+    await asyncio.wait((loop, seen), return_when=asyncio.FIRST_COMPLETED)
+    for task in (loop, seen):
+        task.cancel()
+    with suppress(asyncio.CancelledError):
+        await loop
+    return world.step_ends
+
+
+class _World:
+    """The hardware of a simulation, and the log of its steps."""
+
+    def __init__(self, scenario: Scenario, num_steps: int) -> None:
+        fleet, placed = scenario.fleet, scenario.fleet.placement
+        self.num_steps = num_steps
+        self.seen = asyncio.Event()
+        """Set when so many steps have ended."""
+        self.scenario = scenario
+        self.servers = [
+            Station(alone_s=fleet.server.alone_s, each_s=fleet.server.each_s, capacity=placed.max_requests)
+            for _ in range(placed.num_servers)
+        ]
+        self.trainer = Station(alone_s=1.0, each_s=0.0)
+        self.devices = Station(alone_s=1.0, each_s=fleet.device_slowdown)
+        self.controller = Station(alone_s=0.0, each_s=1.0 / fleet.num_controllers)
+        if placed.is_shared:
+            self.trainer.neighbours = self.servers
+            for server in self.servers:
+                server.neighbours = [self.trainer]
+        self.served_version = 0
+        self.tokens: dict[str, float] = {}
+        """Per rollout that has not been trained on, the length of its training sequence."""
+        self.num_rollouts = [0] * placed.num_servers
+        """In progress, per copy of the model."""
+        self.device_busy_s = 0.0
+        self.step_ends: list[StepEnd] = []
+
+    async def use_device(self, seconds: float) -> None:
+        """Let so much of a device's own time pass."""
+        if self.scenario.fleet.device_slowdown:
+            await self.devices.work(seconds)
+        else:
+            await asyncio.sleep(seconds)
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        for station in (*self.servers, self.trainer):
+            station.settle()
+        self.step_ends.append(
+            StepEnd(
+                at_s=asyncio.get_running_loop().time(),
+                server_busy_s=sum(server.busy_s for server in self.servers),
+                trainer_busy_s=self.trainer.busy_s,
+                device_busy_s=self.device_busy_s,
+                policy_lag_mean=metrics.get("rollout/policy_lag/mean", 0.0),
+                policy_lag_max=metrics.get("rollout/policy_lag/max", 0.0),
+            )
+        )
+        if len(self.step_ends) == self.num_steps:
+            self.seen.set()
+
+    def log_group(self, index: int, rewards: Sequence[float]) -> None: ...
+
+    def log_evaluation(self, phase: Phase, step: int, result: EvalResult) -> None: ...
+
+
+@dataclass
+class _Runner:
+    """Runs rollouts that do nothing but take their time, which is a function of task instance and member alone."""
+
+    world: _World
+
+    async def run(self, plan: RolloutPlan) -> Rollout:
+        world, work = self.world, self.world.scenario.workload
+        loop, random = asyncio.get_running_loop(), Random(f"{plan.task.seed}-{plan.member_index}")
+        began, versions = loop.time(), list[int]()
+        num_turns = random.choice(work.turns)
+        copy = min(range(len(world.servers)), key=lambda index: world.num_rollouts[index])
+        world.num_rollouts[copy] += 1
+        await world.use_device(work.start_s)
+        for _ in range(num_turns):
+            if work.controller_s:
+                await world.controller.work(work.controller_s)
+            versions.append(world.served_version)
+            await world.servers[copy].work(work.request_work.draw(random))
+            await world.use_device(work.turn_s.draw(random))
+        await world.use_device(work.end_s)
+        world.num_rollouts[copy] -= 1
+        duration_s = loop.time() - began
+        world.device_busy_s += duration_s
+        rollout_id = f"{plan.group_id}-{plan.member_index}"
+        world.tokens[rollout_id] = work.prompt_tokens + num_turns * work.turn_tokens
+        is_constant = Random(plan.task.seed).random() < work.constant_group_frac
+        return _rollout(plan, rollout_id, versions, 0.0 if is_constant else float(plan.member_index % 2), duration_s)
+
+
+@dataclass
+class _Trainer:
+    """Takes its time for the tokens of a step; its log-probabilities are the server's."""
+
+    world: _World
+    policy_version: int = 0
+
+    async def forward(self, datums: Sequence[Datum], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
+        return [datum.sampling_logprobs for datum in datums]
+
+    async def forward_backward(
+        self, datums: Sequence[Datum], loss: LossConfig, **beside: Sequence[Any] | None
+    ) -> ForwardBackwardOutput:
+        num_tokens = sum(self.world.tokens.pop(datum.rollout_id) for datum in datums)
+        await self.world.trainer.work(self.world.scenario.fleet.train_s(num_tokens))
+        rows = tuple(datum.sampling_logprobs for datum in datums)
+        return ForwardBackwardOutput(training_logprobs=rows, metrics={})
+
+    async def optim_step(self, optim: OptimConfig) -> OptimStepOutput:
+        self.policy_version += 1
+        return OptimStepOutput(
+            policy_version=self.policy_version, grad_norm=1.0, learning_rate=optim.learning_rate, num_trained_tokens=1
+        )
+
+    async def trainer_metrics(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass
+class _Policy:
+    """Takes its time to save and to publish; what is sampled meanwhile is the policy before."""
+
+    world: _World
+    num_saved: int = 0
+
+    async def publish(self, step: int) -> AdapterRef:
+        return await self.serve(await self.save(step))
+
+    async def save(self, step: int) -> SavedPolicy:
+        await asyncio.sleep(self.world.scenario.fleet.save_s)
+        adapter = AdapterRef(path=Path(str(step)), policy_version=self.num_saved)
+        self.num_saved += 1
+        return SavedPolicy(step=step, adapter=adapter, canary=None)
+
+    async def serve(self, saved: SavedPolicy) -> AdapterRef:
+        await asyncio.sleep(self.world.scenario.fleet.publish_s)
+        self.world.served_version = saved.adapter.policy_version
+        return saved.adapter
+
+    @contextmanager
+    def hold(self, adapter: AdapterRef) -> Generator[None]:
+        yield
+
+    async def save_checkpoint(self, step: int) -> tuple[Path, Path]:
+        return Path(), Path()
+
+
+@dataclass
+class _Recorder:
+    """Keeps nothing, and takes its time after a step."""
+
+    world: _World
+
+    async def record(self, event: Event) -> None:
+        if isinstance(event, StepTrained):
+            await asyncio.sleep(self.world.scenario.fleet.overhead_s)
+
+    async def flush(self) -> None: ...
+
+
+class _Tasks:
+    """Every place of the run has its own seed."""
+
+    def batch(self, number: int, num_tasks: int) -> list[Task]:
+        return [
+            Task(
+                task_id="simulated",
+                seed=number * num_tasks + index,
+                instruction="",
+                category="app",
+                difficulty="easy",
+                max_turns=1,
+                validate=None,
+            )
+            for index in range(num_tasks)
+        ]
+
+
+def _rollout(plan: RolloutPlan, rollout_id: str, versions: Sequence[int], reward: float, duration_s: float) -> Rollout:
+    turns = tuple(_turn(index, version) for index, version in enumerate(versions))
+    return Rollout(
+        rollout_id=rollout_id,
+        task_id=plan.task.task_id,
+        seed=plan.task.seed,
+        group_index=plan.group_index,
+        member_index=plan.member_index,
+        device_id=None,
+        turns=turns,
+        stop_reason=StopReason.FINISHED,
+        answer=None,
+        validation=None,
+        reward=Reward(total=reward, parts={}),
+        error=None,
+        started_at=0.0,
+        duration_s=duration_s,
+    )
+
+
+@cache
+def _turn(index: int, policy_version: int) -> Turn:
+    """A turn of one sampled token whose prompt extends the turn before."""
+    model = ModelTurn(
+        response_id="",
+        prompt=ModelInput(chunks=(EncodedTextChunk(tokens=(0,) * (2 * index + 1)),)),
+        sampled_tokens=(0,),
+        sampling_logprobs=(-1.0,),
+        policy_version=policy_version,
+        stop="stop",
+        text="",
+        failure=None,
+        prompt_matches_renderer=True,
+        request={},
+        started_at=0.0,
+        duration_s=0.0,
+    )
+    return Turn(index=index, model=model, agent=AgentTurn(response_id="", before=None))

@@ -1,0 +1,210 @@
+"""Read trajectories into a run of their own, for `recipes.sft data=rollouts` and for the monitor:
+`python -m cua_rl.recipes.import_trajectories path=android_control.jsonl log_path=runs/android_control`.
+
+It reads what `recipes.export_trajectories` wrote, without loss, and JSON files in the formats of ATIF, ADP and
+AndroidControl, whose actions become calls of our tools in the prompts of our agent, in the tokens of `model_name`.
+"""
+
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from math import ceil
+from pathlib import Path
+from typing import Literal
+
+import chz
+
+from cua_rl.command_line.recipe import run_recipe
+from cua_rl.database.migrations import migrate
+from cua_rl.database.postgres import EmbeddedPostgres
+from cua_rl.errors import ConfigError, boundary
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.run.log_directory import new_folder, prepare_log_directory
+from cua_rl.run.model_folder import find_model, make_image_renderer
+from cua_rl.settings import setting
+from cua_rl.trajectories.atif import read_atif
+from cua_rl.trajectories.formats import ForeignTrajectory, Format, read_trajectories
+from cua_rl.trajectories.parquet import read_parquet, require_pyarrow
+from cua_rl.trajectories.recording import RunWriter, write_run
+from cua_rl.trajectories.records import RolloutRecord, RunRecord, SourceRecord
+from cua_rl.trajectories.replayed import replay
+from cua_rl.trajectories.rows import decode_record, decode_run, read_json
+
+_PER_STEP = 100
+"""Trajectories in a step of the run: what the monitor shows on a page, and what is in memory at a time."""
+
+
+@chz.chz
+class ImportTrajectoriesConfig:
+    """Read trajectories into a run of their own."""
+
+    path: str = chz.field(doc="file or folder with trajectories, or the folder that recipes.export_trajectories wrote")
+    log_path: str = chz.field(doc="folder of the new run; it must not exist or be empty")
+    format: Literal["atif", "adp", "android_control"] | None = setting(
+        None, "JSON files of others: their format; None detects it for each trajectory"
+    )
+    model_name: str | None = setting(
+        None,
+        "JSON files of others: folder or hub id of the model in whose tokens they are recorded; None uses the included "
+        "tiny model",
+    )
+    unreadable: Literal["stop", "skip"] = setting(
+        "stop", "JSON files of others: what to do about a trajectory with an action or image that cannot be read"
+    )
+    limit: int | None = setting(None, "JSON files of others: import at most so many trajectories", at_least=1)
+
+
+async def cli_main(config: ImportTrajectoriesConfig) -> None:
+    """Read, check and record; nothing is left if that fails."""
+    folder = new_folder("log_path", config.log_path)
+    source = await asyncio.to_thread(_read, folder, config)
+    try:
+        with prepare_log_directory(folder, "overwrite") as directory:
+            async with EmbeddedPostgres(folder / "postgres", folder / "logs" / "postgres.log") as server:
+                await migrate(server.url)
+                writer = await asyncio.to_thread(source.write, server.url, folder)
+            directory.write_config(source.run.config)
+    except BaseException:
+        with suppress(OSError):
+            await asyncio.to_thread(shutil.rmtree, folder)
+        raise
+    print(f"{writer.num_rollouts} rollouts with {writer.num_turns} turns in {folder}")
+    print(f"train on them: python -m cua_rl.recipes.sft data=rollouts from_run={config.log_path}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Exported:
+    """What `recipes.export_trajectories` wrote."""
+
+    run: RunRecord
+    path: Path
+
+    def write(self, url: str, folder: Path) -> RunWriter:
+        with boundary(ConfigError, f"path: expected a data set of recipes.export_trajectories in {str(self.path)!r}"):
+            is_parquet = (self.path / "data").is_dir()
+            encoded = read_parquet(self.path) if is_parquet else read_atif(self.path)
+            return write_run(url, self.run, folder, map(decode_record, encoded))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Foreign:
+    """Trajectories of others."""
+
+    run: RunRecord
+    trajectories: Sequence[Callable[[], ForeignTrajectory]]
+    renderer: Renderer
+    skips: bool
+    skipped: list[str] = field(default_factory=list[str])
+
+    def write(self, url: str, folder: Path) -> RunWriter:
+        started_at = self.run.started_at
+        with RunWriter(url, self.run, folder) as writer:
+            for step, start in enumerate(range(0, len(self.trajectories), _PER_STEP), start=1):
+                records = asyncio.run(self._replay(self.trajectories[start : start + _PER_STEP], step))
+                source = SourceRecord(
+                    phase="step",
+                    step=step,
+                    status="completed",
+                    policy_version=0,
+                    group_size=1,
+                    tasks=tuple(record.task for record in records),
+                    started_at=started_at,
+                    ended_at=started_at,
+                    trained_policy_version=0,
+                    datums_sha256="",
+                    num_datums=0,
+                    metrics={},
+                )
+                writer.write(source, records)
+        if self.skipped:
+            print(
+                f"{len(self.skipped)} of {len(self.trajectories)} left out, such as\n  " + "\n  ".join(self.skipped[:3])
+            )
+        if not writer.num_rollouts:
+            raise ConfigError(f"expected trajectories that can be read, got none: {self.skipped[0]}")
+        return writer
+
+    async def _replay(self, batch: Sequence[Callable[[], ForeignTrajectory]], step: int) -> list[RolloutRecord]:
+        records: list[RolloutRecord] = []
+        for parse in batch:
+            try:
+                place = len(records)
+                record = await replay(parse(), self.renderer, step=step, index=place, started_at=self.run.started_at)
+            except ConfigError as error:
+                if not self.skips:
+                    raise
+                self.skipped.append(str(error))
+            else:
+                records.append(record)
+        return records
+
+
+def _read(folder: Path, config: ImportTrajectoriesConfig) -> _Exported | _Foreign:
+    path = Path(config.path).expanduser().absolute()
+    if not path.exists():
+        raise ConfigError(f"path: expected a file or folder with trajectories, got {config.path!r}; correct path")
+    return _read_own(path, folder, config) if (path / "run.json").is_file() else _read_foreign(path, folder, config)
+
+
+def _read_own(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Exported:
+    given = {"format": config.format, "model_name": config.model_name, "limit": config.limit}
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name}: expected it only for JSON files of others, got {value!r} for a data set of ours; leave it out"
+            )
+    if (path / "data").is_dir():
+        require_pyarrow()
+    with boundary(ConfigError, f"path: expected run.json of recipes.export_trajectories in {str(path)!r}"):
+        run = decode_run(read_json((path / "run.json").read_text(encoding="utf-8")))
+    settings = {**run.config, "run_name": folder.name, "log_path": str(folder)}
+    return _Exported(run=replace(run, run_name=folder.name, config=settings), path=path)
+
+
+def _read_foreign(path: Path, folder: Path, config: ImportTrajectoriesConfig) -> _Foreign:
+    model_path = find_model(config.model_name)
+    renderer = make_image_renderer(model_path, None)
+    trajectories = list(islice(_checked(path, config), config.limit))
+    settings = {
+        "run_name": folder.name,
+        "log_path": str(folder),
+        "model_path": str(model_path),
+        "renderer": renderer.name,
+        "imported_from": str(path),
+    }
+    now = time.time()
+    run = RunRecord(
+        run_name=folder.name,
+        config=settings,
+        image_token_id=renderer.image_token_id,
+        total_steps=ceil(len(trajectories) / _PER_STEP),
+        status="completed",
+        error=None,
+        started_at=now,
+        ended_at=now,
+        sources=(),
+    )
+    return _Foreign(run=run, trajectories=trajectories, renderer=renderer, skips=config.unreadable == "skip")
+
+
+def _checked(path: Path, config: ImportTrajectoriesConfig) -> Iterator[Callable[[], ForeignTrajectory]]:
+    """The trajectories; without `unreadable=skip`, the first one that is malformed ends the import before it begins."""
+    kind: Format | None = config.format
+    for parse in read_trajectories(path, kind):
+        if config.unreadable == "stop":
+            parse()
+        yield parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the recipe from the command line."""
+    return run_recipe(ImportTrajectoriesConfig, cli_main, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

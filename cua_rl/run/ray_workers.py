@@ -1,0 +1,65 @@
+"""Rollout workers as actors of a Ray cluster. Ray places and starts them; all else is as for workers started by hand.
+
+A worker on a node that dies falls silent, and is given up by that. Ray needs longer to notice, and its actors on such a
+node may still answer for seconds: they are refused, like any worker that was given up.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, cast
+
+from cua_rl.command_line.parsing import make_config
+from cua_rl.errors import ConfigError
+
+
+def make_ray_attempt(settings: Mapping[str, object], secret: Mapping[str, str]) -> Callable[[], Awaitable[str]]:
+    """A worker with these settings (`WorkerConfig`) and variables, on the cluster at RAY_ADDRESS or on this machine's.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError(
+            "workers.launcher: expected the package ray, got none; install it on all nodes (pip install "
+            "'cua_rl[ray]'), or start workers by hand"
+        )
+    return partial(_attempt_actor, dict(settings), dict(secret))
+
+
+async def _attempt_actor(settings: dict[str, object], secret: dict[str, str]) -> str:
+    # untyped for us: the package is there in few installations
+    import ray  # type: ignore[import-not-found]  # pyright: ignore[reportMissingImports]
+
+    ray = cast("Any", ray)
+    if not ray.is_initialized():
+        try:
+            address = os.environ.get("RAY_ADDRESS", "auto")
+            await asyncio.to_thread(ray.init, address=address, log_to_driver=False, logging_level="warning")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"workers.launcher: expected a Ray cluster at RAY_ADDRESS or on this machine, got none ({error}); "
+                "start one: ray start --head"
+            ) from error
+    host = ray.remote(RayHost).options(num_cpus=1, scheduling_strategy="SPREAD").remote()
+    try:
+        await host.work.remote(settings, secret)
+    except ray.exceptions.RayError as error:
+        return f"its actor ended: {str(error).strip().splitlines()[0]}"
+    finally:
+        ray.kill(host)
+    return "its actor ended"
+
+
+class RayHost:
+    """The worker of a node: it owns gateway, agents and devices there."""
+
+    def work(self, settings: dict[str, object], secret: dict[str, str]) -> None:
+        """Work until the run is over."""
+        from cua_rl.run.worker_config import WorkerConfig  # in the actor alone: a controller has no use for them
+        from cua_rl.run.workers import run_worker
+
+        os.environ.update(secret)
+        asyncio.run(run_worker(make_config(WorkerConfig, settings)))

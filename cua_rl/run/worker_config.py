@@ -1,0 +1,51 @@
+"""Configuration of rollout workers: the run's side, and that of a worker which is started by hand."""
+
+from typing import Literal
+
+import chz
+
+from cua_rl.run.rollout_config import GatewaySettings
+from cua_rl.settings import check_numbers, setting
+
+TOKEN_VARIABLE = "ROLLOUT_WORKER_TOKEN"
+"""What workers prove themselves with; without it in its environment, a run makes one for its own workers."""
+
+
+@chz.chz
+class WorkerSettings:
+    """Processes that run rollouts for the run: devices, agents, gateways (docs/rollout_workers.md)."""
+
+    launcher: Literal["processes", "ray"] = setting(
+        "processes",
+        "what starts the workers of rollout_workers: processes on this machine, or actors of a Ray cluster",
+    )
+    host: str = setting(
+        "127.0.0.1", "address at which workers register; other addresses than loopback need ROLLOUT_WORKER_TOKEN"
+    )
+    port: int | None = setting(
+        None,
+        "port at which workers that are started by hand register; None is for those of rollout_workers alone",
+        within=(0, 65535),
+    )
+    silence_s: float = setting(
+        15.0, "a worker that is silent for this long is given up, and its rollouts run again", within=(0.0, 600.0)
+    )
+
+
+@chz.chz
+class WorkerConfig:
+    """Run rollouts for a training run on another machine or in another process."""
+
+    controller: str = chz.field(doc="address of the run, such as http://trainer:8300 (its workers.host, workers.port)")
+    device_slots: int = setting(8, "rollouts at a time, each with a device of its own", at_least=1)
+    name: str | None = setting(None, "name of the worker in logs; None is made of host and process")
+    patience_s: float = setting(
+        600.0, "how long the controller may be away, for instance until its run is resumed", within=(0.0, 86400.0)
+    )
+    gateway: GatewaySettings = chz.field(default_factory=GatewaySettings)
+
+    @chz.validate
+    def _values_make_sense(self) -> None:
+        check_numbers(self)
+        if not self.controller.startswith(("http://", "https://")):
+            raise ValueError(f"controller: expected an address such as 'http://trainer:8300', got {self.controller!r}")

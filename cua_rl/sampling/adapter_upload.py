@@ -1,0 +1,102 @@
+"""Takes adapters over HTTP into a folder beside the vLLM server, loaded by vLLM itself (`--middleware`).
+
+vLLM loads an adapter from a path. Where trainer and server share no file system, the run sends the two files of an
+adapter to the server's own address first, with the server's key, and removes them after the adapter is unloaded:
+
+    PUT    /cua_rl/adapters/NAME/FILE    stores one of the two files
+    DELETE /cua_rl/adapters/NAME         removes the adapter
+    GET    /cua_rl/adapters/NAME         whether both files are there
+    GET    /cua_rl/adapters              {"folder": PATH}, below which adapters are
+"""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from pathlib import Path
+from secrets import compare_digest
+from typing import Any
+
+UPLOAD_PATH = "/cua_rl/adapters"
+UPLOAD_FOLDER_VARIABLE = "CUA_RL_ADAPTER_FOLDER"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+MAX_BYTES = 8 * 2**30
+"""Of one file; an adapter of rank 256 on a 32B model has 4 GiB in float32."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_Scope = Mapping[str, Any]
+_Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+_Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+class AdapterUpload:
+    """ASGI middleware that stores adapters in `CUA_RL_ADAPTER_FOLDER`, for those who have the key `VLLM_API_KEY`."""
+
+    def __init__(self, app: Callable[[_Scope, _Receive, _Send], Awaitable[None]]) -> None:
+        self._app = app
+        self._folder = Path(os.environ[UPLOAD_FOLDER_VARIABLE])
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        """Answer requests below `/cua_rl/adapters`, and pass the others on."""
+        if scope["type"] != "http" or not scope["path"].startswith(UPLOAD_PATH):
+            await self._app(scope, receive, send)
+            return
+        key = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if compare_digest(key, self._expected):
+            words = scope["path"].removeprefix(UPLOAD_PATH).strip("/").split("/")
+            status, body = await self._answer(scope["method"], words, receive)
+        else:
+            status, body = HTTPStatus.UNAUTHORIZED, {"error": {"message": "Unauthorized"}}
+        headers = [(b"content-type", b"application/json")]
+        if status != HTTPStatus.OK:  # what is left of the body is not read
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+    async def _answer(self, method: str, words: list[str], receive: _Receive) -> tuple[int, Mapping[str, Any]]:
+        match method, words:
+            case "GET", [""]:
+                return HTTPStatus.OK, {"folder": str(self._folder)}
+            case "GET", [name] if _NAME.fullmatch(name) and self._is_whole(name):
+                return HTTPStatus.OK, {}
+            case "DELETE", [name] if _NAME.fullmatch(name):
+                await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
+                return HTTPStatus.OK, {}
+            case "PUT", [name, file] if _NAME.fullmatch(name) and file in ADAPTER_FILES:
+                if await self._store(self._folder / name / file, receive):
+                    return HTTPStatus.OK, {}
+                return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {
+                    "error": {"message": f"expected at most {MAX_BYTES} bytes"}
+                }
+            case _:
+                message = f"expected {UPLOAD_PATH}/NAME/FILE with FILE one of {', '.join(ADAPTER_FILES)}"
+                return HTTPStatus.NOT_FOUND, {"error": {"message": message}}
+
+    def _is_whole(self, name: str) -> bool:
+        return all((self._folder / name / file).is_file() for file in ADAPTER_FILES)
+
+    async def _store(self, path: Path, receive: _Receive) -> bool:
+        """Write the body to `path`, which appears once it is whole; False if it is too long or ends early."""
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part = path.with_name(f"{path.name}.part")
+        num_bytes = 0
+        try:
+            with part.open("wb") as target:
+                while True:
+                    event = await receive()
+                    chunk: bytes = event.get("body", b"")
+                    num_bytes += len(chunk)
+                    if event["type"] == "http.disconnect" or num_bytes > MAX_BYTES:
+                        return False
+                    await asyncio.to_thread(target.write, chunk)
+                    if not event.get("more_body"):
+                        break
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return True

@@ -1,0 +1,73 @@
+"""Screenshots that a model server has processed already: requests name them instead of sending them again.
+
+vLLM keeps processed images under the name (`uuid`) that a request gave them; a later request may leave out their data.
+Otherwise its API process decodes and hashes every screenshot of the history for every turn (docs/performance.md).
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
+
+from cua_rl.renderers.image_urls import ImageUrls
+
+_FIRST_VERSION = (0, 32)
+"""Tested with this version; servers that ignore names would leave the images out of the prompt."""
+_MOST_NAMES = 65536
+MISSING_DATA = "data is not provided"
+"""What vLLM says of an image that it has dropped."""
+
+_Part = dict[str, object]
+
+
+def takes_names(version: str) -> bool:
+    """Whether a server of this vLLM version takes images by name."""
+    found = re.match(r"(\d+)\.(\d+)\.", version)
+    return found is not None and (int(found[1]), int(found[2])) >= _FIRST_VERSION
+
+
+def name_images(conversation: Sequence[Mapping[str, object]], urls: ImageUrls) -> None:
+    """Name every image of a Responses request by the SHA-256 of its bytes, in place."""
+    for part in _image_parts(conversation):
+        part["uuid"] = urls.sha256(str(part["image_url"]))
+
+
+class KnownImages:
+    """Names of the images that one server has, the most recently used last."""
+
+    def __init__(self) -> None:
+        self._names: dict[object, None] = {}
+
+    def leave_out(self, request: Mapping[str, object]) -> Mapping[str, object]:
+        """The request without the data of known images; the same object if it shows none."""
+        if not any(part.get("uuid") in self._names for part in _image_parts(request.get("input"))):
+            return request
+        conversation = cast("Sequence[Mapping[str, object]]", request["input"])
+        items = [{key: self._without_data(value) for key, value in item.items()} for item in conversation]
+        return {**request, "input": items}
+
+    def _without_data(self, content: object) -> object:
+        if not isinstance(content, list):
+            return content
+        parts = cast("list[_Part]", content)
+        return [{**part, "image_url": None} if part.get("uuid") in self._names else part for part in parts]
+
+    def add(self, request: Mapping[str, object]) -> None:
+        """Note that the server has answered this request."""
+        for part in _image_parts(request.get("input")):
+            if (name := part.get("uuid")) is not None:
+                self._names.pop(name, None)
+                self._names[name] = None
+        while len(self._names) > _MOST_NAMES:
+            del self._names[next(iter(self._names))]
+
+    def forget(self, request: Mapping[str, object]) -> None:
+        """Note that the server has dropped at least one image of this request."""
+        for part in _image_parts(request.get("input")):
+            self._names.pop(part.get("uuid"), None)
+
+
+def _image_parts(conversation: object) -> Iterator[_Part]:
+    for item in cast("Sequence[Mapping[str, object]]", conversation if isinstance(conversation, list) else ()):
+        for content in (item.get("content"), item.get("output")):
+            if isinstance(content, list):
+                yield from (part for part in cast("list[_Part]", content) if part.get("type") == "input_image")

@@ -1,0 +1,264 @@
+"""One model server with its adapters, as the sampling client operates it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Collection, Iterable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from cua_rl.errors import AdapterError, ConfigError, SamplingError, boundary
+from cua_rl.policy import AdapterRef
+from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_PATH
+from cua_rl.sampling.canary import Canary, canary_request, check_canary, parse_canary
+from cua_rl.sampling.known_images import MISSING_DATA, KnownImages
+from cua_rl.sampling.load import ServerLoad, parse_load
+from cua_rl.sampling.server import ModelServer
+
+if TYPE_CHECKING:
+    from cua_rl.sampling.http_client import HttpReply
+
+logger = logging.getLogger(__name__)
+
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.1, 5.0
+_LOAD_PATH, _UNLOAD_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+class RequestRejected(SamplingError):
+    """The model server refuses this request; sending it again does not help."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the model server answered {status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class ReplicaLost(SamplingError):
+    """The model server does not answer, and another one can do its work."""
+
+
+class Replica:
+    """One server and its adapters.
+
+    A request to a replica without siblings waits for a restart of the server, and is sent up to `max_attempts` times.
+    With siblings, it fails with `ReplicaLost` at the second connection failure, because another replica can answer it.
+    """
+
+    def __init__(
+        self,
+        server: ModelServer,
+        *,
+        namespace: str,
+        max_attempts: int,
+        request_timeout_s: float,
+        has_siblings: bool,
+    ) -> None:
+        from cua_rl.sampling.http_client import HttpClient  # aiohttp: 0.1 to 0.3 s that `--help` need not load
+
+        self.server = server
+        self.is_lost = False
+        """Whether it does not answer, so that nothing is sent to it."""
+        self.failure: str | None = None
+        """Why its server was given up."""
+        self.num_requests = 0
+        """Requests under way."""
+        self._namespace = namespace
+        self._http = HttpClient(server.base_url, timeout_s=request_timeout_s, api_key=server.api_key)
+        self._max_attempts = max_attempts
+        self._has_siblings = has_siblings
+        self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
+        self._images = KnownImages()
+        server.on_restart(self._restore)
+
+    def name_of(self, adapter: AdapterRef) -> str:
+        """The adapter's name on the server."""
+        return f"{adapter.name}-{self._namespace}"
+
+    async def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
+        """The request to load an adapter, whose files a server without our file system gets first."""
+        folder, name = self.server.model.adapter_folder, self.name_of(adapter)
+        if folder is None:
+            return {"lora_name": name, "lora_path": str(adapter.path)}
+        has_it = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{name}"))
+        for file in () if has_it.is_success else ADAPTER_FILES:
+            path = adapter.path / file
+            reply = await self._upload_request(self._http.put(f"{UPLOAD_PATH}/{name}/{file}", path))
+            if not reply.is_success:
+                raise AdapterError(
+                    f"expected {self.server.base_url} to take {path}, got {reply.status}: {reply.message}"
+                )
+        return {"lora_name": name, "lora_path": f"{folder}/{name}"}
+
+    async def _upload_request(self, request: Awaitable["HttpReply"]) -> "HttpReply":
+        try:
+            return await request
+        except (ConnectionError, TimeoutError, FileNotFoundError) as error:
+            lost = ReplicaLost if self._has_siblings and not isinstance(error, FileNotFoundError) else SamplingError
+            raise lost(f"cannot send an adapter to {self.server.base_url}: {error}") from error
+
+    @property
+    def loaded(self) -> tuple[AdapterRef, ...]:
+        """Its adapters, oldest first."""
+        return tuple(
+            adapter
+            for adapter, load in self._loads.items()
+            if load.done() and not load.cancelled() and load.exception() is None
+        )
+
+    async def load(self, adapter: AdapterRef) -> None:
+        """Load an adapter once, however many callers ask for it."""
+        load = self._loads.get(adapter)
+        if load is None:
+            load = self._loads[adapter] = asyncio.create_task(self._load(adapter), name=f"load-{adapter.name}")
+        try:
+            await asyncio.shield(load)
+        except (SamplingError, AdapterError, ConfigError):
+            self._loads.pop(adapter, None)
+            raise
+
+    async def _load(self, adapter: AdapterRef) -> None:
+        try:
+            await self._post(_LOAD_PATH, await self._load_body(adapter), max_server_errors=2)
+        except RequestRejected as rejected:
+            if _is_loaded_already(rejected.message):  # by an earlier attempt, or after a restart
+                return
+            if rejected.status == HTTPStatus.NOT_FOUND and rejected.message == "Not Found":
+                raise ConfigError(
+                    "expected a server whose adapters can change while it runs, got none that knows "
+                    f"{_LOAD_PATH}; start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                ) from rejected
+            raise AdapterError(
+                f"expected the model server to load adapter {adapter.name!r} from {adapter.path}, it answered "
+                f"{rejected.status}: {rejected.message}"
+            ) from rejected
+
+    async def unload(self, adapter: AdapterRef) -> None:
+        """Unload an adapter; it is no error if a restarted server does not know it."""
+        if self._loads.pop(adapter, None) is None:
+            return
+        try:
+            await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
+            if self.server.model.adapter_folder is not None:
+                await self._http.delete(f"{UPLOAD_PATH}/{self.name_of(adapter)}")
+        except (RequestRejected, ConnectionError, TimeoutError) as error:
+            logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
+
+    def forget_all_but(self, needed: Collection[AdapterRef]) -> None:
+        """Leave the other adapters to the process that has published them."""
+        for adapter in [loaded for loaded in self.loaded if loaded not in needed]:
+            del self._loads[adapter]
+
+    async def rejoin(self, adapters: Iterable[AdapterRef]) -> None:
+        """Load these adapters on a server that answers again; raises `SamplingError` or `AdapterError`.
+
+        Those that it still has beside them are unloaded with the next publication.
+        """
+        needed = set(adapters)
+        for adapter in needed:
+            self._loads.pop(adapter, None)  # the server may have been restarted
+        await asyncio.gather(*map(self.load, needed))
+
+    async def disconnect(self) -> None:
+        """End the requests under way: their connections may be dead without a sign."""
+        await self._http.close()
+
+    async def is_healthy(self) -> bool:
+        """Whether the server says so."""
+        try:
+            return (await self._http.get("/health")).is_success
+        except (ConnectionError, TimeoutError):
+            return False
+
+    async def fetch_load(self) -> ServerLoad:
+        """The server's load."""
+        with boundary(SamplingError, f"read the load of {self.server.base_url}"):
+            reply = await self._http.get("/metrics")
+            if not reply.is_success:
+                raise SamplingError(f"it answered {reply.status}: {reply.message}")
+            return parse_load(reply.text)
+
+    async def close(self) -> None:
+        """Drop connections; a later restart of the server restores no adapters."""
+        self._loads.clear()
+        await self._http.close()
+
+    async def prove(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float | None]:
+        """Verify the adapter with the canary and return what `check_canary` does; raises `AdapterError` as it does."""
+        path, request = canary_request(canary)
+        base, served = await asyncio.gather(
+            self.post_to(self.server.model.name, path, request),
+            self.post_to(self.name_of(adapter), path, request),
+        )
+        change, difference = check_canary(
+            adapter, canary, served=parse_canary(served, canary), base=parse_canary(base, canary)
+        )
+        logger.info("proved adapter=%s change_from_base=%.2e trainer_difference=%s", adapter.name, change, difference)
+        return change, difference
+
+    async def sample(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        """Post a request without the images that the server has; all of them if it has dropped one."""
+        if not self.server.model.takes_image_names:
+            return await self.post_to(model, path, payload)
+        shortened = self._images.leave_out(payload)
+        try:
+            body = await self.post_to(model, path, shortened)
+        except RequestRejected as rejected:
+            if shortened is payload or MISSING_DATA not in rejected.message:
+                raise
+            logger.info("the model server at %s dropped a screenshot, sending all of a prompt", self.server.base_url)
+            self._images.forget(payload)
+            body = await self.post_to(model, path, payload)
+        self._images.add(payload)
+        return body
+
+    async def post_to(self, model: str, path: str, payload: Mapping[str, object]) -> Mapping[str, object]:
+        """Post a request to a model by name; an adapter that the server has lost is loaded again once."""
+        try:
+            return await self._post(path, {**payload, "model": model})
+        except RequestRejected as rejected:
+            if rejected.status != HTTPStatus.NOT_FOUND or model not in map(self.name_of, self._loads):
+                raise
+        logger.warning("the model server at %s lost model=%s, loading it again", self.server.base_url, model)
+        await self._restore()
+        return await self._post(path, {**payload, "model": model})
+
+    async def _restore(self) -> None:
+        """Load all adapters again on a server that has lost them."""
+        for adapter in self.loaded:
+            with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
+                reply = await self._http.post(_LOAD_PATH, await self._load_body(adapter))
+            if not reply.is_success and not _is_loaded_already(reply.message):
+                raise SamplingError(f"cannot load adapter {adapter.name!r} again: {reply.message}")
+
+    async def _post(
+        self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
+    ) -> Mapping[str, object]:
+        """Post until the server answers or refuses, through restarts; `max_server_errors` 5xx count as a refusal."""
+        delay_s, failure, num_server_errors = _FIRST_DELAY_S, "", 0
+        for attempt in range(self._max_attempts):
+            if attempt:
+                logger.info("retry attempt=%d path=%s after %s", attempt, path, failure)
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            if not self._has_siblings:
+                await self.server.wait_until_ready()
+            try:
+                reply = await self._http.post(path, payload)
+            except (ConnectionError, TimeoutError) as error:
+                failure = str(error) or type(error).__name__
+                if self._has_siblings and (attempt or self.is_lost):
+                    raise ReplicaLost(f"the model server at {self.server.base_url} is lost: {failure}") from error
+                continue
+            if reply.is_success:
+                return reply.json
+            num_server_errors += not reply.is_client_error
+            if reply.is_client_error or num_server_errors == max_server_errors:
+                raise RequestRejected(reply.status, reply.message)
+            failure = f"status {reply.status}: {reply.message}"
+        raise SamplingError(
+            f"expected an answer from {self.server.base_url}{path}, got none in {self._max_attempts} attempts; "
+            f"the last one failed with {failure}"
+        )
+
+
+def _is_loaded_already(message: str) -> bool:
+    return "already been loaded" in message

@@ -1,0 +1,1 @@
+"""Recorded rollouts as files, and trajectories of others as rollouts."""

@@ -1,0 +1,272 @@
+"""Open formats of GUI trajectories, as JSON files with images beside or inside them.
+
+- ATIF, the Agent Trajectory Interchange Format of Harbor, version 1 (RFC 0001 of
+  github.com/harbor-framework/harbor): `schema_version`, `steps` with `message`, `tool_calls` and `observation`.
+- ADP, the Agent Data Protocol (arXiv:2510.24702, github.com/neulab/agent-data-protocol), to which AgentTrek and other
+  data sets were converted: `content` with items of a `class_`.
+- AndroidControl (arXiv:2406.03679, github.com/google-research/google-research/tree/master/android_control): the fields
+  of its records, `goal`, `screenshots`, `actions` and `step_instructions`, as JSON.
+
+A file holds one trajectory, a list of them, or one on each line (.jsonl). Images are paths relative to their file,
+base64, or `data:` URLs.
+"""
+
+import json
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from cua_rl.conversation import EncodedImage
+from cua_rl.devices.device import DeviceKind
+from cua_rl.errors import ConfigError
+from cua_rl.renderers.images import image_size
+from cua_rl.renderers.request_error import RequestError
+from cua_rl.trajectories.foreign_actions import OPENS_APP, ForeignAction, parse_code
+from cua_rl.trajectories.rows import Row
+
+Format = Literal["atif", "adp", "android_control"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """A screenshot that is read when it is needed."""
+
+    source: str
+    """A path, base64, or a `data:` URL."""
+    folder: Path
+
+    def load(self) -> EncodedImage:
+        """The image; raises `ConfigError`."""
+        try:
+            data = self._read()
+            width_px, height_px = image_size(data)
+        except (OSError, ValueError, RequestError) as error:
+            raise ConfigError(
+                f"expected a PNG or JPEG image at {self.source[:200]!r}, relative to {str(self.folder)!r}, got "
+                f"{error}; put the images where the file says"
+            ) from None
+        kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
+        return EncodedImage(data=data, format=kind, width_px=width_px, height_px=height_px)
+
+    def _read(self) -> bytes:
+        head, comma, tail = self.source.partition(",")
+        if head.startswith("data:") and comma:
+            return b64decode(tail, validate=True)
+        # PNG and JPEG begin with these in base64
+        if self.source.startswith(("iVBOR", "/9j/")) and len(self.source) > 200:
+            return b64decode(self.source, validate=True)
+        return (self.folder / self.source).read_bytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignStep:
+    """What the agent saw, thought and did."""
+
+    screen: Screen
+    action: ForeignAction
+    thought: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignTrajectory:
+    """A trajectory of another system."""
+
+    where: str
+    """File and place, for messages."""
+    trajectory_id: str
+    instruction: str
+    steps: tuple[ForeignStep, ...]
+    last_screen: Screen | None
+    """After the last step, where it was recorded."""
+    kind: DeviceKind
+    success: bool = True
+    """Data sets of demonstrations hold successes, unless they say otherwise."""
+
+
+def read_trajectories(path: Path, given: Format | None = None) -> Iterator[Callable[[], ForeignTrajectory]]:
+    """The trajectories of a file or folder, each parsed when it is called for; raises `ConfigError`."""
+    files = [path] if path.is_file() else sorted(file for kind in ("json", "jsonl") for file in path.rglob(f"*.{kind}"))
+    if not files:
+        raise ConfigError(f"path: expected a file or folder with trajectories, got {str(path)!r}; correct path")
+    for file in files:
+        for number, value in enumerate(_read_values(file), start=1):
+            yield _Parser(value=value, where=f"{file}, trajectory {number}", folder=file.parent, given=given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parser:
+    value: object
+    where: str
+    folder: Path
+    given: Format | None
+
+    def __call__(self) -> ForeignTrajectory:
+        kind = self.given or detect_format(self.value, self.where)
+        parse = {"atif": _parse_atif, "adp": _parse_adp, "android_control": _parse_android_control}[kind]
+        try:
+            found = parse(cast("Row", self.value), self.where, self.folder)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ConfigError(
+                f"expected a trajectory in the format {kind} in {self.where}, got one without what it needs "
+                f"({type(error).__name__}: {error}); correct it, or name its format"
+            ) from None
+        if not found.steps or not found.instruction:
+            raise ConfigError(
+                f"expected an instruction and steps with screenshots in {self.where}, got none; remove it"
+            )
+        return found
+
+
+def _read_values(file: Path) -> Iterator[object]:
+    try:
+        if file.suffix == ".jsonl":
+            with file.open(encoding="utf-8") as lines:
+                yield from (cast("object", json.loads(line)) for line in lines if line.strip())
+            return
+        content = cast("object", json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"expected JSON in {str(file)!r}, got {error}; correct it") from None
+    yield from cast("list[object]", content) if isinstance(content, list) else [content]
+
+
+def detect_format(value: object, where: str) -> Format:
+    """The format of a trajectory by its keys; raises `ConfigError`."""
+    keys: set[str] = set(cast("Row", value)) if isinstance(value, dict) else set()
+    if "steps" in keys and str(cast("Row", value).get("schema_version", "")).startswith("ATIF-v1"):
+        return "atif"
+    if {"id", "content"} <= keys:
+        return "adp"
+    if {"goal", "actions"} <= keys:
+        return "android_control"
+    raise ConfigError(
+        "expected a trajectory with schema_version ATIF-v1 and steps, with id and content (ADP), or with goal and "
+        f"actions (AndroidControl) in {where}, got {sorted(keys) or value!r}; convert it to one of these"
+    )
+
+
+def _parse_android_control(value: Row, where: str, folder: Path) -> ForeignTrajectory:
+    shots: Sequence[str] = value.get("screenshots") or value.get("screenshots_b64") or ()
+    screens = [Screen(source=str(shot), folder=folder) for shot in shots]
+    actions: Sequence[Row] = value["actions"]
+    if len(screens) not in (len(actions), len(actions) + 1):
+        raise ConfigError(
+            f"expected a screenshot before each of the {len(actions)} actions in {where}, and perhaps one after them, "
+            f"got {len(screens)}; correct it"
+        )
+    thoughts = [*map(str, value.get("step_instructions") or ()), *[None] * len(actions)]
+    steps = [
+        ForeignStep(screen=screen, action=ForeignAction(name=str(action["action_type"]), given=action), thought=thought)
+        for screen, action, thought in zip(screens, actions, thoughts, strict=False)
+    ]
+    return ForeignTrajectory(
+        where=where,
+        trajectory_id=f"android_control/{value.get('episode_id', where)}",
+        instruction=str(value["goal"]),
+        steps=_without_app_starts(steps, where),
+        last_screen=screens[-1] if len(screens) > len(actions) else None,
+        kind="android",
+    )
+
+
+def _without_app_starts(steps: Sequence[ForeignStep], where: str) -> tuple[ForeignStep, ...]:
+    """Without the apps that are opened by name at the beginning, which our tools cannot do: they begin in the app."""
+    first = next((place for place, step in enumerate(steps) if step.action.name not in OPENS_APP), len(steps))
+    return tuple(steps[first:])
+
+
+def _parse_adp(value: Row, where: str, folder: Path) -> ForeignTrajectory:
+    instruction, screen, steps, thought = "", None, list[ForeignStep](), None
+    is_seen_after = False
+    for item in cast("Sequence[Row]", value["content"]):
+        shown = item if item["class_"] == "image_observation" else item.get("image_observation")
+        actions: list[ForeignAction] = []
+        match item["class_"]:
+            case "text_observation" if not instruction and item.get("source") == "user":
+                instruction = str(item["content"])
+            case "message_action" if "</finish>" in str(item["content"]) or item is value["content"][-1]:
+                actions = [ForeignAction(name="finish", given={})]
+            case "message_action":
+                thought = str(item["content"])
+            case "api_action":
+                actions = [ForeignAction(name=str(item["function"]), given=item["kwargs"])]
+            case "code_action":
+                actions = list(parse_code(str(item["content"])))
+            case _ if shown is not None:
+                screen, is_seen_after = Screen(source=str(shown["content"]), folder=folder), True
+            case _:
+                pass  # what is written about the page is not what our agents see
+        if actions and screen is None:
+            raise ConfigError(f"expected a screenshot before the first action of {where}, got none; leave it out")
+        for action in actions:
+            told = item.get("description") or thought
+            steps.append(ForeignStep(screen=cast("Screen", screen), action=action, thought=told))
+            thought, is_seen_after = None, False
+    details: Row = value.get("details") or {}
+    return ForeignTrajectory(
+        where=where,
+        trajectory_id=f"adp/{value['id']}",
+        instruction=instruction,
+        steps=_without_app_starts(steps, where),
+        last_screen=screen if is_seen_after else None,
+        kind=_kind_of(details.get("platform")),
+        success=_success_of(details),
+    )
+
+
+def _parse_atif(value: Row, where: str, folder: Path) -> ForeignTrajectory:
+    instruction, screen, steps = "", None, list[ForeignStep]()
+    is_seen_after = False
+    for item in cast("Sequence[Row]", value["steps"]):
+        message, images = _read_content(item.get("message") or "", folder)
+        if item["source"] == "user" and not instruction:
+            instruction = message
+        if images:
+            screen = images[-1]
+        if item["source"] != "agent":
+            continue
+        for call in item.get("tool_calls") or ():
+            if screen is None:
+                raise ConfigError(f"expected a screenshot before the first action of {where}, got none; leave it out")
+            action = ForeignAction(name=str(call["function_name"]), given=call["arguments"])
+            thought = item.get("reasoning_content") or message or None
+            steps.append(ForeignStep(screen=screen, action=action, thought=thought))
+            is_seen_after = False
+        observation: Row = item.get("observation") or {}
+        results: Sequence[Row] = observation.get("results") or ()
+        for result in results:
+            _, images = _read_content(result.get("content") or "", folder)
+            if images:
+                screen, is_seen_after = images[-1], True
+    extra: Row = value.get("extra") or {}
+    return ForeignTrajectory(
+        where=where,
+        trajectory_id=f"atif/{value.get('session_id') or value.get('trajectory_id') or where}",
+        instruction=instruction,
+        steps=_without_app_starts(steps, where),
+        last_screen=screen if is_seen_after else None,
+        kind=_kind_of(extra.get("platform")),
+        success=_success_of(extra),
+    )
+
+
+def _read_content(content: object, folder: Path) -> tuple[str, list[Screen]]:
+    """Text and images of a message or an observation."""
+    if isinstance(content, str):
+        return content, []
+    parts = cast("Sequence[Row]", content)
+    texts = [str(part["text"]) for part in parts if part["type"] == "text"]
+    return "\n".join(texts), [
+        Screen(source=part["source"]["path"], folder=folder) for part in parts if part["type"] == "image"
+    ]
+
+
+def _kind_of(platform: object) -> DeviceKind:
+    words = {"android": "android", "mobile": "android", "phone": "android", "linux": "linux", "desktop": "linux"}
+    return cast("DeviceKind", words.get(str(platform).lower(), "browser"))
+
+
+def _success_of(details: Row) -> bool:
+    told = details.get("success", details.get("is_success", True))
+    return told if isinstance(told, bool) else str(told).lower() not in ("false", "0", "failure", "failed")

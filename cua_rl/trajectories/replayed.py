@@ -1,0 +1,191 @@
+"""Trajectories of other systems as rollouts: our agent works on the recorded screenshots, the recorded actions answer.
+
+Prompts and answers are therefore token for token what our agent reads and should write. Log-probabilities are 0: nobody
+sampled the answers.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from itertools import pairwise
+
+from cua_rl.actions import Action
+from cua_rl.agent.tools import tool_for
+from cua_rl.conversation import EncodedImage, Reasoning, ToolCall
+from cua_rl.devices.device import DeviceKind
+from cua_rl.errors import ConfigError, TaskError
+from cua_rl.judgement import Validation
+from cua_rl.renderers.renderer import Renderer
+from cua_rl.supervised.demonstrations import AnswerItems, DemonstratedTurn, demonstrate_turns
+from cua_rl.trajectories.foreign_actions import Arguments, UnknownAction, tool_arguments
+from cua_rl.trajectories.formats import ForeignTrajectory
+from cua_rl.trajectories.records import RolloutRecord, TaskRecord
+from cua_rl.types import ModelTurn, Reward, Rollout, StopReason, Turn
+
+_REWARD = "imported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """An answer, the screen that it answers, and the one that it leads to; None if that was not recorded."""
+
+    thought: str | None
+    arguments: Arguments
+    before: EncodedImage
+    after: EncodedImage | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _RecordedDevice:
+    """Shows what was recorded, whatever is done."""
+
+    kind: DeviceKind
+    calls: Sequence[_Call]
+    index: int = 0
+    """Of the call that is being answered."""
+    device_id: str = "recorded"
+
+    async def observe(self) -> EncodedImage:
+        """The screen before the call; the last one is shown again where none was recorded after it."""
+        if self.index < len(self.calls):
+            return self.calls[self.index].before
+        return self.calls[-1].after or self.calls[-1].before
+
+    async def execute(self, action: Action) -> None:
+        """Go on to the next screen."""
+        self.index += 1
+
+    async def query(self, name: str) -> str:
+        """Only screenshots were recorded."""
+        raise TaskError(f"expected no queries of a recorded device, got {name!r}")
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def replay(
+    trajectory: ForeignTrajectory, renderer: Renderer, *, step: int, index: int, started_at: float
+) -> RolloutRecord:
+    """The rollout of a trajectory, the group with this index of a step; raises `ConfigError` that names its place."""
+    try:
+        calls = _read_calls(trajectory)
+    except ConfigError as error:
+        kind = UnknownAction if isinstance(error, UnknownAction) else ConfigError
+        raise kind(f"{trajectory.where}: {error}") from None
+    device = _RecordedDevice(kind=trajectory.kind, calls=calls)
+    answers = [_answer(call, trajectory.kind) for call in calls]
+
+    async def answer(screen: EncodedImage) -> AnswerItems:
+        return answers[device.index]
+
+    demonstrated, outcome = await demonstrate_turns(trajectory.instruction, device, answer, max_turns=len(calls))
+    for turn in demonstrated:
+        if turn.agent.action_error is not None:
+            raise UnknownAction(f"{trajectory.where}: expected calls that our tools take, got {turn.answer!r}")
+    # the same trajectory always becomes the same rollout
+    name = sha256(f"{trajectory.where}/{trajectory.trajectory_id}".encode()).hexdigest()[:32]
+    turns = tuple(
+        _make_turn(turn, renderer, place, name, calls[place], started_at) for place, turn in enumerate(demonstrated)
+    )
+    task = TaskRecord(
+        task_id=trajectory.trajectory_id,
+        seed=0,
+        instruction=trajectory.instruction,
+        category="app",
+        difficulty="medium",
+        max_turns=len(calls),
+        tags=("imported",),
+    )
+    told = "success" if trajectory.success else "failure"
+    reward = 1.0 if trajectory.success else 0.0
+    rollout = Rollout(
+        rollout_id=name,
+        task_id=task.task_id,
+        seed=0,
+        group_index=index,
+        member_index=0,
+        device_id=device.device_id,
+        turns=turns,
+        stop_reason=StopReason.FINISHED if outcome.success_claimed is not None else StopReason.MAX_TURNS,
+        answer=outcome.answer,
+        validation=Validation(query=_REWARD, expected="success", actual=told, success=trajectory.success),
+        reward=Reward(total=reward, parts={_REWARD: reward}),
+        error=None,
+        started_at=started_at,
+        duration_s=0.0,
+    )
+    return RolloutRecord(
+        phase="step",
+        step=step,
+        group_id=f"imported-{name}",
+        task=task,
+        rollout=rollout,
+        max_turns=len(calls),
+        advantage=0.0,
+        training_logprobs=(None,) * len(turns),
+    )
+
+
+def _read_calls(trajectory: ForeignTrajectory) -> list[_Call]:
+    """What our agent would have answered at each step; a trajectory that does not say its end gets one."""
+    screens = [step.screen.load() for step in trajectory.steps]
+    last = None if trajectory.last_screen is None else trajectory.last_screen.load()
+    calls: list[_Call] = []
+    for step, (screen, following) in zip(trajectory.steps, pairwise([*screens, last]), strict=True):
+        assert screen is not None
+        parts = tool_arguments(step.action, screen, trajectory.kind)
+        for place, arguments in enumerate(parts):
+            is_last = place == len(parts) - 1
+            calls.append(
+                _Call(
+                    thought=step.thought if place == 0 else None,
+                    arguments=arguments,
+                    before=screen,
+                    after=following if is_last else screen,
+                )
+            )
+    ends = [call.arguments.get("action") in ("terminate", "answer") for call in calls]
+    if any(ends[:-1]):
+        calls = calls[: ends.index(True) + 1]
+    elif not ends[-1] and last is not None:
+        status = "success" if trajectory.success else "failure"
+        calls.append(_Call(thought=None, arguments={"action": "terminate", "status": status}, before=last, after=None))
+    return calls
+
+
+def _answer(call: _Call, kind: DeviceKind) -> AnswerItems:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    tool_call = ToolCall(call_id="imported", name=tool_for(kind).name, arguments=arguments)
+    return (tool_call,) if call.thought is None else (Reasoning(text=call.thought), tool_call)
+
+
+def _make_turn(
+    turn: DemonstratedTurn, renderer: Renderer, index: int, name: str, call: _Call, started_at: float
+) -> Turn:
+    conversation = turn.conversation()
+    whole, mask = renderer.render_supervised((*conversation.items, *turn.answer), conversation.tools)
+    num_sampled = next((length for length, trained in enumerate(reversed(mask)) if not trained), len(mask))
+    tokens = tuple(whole.token_ids(renderer.image_token_id)[-num_sampled:])
+    response_id = f"{name}-{index}"
+    has_after = turn.agent.after is not None and call.after is not None
+    return Turn(
+        index=index,
+        model=ModelTurn(
+            response_id=response_id,
+            prompt=renderer.render(conversation.items, conversation.tools),
+            sampled_tokens=tokens,
+            sampling_logprobs=(0.0,) * len(tokens),
+            policy_version=0,
+            stop="stop",
+            text=renderer.decode(tokens[:-1]),
+            failure=None,
+            prompt_matches_renderer=True,
+            request=turn.images.without_images(turn.request),
+            started_at=started_at,
+            duration_s=0.0,
+        ),
+        agent=replace(
+            turn.agent, response_id=response_id, after=turn.agent.after if has_after else None, durations_s={}
+        ),
+    )

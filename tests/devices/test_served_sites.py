@@ -1,0 +1,194 @@
+"""Servers of sites, without a browser: started, reset, used again, ended."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from cua_rl.devices.browser.served_site import SiteServers, run_guest
+from cua_rl.devices.browser.settings import SiteProgram
+from cua_rl.errors import DeviceError
+
+SERVER = """
+import http.server, json, os, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    count = 0
+    def do_GET(self):
+        Handler.count += 1
+        told = {"count": Handler.count, "uid": os.getuid(), "home": os.environ["HOME"], "names": sorted(os.environ)}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(told).encode())
+    def do_POST(self):
+        if self.path == "/reset":
+            Handler.count = 0
+        self.send_response(200 if self.path == "/reset" else 404)
+        self.end_headers()
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user can read, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "server.py").write_text(SERVER)
+        yield folder
+
+
+def site(folder: Path, **given: str | None) -> SiteProgram:
+    return SiteProgram(
+        command=f"{sys.executable} server.py {{port}}", folder=folder, **{"reset": "POST /reset"} | given
+    )
+
+
+def running_in(folder: Path) -> list[psutil.Process]:
+    """Servers that were started in the folder; it is their working directory."""
+    return [
+        process
+        for process in psutil.process_iter(["cwd", "cmdline"])
+        if process.info["cwd"] == str(folder) and "server.py" in (process.info["cmdline"] or [])
+    ]
+
+
+async def ask(url: str) -> dict[str, object]:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return (await client.get(url)).json()
+
+
+async def test_a_server_is_reset_before_it_is_used_again_and_ends_with_the_run(folder: Path) -> None:
+    servers = SiteServers()
+    first = await servers.take(site(folder))
+    assert (await ask(first.url))["count"] == 2  # the first request waited for the start
+    await first.release()
+    again = await servers.take(site(folder))
+    assert again is first
+    assert (await ask(again.url))["count"] == 1
+
+    other = await servers.take(site(folder))
+    assert other.port != first.port
+    assert len(running_in(folder)) >= 2
+    await servers.close()
+    assert running_in(folder) == []
+
+
+async def test_without_a_reset_every_rollout_gets_a_new_server(folder: Path) -> None:
+    servers = SiteServers()
+    first = await servers.take(site(folder, reset=None))
+    await first.release()
+    assert running_in(folder) == []
+    second = await servers.take(site(folder, reset=None))
+    assert (await ask(second.url))["count"] == 2
+    await servers.close()
+
+
+async def test_an_idle_server_of_another_site_makes_room(folder: Path) -> None:
+    servers = SiteServers()
+    first = await servers.take(site(folder))
+    await first.release()
+    second = await servers.take(site(folder, reset="POST /reset?other"))
+    assert not first.process.is_running
+    assert second.process.is_running
+    await servers.close()
+
+
+async def test_a_server_knows_nothing_of_our_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of our own")
+    servers = SiteServers()
+    told = await ask((await servers.take(site(folder))).url)
+    await servers.close()
+    assert "OPENAI_API_KEY" not in told["names"]  # pyright: ignore[reportOperatorIssue]
+    assert told["home"] != os.environ["HOME"]
+    assert not Path(str(told["home"])).exists()
+
+
+async def test_what_cannot_start_or_be_reset_says_what_it_printed(folder: Path) -> None:
+    servers = SiteServers()
+    (folder / "broken.py").write_text("raise SystemExit('no database here')")
+    broken = SiteProgram(command=f"{sys.executable} broken.py {{port}}", folder=folder)
+    with pytest.raises(DeviceError, match="no database here"):
+        await servers.take(broken)
+
+    for reset, complaint in (
+        ("POST /nowhere", "it answered 404"),
+        (f"{sys.executable} broken.py", "status 1: no database here"),
+    ):
+        await (await servers.take(site(folder, reset=reset))).release()
+        with pytest.raises(DeviceError, match=complaint):
+            await servers.take(site(folder, reset=reset))
+    assert running_in(folder) == []
+
+
+async def test_a_reset_may_be_a_command_that_is_told_the_address(folder: Path) -> None:
+    (folder / "reset.py").write_text(
+        "import sys, urllib.request\n"
+        "urllib.request.urlopen(urllib.request.Request(sys.argv[1] + '/reset', method='POST'))\n"
+    )
+    servers = SiteServers()
+    program = site(folder, reset=f"{sys.executable} reset.py {{url}}")
+    first = await servers.take(program)
+    await ask(first.url)
+    await first.release()
+    assert (await ask((await servers.take(program)).url))["count"] == 1
+    await servers.close()
+
+
+async def test_a_server_that_died_is_not_lent_again(folder: Path) -> None:
+    servers = SiteServers()
+    first = await servers.take(site(folder))
+    for process in running_in(folder):
+        process.kill()
+    await first.process.wait()
+    with pytest.raises(DeviceError, match="expected the site to run until the rollout ends"):
+        first.require_running()
+    await first.release()
+    assert (await servers.take(site(folder))) is not first
+    await servers.close()
+
+
+async def test_a_program_that_hangs_ends_when_it_is_cancelled(folder: Path) -> None:
+    (folder / "server.py").write_text("import time; time.sleep(100)")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await run_guest((sys.executable, "server.py"), folder, {})
+    assert running_in(folder) == []
+
+
+def test_servers_end_when_the_controller_is_killed(folder: Path) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from cua_rl.devices.browser.served_site import SiteServers\n"
+        "from cua_rl.devices.browser.settings import SiteProgram\n"
+        "async def main():\n"
+        "    await SiteServers().take(SiteProgram(command=sys.argv[1], folder=Path(sys.argv[2])))\n"
+        "    print('up', flush=True)\n"
+        "    await asyncio.sleep(100)\n"
+        "asyncio.run(main())\n"
+    )
+    arguments = [site(folder).command, str(folder)]
+    controller = subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True)
+    assert controller.stdout is not None
+    assert controller.stdout.readline() == "up\n"
+    assert running_in(folder)
+    controller.send_signal(signal.SIGKILL)
+    controller.wait()
+    controller.stdout.close()
+
+    deadline = time.monotonic() + 20.0
+    while running_in(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,113 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cua_rl.planning.fleet import Prices, Scenario, Schedule, Speed, bounds, find_bottleneck, one_more
+from tests.planning.scenarios import make_scenario
+
+
+def test_bounds_are_what_the_arithmetic_says() -> None:
+    limits = bounds(make_scenario(workload={"controller_s": 0.5}, server=Speed(alone_s=0.9, each_s=0.1)))
+
+    # a rollout alone: 2 + 4 * (2 + 0.5 + 1) + 1 = 17 s, on 10 devices
+    assert limits["devices"] == pytest.approx(3600 * 10 / 17)
+    # 10 requests at a time take 0.9 + 10 * 0.1 = 1.9 s, and a rollout has 4
+    assert limits["sampling"] == pytest.approx(3600 * 10 / (4 * 1.9))
+    # 100 tokens at 0.01 s
+    assert limits["training"] == pytest.approx(3600)
+    assert limits["controller"] == pytest.approx(3600 / (4 * 0.5))
+
+
+def test_groups_that_teach_nothing_cost_the_trainer_nothing_and_ranks_share_the_rest() -> None:
+    scenario = make_scenario(workload={"constant_group_frac": 0.5}, placement={"num_trainers": 4})
+
+    assert bounds(scenario)["training"] == pytest.approx(3600 * 2 * 4)
+
+
+def test_on_shared_gpus_sampling_and_training_follow_each_other() -> None:
+    limits = bounds(make_scenario(placement={"is_shared": True}))
+
+    # sampling allows 10 / 4 rollouts a second, training 1: together 1 / (0.4 + 1)
+    assert limits["sampling and training"] == pytest.approx(3600 / 1.4)
+    assert "sampling" not in limits
+    assert "training" not in limits
+
+
+@pytest.mark.parametrize(
+    ("rollouts_per_hour", "bottleneck"),
+    [(2390.0, "devices"), (1801.0, "devices"), (1700.0, "schedule")],
+)
+def test_the_lowest_bound_is_the_bottleneck_unless_the_loop_stays_far_below_it(
+    rollouts_per_hour: float, bottleneck: str
+) -> None:
+    limits = bounds(make_scenario())
+
+    assert limits["devices"] == pytest.approx(2400)  # training 3,600, sampling 9,000
+    assert find_bottleneck(limits, rollouts_per_hour) == bottleneck
+
+
+def test_one_more_of_each_changes_one_thing_each() -> None:
+    scenario = make_scenario(workload={"controller_s": 0.1}, placement={"gpus_per_server": 2}, num_devices=40)
+
+    more = one_more(scenario)
+
+    assert list(more) == [
+        "+ 2 GPUs for sampling",
+        "+ 1 GPU for training",
+        "+ 4 devices",
+        "+ 1 rollout worker",
+        "+ 1 step of policy lag",
+    ]
+    assert [one.fleet.placement.num_gpus for one in more.values()] == [5, 4, 3, 3, 3]
+    assert more["+ 4 devices"].fleet.num_devices == 44
+    assert more["+ 1 step of policy lag"].schedule.max_lag == 1
+
+
+def test_a_shared_gpu_gets_company_and_a_processor_does_not() -> None:
+    shared = one_more(make_scenario(placement={"is_shared": True}))
+    on_cpu = one_more(make_scenario(placement={"is_shared": True, "gpus_per_server": 0}))
+
+    assert shared["+ 1 GPU, training apart"].fleet.placement.num_gpus == 2
+    assert list(on_cpu) == ["+ 1 device", "+ 1 step of policy lag"]
+
+
+def test_gpus_and_devices_are_paid_by_the_hour_and_a_shared_gpu_once() -> None:
+    prices = Prices(gpu=3.0, device=0.5)
+
+    assert prices.per_hour(make_scenario().fleet) == 2 * 3.0 + 10 * 0.5
+    assert prices.per_hour(make_scenario(placement={"is_shared": True}).fleet) == 3.0 + 10 * 0.5
+
+
+SCENARIOS = st.builds(
+    lambda devices, servers, trainers, alone, each, device_s, shared: make_scenario(
+        workload={"start_s": device_s},
+        placement={"num_servers": servers, "num_trainers": trainers, "is_shared": shared},
+        num_devices=devices,
+        server=Speed(alone_s=alone, each_s=each),
+        schedule=Schedule(groups_per_batch=4, group_size=4, max_lag=1),
+    ),
+    st.integers(1, 5000),
+    st.integers(1, 32),
+    st.integers(1, 32),
+    st.floats(0.01, 100),
+    st.floats(0, 10),
+    st.floats(0, 100),
+    st.booleans(),
+)
+
+
+@given(SCENARIOS)
+def test_more_of_anything_lowers_no_bound(scenario: Scenario) -> None:
+    before = bounds(scenario)
+
+    fleet, placed = scenario.fleet, scenario.fleet.placement
+    for more in (
+        replace(fleet, num_devices=fleet.num_devices + 1),
+        replace(fleet, num_controllers=2),
+        replace(fleet, placement=replace(placed, num_servers=placed.num_servers + 1)),
+        replace(fleet, placement=replace(placed, num_trainers=placed.num_trainers + 1)),
+    ):
+        after = bounds(replace(scenario, fleet=more))
+        assert all(after[name] >= before[name] * (1 - 1e-9) for name in before)

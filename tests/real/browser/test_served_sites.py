@@ -1,0 +1,191 @@
+"""Sites with state in a real browser, a server per page: eight at a time, and nothing crosses."""
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cua_rl.actions import Click, TypeText
+from cua_rl.devices.browser.page import BrowserPage
+from cua_rl.devices.browser.served_site import ServedSite
+from cua_rl.devices.pool import open_pool
+from cua_rl.errors import ConfigError, DeviceError, TaskError
+from cua_rl.judgement import Validation
+from cua_rl.task_loader import load_tasks
+from cua_rl.tasks.page_tasks import PAGE_BROWSER, UserPages
+from cua_rl.tasks.readiness import prepare, validate
+from cua_rl.tasks.source_config import parse_sources
+from cua_rl.tasks.task import Task
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "sites" / "shopping_list"
+CALLS = "\n    with open(__file__ + '.calls', 'a') as calls:\n        print(url, file=calls)\n"
+"""What the verifiers share notes its calls beside itself."""
+
+
+@pytest.fixture
+def site() -> Iterator[Path]:
+    """A copy of the example that every user can read, and whose verifiers may write."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "shopping_list"
+        Path(name).chmod(0o755)
+        shutil.copytree(EXAMPLE, folder)
+        shared = folder / "verifiers" / "site_state.py"
+        shared.write_text(shared.read_text().replace('as wanted."""\n', f'as wanted."""{CALLS}'))
+        (folder / "verifiers").chmod(0o777)
+        yield folder
+
+
+def source(folder: Path, **given: object) -> dict[str, object]:
+    command = f"{sys.executable} server.py --port {{port}}"
+    return {
+        "source_type": "page",
+        "file_path": str(folder),
+        "site_command": command,
+        "reset": "POST /api/reset",
+    } | given
+
+
+def calls(folder: Path) -> list[str]:
+    """The address that each call of `compare` was told."""
+    return (folder / "verifiers" / "site_state.py.calls").read_text().splitlines()
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cwd", "cmdline"])
+        if process.info["cwd"] == str(folder) and "server.py" in (process.info["cmdline"] or [])
+    ]
+
+
+async def buy(page: BrowserPage, name: str) -> None:
+    """Add an item as an agent does."""
+    await page.execute(Click(x=400, y=54))
+    await page.execute(TypeText(text=name))
+    await page.execute(Click(x=950, y=54))
+
+
+async def test_eight_at_a_time_see_their_own_state_alone_and_are_checked_once_each(site: Path) -> None:
+    sources = source(site)
+    tasks = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER)
+    (coffee,) = (template for template in tasks.templates if template.task_id == "shopping_list/add_coffee")
+    ports: set[int] = set()
+
+    async def work(number: int, all_are_here: asyncio.Barrier) -> Validation:
+        """One buys coffee, the others something else, all at the same time."""
+        task = coffee.make_task(number)
+        async with pool.lease(task.device_request()) as page:
+            await prepare(task, page)
+            assert isinstance(page, BrowserPage)
+            assert isinstance(page.site, ServedSite)
+            ports.add(page.site.port)
+            await all_are_here.wait()
+            name = "Coffee" if number == 3 else f"Thing {number}"
+            await buy(page, name)
+            await all_are_here.wait()
+            text = await page.query("text")
+            assert f"{name} × 1" in text
+            assert "Bread × 1" in text
+            assert text.count("Remove") == 6  # five from the beginning, one of its own
+            return await validate(task, page, None)
+
+    async with UserPages(parse_sources(sources)) as backend, open_pool(backend, max_devices=8) as pool:
+        for _ in range(2):
+            barrier = asyncio.Barrier(8)
+            found = await asyncio.gather(*(work(number, barrier) for number in range(8)))
+            assert [validation.success for validation in found] == [number == 3 for number in range(8)]
+            assert found[0].actual == "not as wanted: Coffee, Thing 0"
+            assert found[0].score == pytest.approx(5 / 7)
+        assert len(ports) == 8  # those of the first round were used again
+        assert len(calls(site)) == 16
+        assert len(set(calls(site))) == 8
+        assert len(servers(site)) >= 8
+    assert servers(site) == []
+
+
+async def test_every_task_of_the_example_can_be_done_by_pixel(site: Path) -> None:
+    def row(number: int) -> int:
+        return 54 + 110 * (number + 1)
+
+    done, more, remove = 76, 796, 940
+    acts: dict[str, list[tuple[int, int]]] = {
+        "tick_bread": [(done, row(0))],
+        "more_eggs": [(more, row(1))] * 4,
+        "clear_done": [(remove, row(4)), (remove, row(2))],
+        "count_open": [],
+    }
+    sources = source(site)
+    tasks = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER)
+    async with UserPages(parse_sources(sources)) as backend:
+        for template in tasks.templates:
+            task = template.make_task(0)
+            page = await backend.make(task.device_request())
+            assert isinstance(page, BrowserPage)
+            await prepare(task, page)
+            assert not (await validate(task, page, "2")).success
+            for x, y in acts.get(template.short_name, []):
+                await page.execute(Click(x=x, y=y))
+            if template.short_name == "add_coffee":
+                await buy(page, "Coffee")
+            assert (await validate(task, page, "There are 3.")).success, template.task_id
+            await page.close()
+
+
+async def test_a_page_reaches_no_other_site_and_a_site_that_dies_is_a_fault(site: Path) -> None:
+    sources = source(site)
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with UserPages(parse_sources(sources)) as backend:
+        page, other = [await backend.make(task.device_request()) for _ in range(2)]
+        assert isinstance(page, BrowserPage)
+        assert isinstance(other, BrowserPage)
+        await prepare(task, page)
+        assert isinstance(other.site, ServedSite)
+        script = "url => fetch(url, { mode: 'no-cors' }).then(() => 'through', () => 'blocked')"
+        assert await page.evaluate(script, f"{other.site.url}api/state") == "blocked"
+
+        assert isinstance(page.site, ServedSite)
+        port = page.site.port
+        for process in servers(site):
+            if str(port) in process.cmdline() and "process_guard.py" not in " ".join(process.cmdline()):
+                process.kill()
+        await page.site.process.wait()
+        with pytest.raises(DeviceError, match="expected the site to run"):
+            await validate(task, page, None)
+        await page.close()
+        await other.close()
+
+
+async def test_a_site_that_does_not_start_ends_the_run_before_its_first_rollout(site: Path) -> None:
+    (site / "server.py").write_text("raise SystemExit('the database is not here')")
+    with pytest.raises(ConfigError, match=r"the database is not here; correct site_command"):
+        async with UserPages(parse_sources(source(site))):
+            pass
+
+
+async def test_a_check_that_fails_itself_is_no_reward(site: Path) -> None:
+    (site / "verifiers" / "tick_bread.py").write_text("def verify(url):\n    raise OSError('no route')\n")
+    sources = source(site, task_names=["tick_bread"])
+    task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with UserPages(parse_sources(sources)) as backend:
+        page = await backend.make(task.device_request())
+        await prepare(task, page)
+        with pytest.raises(TaskError, match="no route"):
+            await partial(validate, task, page)(None)
+        await page.close()
+
+
+async def test_pages_that_we_do_not_serve_are_checked_by_programs_too(site: Path) -> None:
+    check = {"command": f"{sys.executable} -c \"import os; print('true' if '{{url}}' == 'http://127.0.0.1:9' else 1)\""}
+    task = {"url": "http://127.0.0.1:9/shop", "instruction": "Look.", "check": check}
+    sources: dict[str, object] = {"source_type": "page", "pages": [task]}
+    made: Task = load_tasks(sources, seed=0, split="train", device=PAGE_BROWSER).templates[0].make_task(0)
+    async with UserPages(parse_sources(sources)) as backend:
+        page = await backend.make(made.device_request())
+        assert (await validate(made, page, "yes")).success
+        await page.close()

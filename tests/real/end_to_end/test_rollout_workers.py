@@ -1,0 +1,97 @@
+"""A run whose rollouts are in worker processes, its own and one by hand; one is killed in the middle of a step."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from sqlalchemy import text
+
+from cua_rl.database.postgres import running_postgres_url
+from cua_rl.processes import free_port
+from cua_rl.run.recorded_run import open_run_database
+from cua_rl.sampling.server import VllmServer
+from tests.real.end_to_end.runs import Run, survivors
+
+_ATTEMPTS = """
+    SELECT g.id AS group_pk, r.member_index, r.status, r.error, r.started_at, r.ended_at, r.num_turns,
+           (SELECT count(*) FROM turns t WHERE t.rollout_pk = r.id) AS num_turn_rows
+    FROM rollouts r JOIN groups g ON g.id = r.group_pk WHERE g.step_id IS NOT NULL
+    ORDER BY g.id, r.member_index, r.started_at, r.status = 'completed'
+"""
+
+
+def workers(run: Run) -> list[psutil.Process]:
+    """The workers themselves, without their guards."""
+    found: list[psutil.Process] = []
+    for process in run.owned():
+        line = " ".join(process.cmdline())
+        if "cua_rl.recipes.rollout_worker" in line and "process_guard" not in line:
+            found.append(process)
+    return found
+
+
+def is_acting(folder: Path) -> bool:
+    """Whether most of the 16 rollouts of the second step are on devices, so that each worker has some."""
+    url = running_postgres_url(folder / "postgres")
+    if url is None:
+        return False
+    query = """SELECT count(*) >= 12 FROM rollouts r JOIN groups g ON g.id = r.group_pk JOIN steps s ON s.id = g.step_id
+               WHERE s.step = 2 AND r.status = 'running'"""
+    with psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(query).fetchone() == (True,)
+
+
+def start_by_hand(port: int, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cua_rl.recipes.rollout_worker", f"controller=http://127.0.0.1:{port}"]
+    with log.open("wb") as output:
+        return subprocess.Popen([*command, "device_slots=8", "patience_s=120"], stdout=output, stderr=output)
+
+
+async def load_attempts(folder: Path) -> Sequence[Any]:
+    async with open_run_database(str(folder), os.environ) as (database, _), database.sessions() as session:
+        return (await session.execute(text(_ATTEMPTS))).all()
+
+
+@pytest.mark.timeout(600)
+def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
+    server: VllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, port = tmp_path / "run", free_port()
+    monkeypatch.setenv("ROLLOUT_WORKER_TOKEN", "token-of-the-test")
+    options = ("rollout_workers=2", "skip_baseline=true", "num_eval_rollouts=4", "max_steps=3", "monitor=false")
+    by_hand = start_by_hand(port, tmp_path / "worker.log")  # it waits for the run, and joins before its own workers do
+    run = Run(folder, *options, f"base_url={server.base_url}", f"workers.port={port}")
+    run.wait_for(lambda: run.steps())
+    owned = run.owned()
+    assert len(workers(run)) == 2
+    run.wait_for(lambda: is_acting(folder))
+    os.kill(workers(run)[0].pid, signal.SIGKILL)
+
+    assert run.finish() == 0, run.output()
+    assert survivors(owned) == []
+    assert by_hand.wait(timeout=30) == 0, (tmp_path / "worker.log").read_text()
+    assert len(run.steps()) == 3
+    attempts: dict[tuple[int, int], list[Any]] = {}
+    for row in asyncio.run(load_attempts(folder)):
+        attempts.setdefault((row.group_pk, row.member_index), []).append(row)
+    assert len(attempts) == 3 * 4 * 4
+    for tried in attempts.values():
+        assert [row.status for row in tried] in (["completed"], ["failed", "completed"])
+        assert [row.num_turns for row in tried] == [row.num_turn_rows for row in tried]
+    again = [tried for tried in attempts.values() if len(tried) == 2]
+    assert 1 <= len(again) <= 8
+    for lost, repeated in again:
+        assert "was given up: its process ended with status 137" in lost.error
+        assert (repeated.started_at - lost.ended_at).total_seconds() < 30
+    command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"log_path={folder}"]
+    rebuilt = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr
+    assert rebuilt.stdout.count("equal") == 3

@@ -1,0 +1,117 @@
+"""Trajectories of others: imported, trained on, exported and imported again with equal tokens and images."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from cua_rl.database.models import Screenshot
+from cua_rl.database.queries import latest_trainings
+from cua_rl.database.rebuild import load_groups
+from cua_rl.models import TINY_QWEN3_VL
+from cua_rl.recipes.export_trajectories import main as export_trajectories
+from cua_rl.recipes.import_trajectories import main as import_trajectories
+from cua_rl.recipes.sft import main as sft
+from cua_rl.reporting.json_lines import read_records
+from cua_rl.run.recorded_run import open_run_database
+from cua_rl.types import Rollout
+from tests.trajectories.files import adp, atif, write_android_control
+
+pytest.importorskip("pyarrow", reason="`make setup` installs pyarrow")
+
+
+async def read(folder: Path) -> tuple[list[Rollout], dict[str, bytes]]:
+    """All rollouts of a run's steps, and its images by hash."""
+    async with open_run_database(str(folder), {}) as (database, _), database.sessions() as session:
+        (training,) = await latest_trainings(session, limit=2)
+        assert (training.run_name, training.status) == (folder.name, "completed")
+        rollouts = [
+            rollout
+            for step in range(1, training.num_completed_steps + 1)
+            for group in await load_groups(session, training.training_id, step)
+            for rollout in group.rollouts
+        ]
+        images = {row.sha256: row.data for row in await session.scalars(select(Screenshot))}
+        return rollouts, images
+
+
+def run(main: Callable[[Sequence[str]], int], *arguments: str) -> None:
+    assert main(list(arguments)) == 0
+
+
+def test_import_train_export_import(tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    write_android_control(files)
+    (files / "adp.json").write_text(json.dumps(adp(files)))
+    (files / "atif.json").write_text(json.dumps(atif(files)))
+    imported = tmp_path / "imported"
+
+    run(import_trajectories, f"path={files}", f"log_path={imported}")
+    rollouts, images = asyncio.run(read(imported))
+    assert sorted(rollout.task_id for rollout in rollouts) == [
+        "adp/trek-1",
+        "android_control/7",
+        "android_control/8",
+        "atif/s1",
+    ]
+
+    small = ["max_steps=2", "batch_size=2", "num_eval_conversations=1", "num_threads=1", "learning_rate=0.002"]
+    trained = tmp_path / "trained"
+    run(sft, "data=rollouts", f"from_run={imported}", f"log_path={trained}", *small)
+    losses = [record["loss/cross_entropy"] for record in read_records(trained / "metrics.jsonl") if record["step"]]
+    assert all(isinstance(loss, float) and 0 < loss < 100 for loss in losses)
+
+    for kind in ("huggingface", "atif"):
+        run(export_trajectories, f"run={imported}", f"out={tmp_path / kind}", f"format={kind}")
+        run(import_trajectories, f"path={tmp_path / kind}", f"log_path={tmp_path / 'again' / kind}")
+        again, its_images = asyncio.run(read(tmp_path / "again" / kind))
+        assert again == rollouts  # every token, log-probability, version, reward and action
+        assert its_images == images
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["path=nowhere", "log_path=new"], "path: expected a file or folder with trajectories"),
+        (["path={files}", "log_path=new"], "trajectory 1: expected an action with a counterpart in our tools"),
+        (["path={files}", "log_path={files}"], "log_path: expected a folder that does not exist or is empty"),
+        (["path={files}", "log_path=new", "model_name=/no/model"], "/no/model"),
+        (["path={files}/set", "log_path=new"], "run.json"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_and_leaves_nothing(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    path = write_android_control(files)
+    path.write_text(path.read_text().replace('"click"', '"teleport"'))
+    (files / "set").mkdir()
+    (files / "set" / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+
+    status = import_trajectories([argument.format(files=files) for argument in arguments])
+
+    assert status == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_unreadable_trajectories_can_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_android_control(tmp_path)
+    path.write_text(path.read_text().replace('"click"', '"teleport"'))
+
+    arguments = [f"path={path}", f"log_path={tmp_path / 'run'}", "unreadable=skip", f"model_name={TINY_QWEN3_VL}"]
+    assert import_trajectories(arguments) == 0
+
+    said = capsys.readouterr().out
+    assert "1 of 2 left out, such as" in said
+    assert "1 rollouts with 3 turns" in said

@@ -1,0 +1,111 @@
+"""Adapters that travel to a server without a shared file system."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from cua_rl.errors import AdapterError, SamplingError
+from cua_rl.http_server import serve_app
+from cua_rl.policy import AdapterRef
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_FOLDER_VARIABLE, UPLOAD_PATH, AdapterUpload
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.server import ExternalServer
+from tests.sampling.fake_vllm import FakeVllm
+
+KEY = {"Authorization": "Bearer of-the-server"}
+
+
+@pytest_asyncio.fixture
+async def served(
+    renderer: Qwen3VLRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[tuple[str, FakeVllm, Path]]:
+    folder = tmp_path / "there"
+    monkeypatch.setenv(UPLOAD_FOLDER_VARIABLE, str(folder))
+    monkeypatch.setenv("VLLM_API_KEY", "of-the-server")
+    fake = FakeVllm(renderer)
+    async with serve_app(AdapterUpload(fake.app()), "127.0.0.1", 0, grace_s=0) as url:
+        yield url, fake, folder
+
+
+def make_adapter(folder: Path, version: int) -> AdapterRef:
+    folder.mkdir()
+    for file in ADAPTER_FILES:
+        (folder / file).write_bytes(f"{file} {version}".encode() * 100_000)
+    return AdapterRef(path=folder, policy_version=version)
+
+
+async def test_an_adapter_is_sent_before_it_is_loaded_and_removed_after_it_is_unloaded(
+    served: tuple[str, FakeVllm, Path], tmp_path: Path
+) -> None:
+    url, fake, folder = served
+    first, second = (make_adapter(tmp_path / str(version), version) for version in (1, 2))
+    async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
+        await client.publish(first)
+        arrived = folder / "policy-000001-run"
+        assert fake.adapters == {"policy-000001-run": str(arrived)}
+        assert [(arrived / file).read_bytes() for file in ADAPTER_FILES] == [
+            (first.path / file).read_bytes() for file in ADAPTER_FILES
+        ]
+        await client.publish(second)
+    assert [path.name for path in folder.iterdir()] == ["policy-000002-run"]
+
+
+async def test_an_adapter_that_is_there_is_not_sent_again(served: tuple[str, FakeVllm, Path], tmp_path: Path) -> None:
+    url, fake, _ = served
+    adapter = make_adapter(tmp_path / "1", 1)
+    async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
+        await client.publish(adapter)
+    for file in ADAPTER_FILES:
+        (adapter.path / file).unlink()  # another process of the run, on another host, has no such files
+    fake.adapters.clear()
+    async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
+        await client.publish(adapter)
+    assert list(fake.adapters) == ["policy-000001-run"]
+
+
+async def test_an_adapter_that_is_nowhere_is_an_error(served: tuple[str, FakeVllm, Path], tmp_path: Path) -> None:
+    async with ExternalServer(served[0]) as server, SamplingClient(server, namespace="run") as client:
+        with pytest.raises(SamplingError, match=r"cannot send an adapter.*adapter_config\.json"):
+            await client.publish(AdapterRef(path=tmp_path / "missing", policy_version=1))
+
+
+async def test_a_server_without_room_refuses_the_adapter(
+    served: tuple[str, FakeVllm, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, fake, folder = served
+    monkeypatch.setattr("cua_rl.sampling.adapter_upload.MAX_BYTES", 1000)
+    async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
+        with pytest.raises(AdapterError, match="at most 1000 bytes"):
+            await client.publish(make_adapter(tmp_path / "1", 1))
+    assert not fake.adapters
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("PUT", f"{UPLOAD_PATH}/name/adapter_config.json", {}, 401),
+        ("PUT", f"{UPLOAD_PATH}/name/adapter_config.json", {"Authorization": "Bearer wrong"}, 401),
+        ("GET", UPLOAD_PATH, {}, 401),
+        ("GET", f"{UPLOAD_PATH}/missing", KEY, 404),
+        ("DELETE", f"{UPLOAD_PATH}/name", {}, 401),
+        ("PUT", f"{UPLOAD_PATH}/name/other.py", KEY, 404),
+        ("PUT", f"{UPLOAD_PATH}/%2e%2e/adapter_config.json", KEY, 404),
+        ("PUT", f"{UPLOAD_PATH}/a%2fb/adapter_config.json", KEY, 404),
+        ("DELETE", f"{UPLOAD_PATH}/..%2f..", KEY, 404),
+        ("DELETE", f"{UPLOAD_PATH}/", KEY, 404),
+        ("POST", f"{UPLOAD_PATH}/name/adapter_config.json", KEY, 404),
+    ],
+)
+async def test_strangers_and_other_paths_are_refused(
+    served: tuple[str, FakeVllm, Path], method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    url, _, folder = served
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        response = await client.request(method, path, headers=headers, content=b"x")
+    assert response.status_code == status
+    assert list(folder.rglob("*")) == []

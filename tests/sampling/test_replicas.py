@@ -1,0 +1,196 @@
+"""Several model servers behind one client: whose requests go where, and what happens when one is lost."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cua_rl.errors import AdapterError, ConfigError, SamplingError
+from cua_rl.http_server import serve_app
+from cua_rl.policy import AdapterRef
+from cua_rl.processes import free_port
+from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
+from cua_rl.sampling.canary import Canary
+from cua_rl.sampling.client import SamplingClient
+from cua_rl.sampling.server import ExternalServer
+from cua_rl.sampling.vllm_responses import RESPONSES_PATH
+from tests.sampling.fake_vllm import FakeVllm
+
+REQUEST = {"input": "hi", "max_output_tokens": 8}
+CANARY = Canary(tokens=(1, 2, 3), changes_model=True)
+
+
+def adapter(version: int, path: str = "adapter") -> AdapterRef:
+    return AdapterRef(path=Path(path), policy_version=version)
+
+
+class Fleet:
+    """Fake servers that can leave and come back at their addresses, and a client of them all."""
+
+    def __init__(self, renderer: Qwen3VLRenderer, size: int) -> None:
+        self.fakes = [FakeVllm(renderer) for _ in range(size)]
+        self.client: SamplingClient
+        self._ports = [free_port() for _ in range(size)]
+        self._running = [AsyncExitStack() for _ in range(size)]
+
+    def url(self, index: int) -> str:
+        return f"http://127.0.0.1:{self._ports[index]}"
+
+    async def start(self, index: int) -> None:
+        serving = serve_app(self.fakes[index].app(), "127.0.0.1", self._ports[index], grace_s=0)
+        await self._running[index].enter_async_context(serving)
+
+    async def stop(self, index: int) -> None:
+        await self._running[index].aclose()
+
+    async def ask(self, key: str) -> int:
+        """Which server answered."""
+        before = [len(fake.requests) for fake in self.fakes]
+        await self.client.respond(RESPONSES_PATH, REQUEST, sticky_key=key)
+        return next(i for i, fake in enumerate(self.fakes) if len(fake.requests) > before[i])
+
+    def adapters(self) -> list[list[str]]:
+        return [sorted(name.removesuffix("-run") for name in fake.adapters) for fake in self.fakes]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def fleet_of(renderer: Qwen3VLRenderer, size: int, outage_timeout_s: float = 10.0) -> AsyncGenerator[Fleet]:
+    fleet = Fleet(renderer, size)
+    async with AsyncExitStack() as stack:
+        for index in range(size):
+            await fleet.start(index)
+            stack.push_async_callback(fleet.stop, index)
+        servers = [await stack.enter_async_context(ExternalServer(fleet.url(index))) for index in range(size)]
+        fleet.client = await stack.enter_async_context(
+            SamplingClient(
+                *servers, namespace="run", max_attempts=3, check_interval_s=0.05, outage_timeout_s=outage_timeout_s
+            )
+        )
+        yield fleet
+
+
+async def test_a_rollout_stays_on_its_server_and_a_new_one_goes_to_the_server_with_the_fewest(
+    renderer: Qwen3VLRenderer,
+) -> None:
+    async with fleet_of(renderer, 3) as fleet:
+        first = {key: await fleet.ask(key) for key in "abcdef"}
+        again = {key: await fleet.ask(key) for key in "fedcba"}
+        assert first == again
+        assert sorted(first.values()) == [0, 0, 1, 1, 2, 2]
+        for key, index in first.items():
+            if index == 1:
+                fleet.client.forget(key)
+        assert [await fleet.ask("g"), await fleet.ask("h")] == [1, 1]
+
+
+async def test_every_server_has_an_adapter_before_it_is_announced(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.client.publish(adapter(1), CANARY)
+        assert fleet.adapters() == [["policy-000001"]] * 2
+        await fleet.client.publish(adapter(2), CANARY)
+        assert fleet.adapters() == [["policy-000002"]] * 2
+
+
+async def test_the_rollouts_of_a_lost_server_go_on_elsewhere(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.client.publish(adapter(1))
+        homes = {key: await fleet.ask(key) for key in "abcd"}
+        await fleet.stop(0)
+        assert [await fleet.ask(key) for key in "abcd"] == [1] * 4
+        assert {homes[key] for key in "abcd"} == {0, 1}
+
+
+async def test_requests_under_way_on_a_server_that_no_longer_answers_are_sent_elsewhere(
+    renderer: Qwen3VLRenderer,
+) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        fleet.fakes[0].gate = asyncio.Event()  # the answer never comes, as when the link is cut
+        asking = asyncio.create_task(fleet.ask("a"))
+        await fleet.fakes[0].has_arrived.wait()
+        fleet.fakes[0].is_healthy = False
+        async with asyncio.timeout(5):
+            await asking
+        assert [len(fake.requests) for fake in fleet.fakes] == [1, 1]
+
+
+async def test_a_lost_server_rejoins_with_the_adapters_in_use(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.client.publish(adapter(1), CANARY)
+        await fleet.stop(0)
+        assert await fleet.ask("a") == 1
+        async with fleet.client.pinned(adapter(1)):
+            await fleet.client.publish(adapter(2), CANARY)
+            assert fleet.adapters() == [["policy-000001"], ["policy-000001", "policy-000002"]]
+            fleet.fakes[0].adapters.clear()  # it was restarted
+            await fleet.start(0)
+            await fleet.until(lambda: len(fleet.client.replicas) == 2)
+            assert fleet.adapters() == [["policy-000001", "policy-000002"]] * 2
+        assert [await fleet.ask("b"), await fleet.ask("c")] == [0, 0]
+
+
+async def test_a_server_that_fails_the_canary_does_not_rejoin(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.client.publish(adapter(1), CANARY)
+        await fleet.stop(0)
+        await fleet.ask("a")
+        fleet.fakes[0].applies_adapters = False
+        await fleet.start(0)
+        await fleet.until(lambda: fleet.fakes[0].num_canaries >= 6)
+        assert len(fleet.client.replicas) == 1
+        fleet.fakes[0].applies_adapters = True
+        await fleet.until(lambda: len(fleet.client.replicas) == 2)
+
+
+async def test_requests_wait_while_no_server_answers(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.stop(0)
+        await fleet.stop(1)
+        asking = asyncio.create_task(fleet.ask("a"))
+        await fleet.until(lambda: not fleet.client.replicas)
+        await fleet.start(1)
+        async with asyncio.timeout(5):
+            assert await asking == 1
+
+
+async def test_an_outage_that_lasts_ends_the_request(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2, outage_timeout_s=0.5) as fleet:
+        await fleet.stop(0)
+        await fleet.stop(1)
+        with pytest.raises(SamplingError, match="one of 2 model servers"):
+            await fleet.ask("a")
+
+
+async def test_a_request_that_ends_every_server_is_given_up(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 4) as fleet:
+        for fake in fleet.fakes:
+            fake.drops_requests = True
+        with pytest.raises(SamplingError, match="is lost"):
+            await fleet.ask("a")
+        assert sum(len(fake.requests) for fake in fleet.fakes) == 6  # twice on each of three
+
+
+async def test_an_adapter_that_one_server_refuses_is_not_announced(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        fleet.fakes[1].applies_adapters = False
+        with pytest.raises(AdapterError, match="match no module"):
+            await fleet.client.publish(adapter(1), CANARY)
+        assert fleet.client.current is None
+        assert fleet.adapters() == [[], []]
+
+
+async def test_servers_of_different_versions_are_refused(renderer: Qwen3VLRenderer) -> None:
+    fakes = [FakeVllm(renderer), FakeVllm(renderer, version="0.20.1")]
+    async with (
+        serve_app(fakes[0].app(), "127.0.0.1", 0, grace_s=0) as one,
+        serve_app(fakes[1].app(), "127.0.0.1", 0, grace_s=0) as other,
+    ):
+        async with ExternalServer(one) as first, ExternalServer(other) as second:
+            with pytest.raises(ConfigError, match=r"of one version of vLLM.*0\.20\.1"):
+                SamplingClient(first, second)

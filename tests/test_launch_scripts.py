@@ -1,0 +1,88 @@
+"""scripts/train_single.sh, scripts/train_multi.sh and their presets, as far as a machine without GPUs can tell."""
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cua_rl.command_line.parsing import parse_command_line
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.run.training_plan import check_learning, plan_training_memory
+
+ROOT = Path(__file__).parents[1]
+MODELS = ROOT / "tests" / "run" / "model_configs"
+SIX_GPUS = ("server.gpus=0,1", "server.tensor_parallel=2", "trainer.gpus=2,3,4,5")
+
+
+def launch(script: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """What the script would run, and the GPUs that it would see."""
+    seen = {key: value for key, value in os.environ.items() if key not in ("CUDA_VISIBLE_DEVICES", "CONFIG", "LOADER")}
+    shown = ROOT / "tests" / "doubles" / "show_arguments.sh"
+    return subprocess.run(
+        [str(ROOT / "scripts" / script), *arguments],
+        env={**seen, "PYTHON": str(shown), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_one_gpu_trains_with_the_preset_for_one() -> None:
+    done = launch("train_single.sh", "--loader", "hf", "max_steps=3")
+
+    assert done.stdout.split() == [
+        "gpus=0",
+        *("-m", "cua_rl.recipes.train", "--config", str(ROOT / "configs" / "grpo_single_gpu.yaml"), "max_steps=3"),
+    ]
+
+
+def test_several_gpus_are_the_first_of_those_that_are_visible() -> None:
+    assert launch("train_multi.sh", "--gpus", "4").stdout.split()[0] == "gpus=0,1,2,3"
+    assert launch("train_multi.sh", "--gpus", "2", CUDA_VISIBLE_DEVICES="5,3,1").stdout.split()[0] == "gpus=5,3"
+
+
+def test_six_gpus_are_two_for_sampling_and_four_for_training_unless_they_are_set() -> None:
+    words = launch("train_multi.sh", "--gpus", "6", "trainer.gpus=1").stdout.split()
+
+    assert words[-4:] == [*SIX_GPUS, "trainer.gpus=1"]  # the last one wins
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "none"), "--gpus: expected a number of GPUs, got 'none'"),
+        (("--gpus",), "--gpus: expected a value, got none"),
+        (("--gpus", "3"), "--gpus: expected at most 2, the GPUs of CUDA_VISIBLE_DEVICES, got 3"),
+        (("--loader", "tensorflow"), "--loader: expected hf, got 'tensorflow'"),
+        (("--loader", "unsloth"), "--loader: expected hf, with which this version loads models, got 'unsloth'"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(arguments: Sequence[str], message: str) -> None:
+    done = launch("train_multi.sh", *arguments, CUDA_VISIBLE_DEVICES="0,1")
+
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("preset", "machine", "settings"),
+    [
+        ("grpo_single_gpu", "1x79.6", ()),
+        ("grpo_multi_gpu", "6x79.6", SIX_GPUS),
+        ("grpo_multi_gpu", "4x79.6", ()),
+        ("grpo_multi_gpu", "8x79.6", ()),
+    ],
+)
+def test_a_preset_fits_on_its_machine(preset: str, machine: str, settings: Sequence[str]) -> None:
+    path = ROOT / "configs" / f"{preset}.yaml"
+    config = parse_command_line(CLIConfig, ["--config", str(path), "dry_run=true", f"machine={machine}", *settings])
+    assert config.model_name is not None
+    assert config.server.max_model_len is not None
+
+    plan = plan_training_memory(config, MODELS / Path(config.model_name).name, config.server.max_model_len, {})
+
+    check_learning(config)
+    assert plan.gpus.is_shared == (machine == "1x79.6")
+    assert (config.group_size, config.kl_penalty_coef, config.lora_rank) == (4, 0.01, 16)
