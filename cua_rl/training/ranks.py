@@ -139,7 +139,7 @@ class Ranks:
         if size == 1:
             return ALONE
         group, _ = distributed.new_subgroups(size)  # pyright: ignore[reportPrivateImportUsage]
-        assert not isinstance(group, int), f"expected this rank to be in a subgroup of {size}, got {group}"
+        assert isinstance(group, distributed.ProcessGroup)  # an int stands for no member
         return Context(rank=self.rank % size, size=size, group=group)
 
     def close(self) -> None:
