@@ -122,6 +122,8 @@ def build_model(shape: Mapping[str, Any], folder: Path) -> int:
             settings["size"] = {"shortest_edge": 65536, "longest_edge": 16777216}
         else:
             settings |= {"min_pixels": 3136, "max_pixels": 12845056}
+        if build is not build_qwen2_5_folder:  # which states its own; server and trainer differ in their defaults
+            settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         (folder / name).write_text(json.dumps(settings))
     fill_vocabulary(folder / "tokenizer.json", shape["text_config"]["vocab_size"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
