@@ -84,7 +84,7 @@ def test_import_train_export_import(tmp_path: Path) -> None:
         (["path={files}", "log_path=new"], "trajectory 1: expected an action with a counterpart in our tools"),
         (["path={files}", "log_path={files}"], "log_path: expected a folder that does not exist or is empty"),
         (["path={files}", "log_path=new", "model_name=/no/model"], "/no/model"),
-        (["path={files}/set", "log_path=new"], "run.json"),
+        (["path=set", "log_path=new"], "run.json"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_and_leaves_nothing(
@@ -98,8 +98,8 @@ def test_what_cannot_be_imported_is_refused_and_leaves_nothing(
     files.mkdir()
     path = write_android_control(files)
     path.write_text(path.read_text().replace('"click"', '"teleport"'))
-    (files / "set").mkdir()
-    (files / "set" / "run.json").write_text("{}")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "run.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
 
     status = import_trajectories([argument.format(files=files) for argument in arguments])
