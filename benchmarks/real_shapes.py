@@ -75,7 +75,8 @@ def qwen3_vl_2b() -> dict[str, Any]:
 def qwen3_vl_30b_a3b() -> dict[str, Any]:
     """Four layers of language model and vision tower; deepstack at the last three of the latter."""
     config = json.loads((CONFIGS / "Qwen3-VL-30B-A3B-Instruct" / "config.json").read_text())
-    config["text_config"] |= {"num_hidden_layers": 4}
+    # as in the published file; vLLM needs it, Transformers always normalises
+    config["text_config"] |= {"num_hidden_layers": 4, "norm_topk_prob": True}
     config["vision_config"] |= {"depth": 4, "deepstack_visual_indexes": [1, 2, 3]}
     return config
 
@@ -122,8 +123,6 @@ def build_model(shape: Mapping[str, Any], folder: Path) -> int:
             settings["size"] = {"shortest_edge": 65536, "longest_edge": 16777216}
         else:
             settings |= {"min_pixels": 3136, "max_pixels": 12845056}
-        if build is not build_qwen2_5_folder:  # which states its own; server and trainer differ in their defaults
-            settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
         (folder / name).write_text(json.dumps(settings))
     fill_vocabulary(folder / "tokenizer.json", shape["text_config"]["vocab_size"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
