@@ -130,7 +130,7 @@ def marked_processes() -> list[str]:
 async def test_with_a_fifth_of_programs_dying_groups_are_full_rewards_unbiased_and_nothing_is_left(
     small_renderer: Qwen3VLRenderer, tmp_path: Path, tasks: list[Task]
 ) -> None:
-    before = set(scratch_folder().iterdir())
+    before, running = set(scratch_folder().iterdir()), set(marked_processes())
     async with open_bench(small_renderer, tmp_path) as bench:
         groups = await run_all(bench, tasks)
 
@@ -149,6 +149,6 @@ async def test_with_a_fifth_of_programs_dying_groups_are_full_rewards_unbiased_a
     # "again" fails unless its second answer is "win": 0.3 + 0.5 * 0.3; 0.60 if failures by refusal were left out
     expected = OUTCOMES["win"] * (1 + OUTCOMES["again"])
     assert abs(fmean(rewards) - expected) < 3 * sqrt(expected * (1 - expected) / len(rewards))
-    assert marked_processes() == []
+    assert set(marked_processes()) <= running  # other tests of this process have servers
     assert set(scratch_folder().iterdir()) == before
     assert len(list(tmp_path.glob("*.log"))) == num_attempts

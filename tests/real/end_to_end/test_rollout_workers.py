@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import psycopg
@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from cua_rl.database.postgres import running_postgres_url
 from cua_rl.processes import free_port
+from cua_rl.reporting.json_lines import read_records
 from cua_rl.run.recorded_run import open_run_database
 from cua_rl.sampling.server import VllmServer
 from tests.real.end_to_end.runs import Run, survivors
@@ -91,6 +92,8 @@ def test_rollouts_of_a_killed_worker_run_again_once_and_the_record_is_whole(
     for lost, repeated in again:
         assert "was given up: its process ended with status 137" in lost.error
         assert (repeated.started_at - lost.ended_at).total_seconds() < 30
+    counts = [record for record in read_records(folder / "metrics.jsonl") if "device/num_workers" in record]
+    assert sum(cast("float", record["device/num_workers_lost"]) for record in counts) == 1
     command = [sys.executable, "-m", "cua_rl.recipes.rebuild_datums", f"log_path={folder}"]
     rebuilt = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert rebuilt.returncode == 0, rebuilt.stdout + rebuilt.stderr

@@ -37,8 +37,8 @@ def _turn(turn: Turn) -> Turn:
         for chunk in turn.model.prompt.chunks
     ]
     model = replace(turn.model, prompt=ModelInput(chunks=tuple(chunks)))
-    after = None if turn.agent.after is None else _screen(turn.agent.after)
-    return replace(turn, model=model, agent=replace(turn.agent, before=_screen(turn.agent.before), after=after))
+    before, after = (None if one is None else _screen(one) for one in (turn.agent.before, turn.agent.after))
+    return replace(turn, model=model, agent=replace(turn.agent, before=before, after=after))
 
 
 def _screen(screen: EncodedImage) -> EncodedImage:
