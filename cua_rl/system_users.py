@@ -290,7 +290,10 @@ def _view(entries: Sequence[Path]) -> list[str]:
         # the descriptor still leads into the folder after it is covered; `mount -c` keeps it as it is
         script += [f"exec 3<{inside}", f"mount -t tmpfs -o mode=0711,size=1m cua_rl {inside}"]
         for entry in sorted(one for one, outer in outermost.items() if outer == closed):
-            source, target = shlex.quote(f"/proc/self/fd/3/{entry.relative_to(closed)}"), shlex.quote(str(entry))
+            # where a link leads now: once the folder is covered, it would lead to what the folder shows by then
+            real, root = entry.resolve(), closed.resolve()
+            place = f"/proc/self/fd/3/{real.relative_to(root)}" if real.is_relative_to(root) else str(real)
+            source, target = shlex.quote(place), shlex.quote(str(entry))
             make = "mkdir -p" if entry.is_dir() else f"mkdir -p {shlex.quote(str(entry.parent))}; touch"
             script += [f"{make} {target}", f"mount -c --bind {source} {target}"]
         script += ["exec 3<&-", f"mount -o remount,ro {inside}"]

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from ast import literal_eval
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -392,6 +393,25 @@ async def test_an_interpreter_below_a_folder_of_roots_works_with_its_packages(be
 
     uid, prefix = (bench.folder / "r1.log").read_text().split()
     assert (int(uid) in GUEST_UIDS, prefix) == (True, str(closed / "link"))
+
+
+@needs_root
+async def test_links_of_a_folder_of_roots_lead_on_to_others_in_it(bench: Bench, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "the program\nof ours").mkdir(parents=True)
+    script = closed / "the program\nof ours" / "agent.py"
+    script.write_text(LOOKS_AROUND)
+    (closed / "a link").symlink_to(closed / "b link")
+    (closed / "b link").symlink_to(script.parent)
+    (closed / "agent.py").symlink_to(script)
+    closed.chmod(0o700)
+
+    for path in (closed / "a link" / "agent.py", closed / "agent.py"):
+        await bench.run_command(PYTHON, str(path), "..")
+
+    said = (bench.folder / "r1.log").read_text().splitlines()
+    assert [int(line.split()[0]) in GUEST_UIDS for line in said[::2]] == [True, True]
+    assert sorted(literal_eval(said[1])) == ["a link", "the program\nof ours"]
 
 
 @needs_root
