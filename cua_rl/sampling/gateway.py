@@ -182,8 +182,8 @@ class Gateway:
         try:
             yield ModelAddress(url=f"{self._url.rstrip('/')}/rollouts/{rollout_id}", api_key=rollout.door.api_key)
         finally:
-            rollout.watch = rollout.device = None
-            watch.close()
+            rollout.device = None
+            watch.close()  # it stays: an agent that goes on meanwhile is refused
 
     def find_device(self, rollout_id: str, token: str) -> OfferedDevice | None:
         """The device offered in a rollout, if the token is the device's."""

@@ -187,6 +187,9 @@ async def test_a_probe_with_cua_train_no_is_answered_but_is_no_turn(
             await agent.responses.create(model="policy", input=items, tools=[TOOL])
             with pytest.raises(openai.PermissionDeniedError):
                 await agent.responses.create(model="policy", input=items, tools=[TOOL])
+        for train in ("yes", "no"):  # from a program that does not end, while its rollout is judged
+            with pytest.raises(openai.PermissionDeniedError, match="ended"):
+                await agent.responses.create(model="policy", extra_headers={"CUA-Train": train}, **probe)
 
     assert said.output_text == "hello, world"
     assert tuple(heard) == gateway.turns("r1")
