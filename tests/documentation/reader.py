@@ -162,6 +162,10 @@ class Reader:
 
     def _run(self, words: list[str], page_folder: Path) -> None:
         match words:
+            case ["vllm", "serve", _, *arguments]:
+                _check_server(arguments)
+            case ["python", "-m", "cua_rl.vllm_cpu_server", "--model", _, *arguments]:
+                _check_server(arguments)
             case ["python" | ".venv/bin/python" | ".venv-trl/bin/python", "-m", module, *arguments]:
                 self._module(module, arguments)
             case ["python" | ".venv/bin/python", path, *arguments] if path.endswith(".py"):
@@ -171,8 +175,6 @@ class Reader:
             case ["./train.sh", *arguments]:
                 if arguments != ["--help"]:
                     _check_options(translate(arguments, {}), train.CLIConfig)
-            case ["vllm", "serve", _, *arguments]:
-                _check_server(arguments)
             case ["make", *arguments]:
                 self._make(arguments)
             case ["export", *assignments]:
