@@ -164,8 +164,6 @@ class Reader:
         match words:
             case ["vllm", "serve", _, *arguments]:
                 _check_server(arguments)
-            case ["python", "-m", "cua_rl.vllm_cpu_server", "--model", _, *arguments]:
-                _check_server(arguments)
             case ["python" | ".venv/bin/python" | ".venv-trl/bin/python", "-m", module, *arguments]:
                 self._module(module, arguments)
             case ["python" | ".venv/bin/python", path, *arguments] if path.endswith(".py"):
@@ -186,6 +184,8 @@ class Reader:
     def _module(self, module: str, arguments: list[str]) -> None:
         if module in RECIPES:
             _recipe(module, arguments)
+        elif module == "cua_rl.vllm_cpu_server":
+            _check_server(arguments[2:])  # behind --model
         elif module in CONFIGS:
             _check_options([word for word in arguments if "=" in word.split("://")[0]], CONFIGS[module])
         elif module in WITHOUT_OPTIONS:
