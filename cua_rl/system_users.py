@@ -266,7 +266,7 @@ def hidden_entries(files: Iterable[str]) -> tuple[Path, ...]:
     For an interpreter in `/root/.pyenv/versions/3.11/bin`, where only `/root` is closed, it is `/root/.pyenv`.
     """
     found: dict[Path, None] = {}
-    for file in files:
+    for file in filter(os.path.exists, files):
         ways = [Path(file).absolute()]
         while ways[-1].is_symlink():
             ways.append(ways[-1].parent / ways[-1].readlink())

@@ -433,3 +433,5 @@ def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -
 
     with pytest.raises(ConfigError, match=rf"other users can read.* got {script}; .*chmod o\+r"):
         claim_guest((PYTHON, str(script)))
+    with pytest.raises(ConfigError, match="got /no/such/program;"):
+        claim_guest(("/no/such/program",))
