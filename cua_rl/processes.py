@@ -103,7 +103,8 @@ class OwnedProcess:
         """Wait for the command to end and return its exit status (128 + n if signal n ended it)."""
         if self._guard is None:
             raise RuntimeError(f"process {self.name!r} was never started")
-        return await self._guard.wait()
+        status = await self._guard.wait()
+        return status if status >= 0 else 128 - status  # the guard itself was killed, and its command with it
 
     async def stop(self) -> None:
         """End the command and everything it started: SIGTERM, then SIGKILL after `stop_timeout_s`."""

@@ -40,7 +40,9 @@ GUEST_UIDS = range(60_770, 61_184)
 MAX_GUEST_THREADS = 4096
 """Of one guest, in all of its programs: a program that forks without end is stopped there. Chromium has about 300."""
 
-_SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm")
+_SHARED_FOLDERS = ("/tmp/.X11-unix", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
+_SHARED_IPC = {"shm": "--shmem-id", "msg": "--queue-id", "sem": "--semaphore-id"}
+"""What System V programs share, as /proc/sysvipc names it, and the option of `ipcrm` that removes it."""
 _ALLOWED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR")
 _SHED_PRIVILEGES = ("setpriv", "--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all", "--pdeathsig=KILL")
 _COMPUTING_VARIABLES = (
@@ -109,10 +111,12 @@ class SystemUser:
             time.sleep(_POLL_S)
 
     def clean_up(self) -> None:
-        """End what the user still runs, and remove what a guest left in folders that all users share."""
+        """End what the user still runs, and remove what a guest left for the next one of its number to find."""
         self.end_processes()
         if self.uid is not None and self.uid in GUEST_UIDS:
             remove_tree(*_left_files(self.uid))
+            if left := _left_ipc(self.uid):
+                subprocess.run(["ipcrm", *left], check=False, capture_output=True, cwd="/")
 
     def release(self) -> None:
         """Clean up and give the claim back."""
@@ -262,7 +266,7 @@ def hidden_entries(files: Iterable[str]) -> tuple[Path, ...]:
     For an interpreter in `/root/.pyenv/versions/3.11/bin`, where only `/root` is closed, it is `/root/.pyenv`.
     """
     found: dict[Path, None] = {}
-    for file in files:
+    for file in filter(os.path.exists, files):
         ways = [Path(file).absolute()]
         while ways[-1].is_symlink():
             ways.append(ways[-1].parent / ways[-1].readlink())
@@ -290,7 +294,10 @@ def _view(entries: Sequence[Path]) -> list[str]:
         # the descriptor still leads into the folder after it is covered; `mount -c` keeps it as it is
         script += [f"exec 3<{inside}", f"mount -t tmpfs -o mode=0711,size=1m cua_rl {inside}"]
         for entry in sorted(one for one, outer in outermost.items() if outer == closed):
-            source, target = shlex.quote(f"/proc/self/fd/3/{entry.relative_to(closed)}"), shlex.quote(str(entry))
+            # where a link leads now: once the folder is covered, it would lead to what the folder shows by then
+            real, root = entry.resolve(), closed.resolve()
+            place = f"/proc/self/fd/3/{real.relative_to(root)}" if real.is_relative_to(root) else str(real)
+            source, target = shlex.quote(place), shlex.quote(str(entry))
             make = "mkdir -p" if entry.is_dir() else f"mkdir -p {shlex.quote(str(entry.parent))}; touch"
             script += [f"{make} {target}", f"mount -c --bind {source} {target}"]
         script += ["exec 3<&-", f"mount -o remount,ro {inside}"]
@@ -321,6 +328,17 @@ def _left_files(uid: int) -> list[Path]:
                 with suppress(FileNotFoundError):
                     if entry.stat(follow_symlinks=False).st_uid == uid:
                         found.append(Path(entry.path))
+    return found
+
+
+def _left_ipc(uid: int) -> list[str]:
+    """Options of `ipcrm` for the memory, queues and semaphores that a user made: they outlive their processes."""
+    found: list[str] = []
+    for kind, option in _SHARED_IPC.items():
+        with suppress(FileNotFoundError):  # a kernel without them
+            names, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+            maker = names.index("cuid")  # the owner may have been changed
+            found += [f"{option}={row[1]}" for row in rows if row[maker] == str(uid)]
     return found
 
 

@@ -235,7 +235,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, object]]:
             raise ConfigError(f"expected a list of tasks in {path}, got {type(content).__name__}; write [...]")
         yield from ((f"task {i} of {path}", entry) for i, entry in enumerate(cast(list[object], content), start=1))
         return
-    for i, line in enumerate(text.splitlines(), start=1):
+    for i, line in enumerate(text.split("\n"), start=1):
         where = f"line {i} of {path}"
         # in text, # begins a comment after an id and at the start of a line; descriptions may hold it
         before_comment = line.partition("#")[0].strip()

@@ -59,6 +59,16 @@ async def test_exit_status_and_log_tail_are_the_commands(tmp_path: Path) -> None
     assert process.log_tail() == "broken\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="not Linux: a command outlives its guard")
+async def test_a_killed_guard_reads_as_a_signal_and_leaves_no_command(tmp_path: Path) -> None:
+    async with OwnedProcess(["sh", "-c", "echo $$; exec sleep 60"], name="x", log_path=tmp_path / "log") as process:
+        command = await read_pid(tmp_path / "log")
+        os.kill(psutil.Process(command).ppid(), signal.SIGKILL)
+
+        assert await process.wait() == 128 + signal.SIGKILL
+    assert wait_until_dead(command)
+
+
 async def test_the_tail_of_an_endless_line_takes_no_memory(tmp_path: Path) -> None:
     async with OwnedProcess(["true"], name="speaker", log_path=tmp_path / "log") as process:
         await process.wait()

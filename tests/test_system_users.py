@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -69,6 +70,17 @@ def test_a_guest_that_forks_without_end_is_stopped_and_a_service_is_not_limited(
     with claim_user(GUEST_UIDS) as guest, claim_user(SERVICE_UIDS) as service:
         assert output_of(guest.command(["bash", "-c", "ulimit -u; ulimit -c"])).split() == [str(MAX_GUEST_THREADS), "0"]
         assert output_of(service.command(["bash", "-c", "ulimit -u"])) == output_of(["bash", "-c", "ulimit -u"])
+
+
+@needs_root
+@pytest.mark.skipif(shutil.which("ipcmk") is None, reason="no ipcmk (util-linux)")
+def test_a_guest_leaves_no_shared_memory_to_the_next_of_its_number() -> None:
+    with claim_user(GUEST_UIDS) as guest:
+        output_of(guest.command(["sh", "-c", "ipcmk --shmem 4096; ipcmk --queue; ipcmk --semaphore 1"]))
+        held = [str(guest.uid) in Path(f"/proc/sysvipc/{kind}").read_text().split() for kind in ("shm", "msg", "sem")]
+
+    left = [str(guest.uid) in Path(f"/proc/sysvipc/{kind}").read_text().split() for kind in ("shm", "msg", "sem")]
+    assert (held, left) == ([True] * 3, [False] * 3)
 
 
 @needs_root

@@ -182,8 +182,8 @@ class Gateway:
         try:
             yield ModelAddress(url=f"{self._url.rstrip('/')}/rollouts/{rollout_id}", api_key=rollout.door.api_key)
         finally:
-            rollout.watch = rollout.device = None
-            watch.close()
+            rollout.device = None
+            watch.close()  # it stays: an agent that goes on meanwhile is refused
 
     def find_device(self, rollout_id: str, token: str) -> OfferedDevice | None:
         """The device offered in a rollout, if the token is the device's."""
@@ -286,6 +286,12 @@ class Gateway:
             conversation = conversation_from_responses(request, rollout.images, rollout.stored)
         else:
             conversation = conversation_from_chat(request, rollout.images)
+        # each takes a token at least, and the search for earlier answers takes minutes for hundreds of thousands
+        if len(conversation.items) > self._client.max_model_len:
+            raise ContextOverflow(
+                f"expected at most {self._client.max_model_len} tokens, got {len(conversation.items)} items; shorten "
+                "the history"
+            )
         items = replay_answers(conversation.items, rollout.answers, conversation.stops)
         return _Prompt(
             rendered=self._renderer.render(items, conversation.tools),

@@ -33,7 +33,7 @@ def replay_answers(
     sampled_ids = {call.call_id for answer in answers for call in answer.parsed.tool_calls}
     left, rest = list(answers), _as_sampled(items, answers, sampled_ids, stops)
     while rest:
-        if (found := _first_answer(left, rest, sampled_ids)) is None:
+        if (found := _find_answer(left, rest, sampled_ids)) is None:
             # what follows an edited thought was edited with it, though it may look the same
             num_edited = 2 if isinstance(rest[0], Reasoning) else 1
             replayed += rest[:num_edited]
@@ -57,14 +57,16 @@ def visible_items(parsed: ParsedAnswer) -> tuple[Message | ToolCall, ...]:
     return (message, *parsed.tool_calls) if parsed.text or not parsed.tool_calls else parsed.tool_calls
 
 
-def _first_answer(
+def _find_answer(
     answers: Sequence[EarlierAnswer], items: Sequence[Item], sampled_ids: Collection[str]
 ) -> tuple[EarlierAnswer, list[Item]] | None:
-    """The first of the answers that `items` begin with, and what follows it."""
-    for answer in answers:
-        if (after := _rest_after(answer, items, sampled_ids)) is not None:
-            return answer, after
-    return None
+    """The answer that `items` begin with, and what follows it; of several the longest, then the first.
+
+    An agent that repeats a request whose answer had a malformed call may leave out that answer: its text alone must not
+    be taken for it if the calls that follow make it another one.
+    """
+    found = [(answer, after) for answer in answers if (after := _rest_after(answer, items, sampled_ids)) is not None]
+    return min(found, key=lambda pair: len(pair[1]), default=None)
 
 
 def _rest_after(answer: EarlierAnswer, items: Sequence[Item], sampled_ids: Collection[str]) -> list[Item] | None:
@@ -156,11 +158,13 @@ def _as_sampled(
 ) -> list[Item]:
     """The items, with each message that a client made of an answer or several taken apart into their text and calls."""
     texts = [text for answer in answers if (text := answer.parsed.text.strip())]
+    # Python's parser keeps the interpreter locked, for minutes with some MB
+    max_written = 8 * max((len(answer.text) for answer in answers), default=0) + 1000
     separate: list[Item] = []
     for item in items:
         said = _said(item) or ""
         stopped = next((text for stop in stops if (text := said.removesuffix(stop).strip()) in texts), None)
-        written = _written_calls(said)
+        written = _written_calls(said) if len(said) <= max_written else []
         if said in texts or not said:
             separate.append(item)
         elif stopped is not None:

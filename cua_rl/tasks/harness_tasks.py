@@ -25,7 +25,7 @@ from cua_rl.tasks.task import Category, Difficulty, Task, Template
 
 DEFAULT_MAX_TURNS = 1000  # so that the run's own max_turns decides
 LIST_TIMEOUT_S = 300.0
-_MAX_PAYLOAD_BYTES = 100_000  # an environment variable of Linux holds at most 128 KiB
+_MAX_BYTES = 100_000  # an environment variable of Linux holds at most 128 KiB
 _KEYS = ("task_id", "seed", "instruction", "max_turns", "payload", "category", "difficulty", "tags")
 _EXAMPLE = '{"task_id": "wordle/crane", "seed": 7, "payload": {"word": "crane"}}'
 
@@ -88,15 +88,22 @@ def _parse_row(row: object, what: str) -> HarnessTask:
     task_id, payload = given.text("task_id"), given.raw.get("payload", {})
     if not task_id:
         raise ConfigError(f"expected a task_id in {what}, got {dict(given.raw)!r}; write {_EXAMPLE}")
+    instruction = given.text("instruction") or task_id
+    for name, told in (("task_id", task_id), ("instruction", instruction)):
+        if not _fits_into_variable(told):
+            raise ConfigError(
+                f"expected {name} as text of at most {_MAX_BYTES} bytes without NUL and lone surrogates in {what}, got "
+                f"{told[:80]!r}; an environment variable holds nothing else"
+            )
     text = json.dumps(payload)
-    if not isinstance(payload, dict) or len(text.encode()) > _MAX_PAYLOAD_BYTES:
+    if not isinstance(payload, dict) or len(text.encode()) > _MAX_BYTES:
         raise ConfigError(
-            f"expected payload as an object of at most {_MAX_PAYLOAD_BYTES} bytes in {what}, got {text[:80]!r}; put "
+            f"expected payload as an object of at most {_MAX_BYTES} bytes in {what}, got {text[:80]!r}; put "
             "what is larger into a file, and its path into the payload"
         )
     return HarnessTask(
         task_id=task_id,
-        instruction=given.text("instruction") or task_id,
+        instruction=instruction,
         payload=text,
         seed=given.integer("seed", at_least=0),
         category=cast(Category, given.choice("category", get_args(Category)) or "app"),
@@ -106,12 +113,20 @@ def _parse_row(row: object, what: str) -> HarnessTask:
     )
 
 
+def _fits_into_variable(text: str) -> bool:
+    try:
+        return "\0" not in text and len(text.encode()) <= _MAX_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
 def _read_rows(config: TaskSourceConfig) -> Iterator[tuple[str, object]]:
     """Rows, each with its place for messages. Of a command's output only lines that begin with a brace count."""
     if (config.file_path is None) == (config.list_command is None):
         raise ConfigError("expected either file_path or list_command with source_type 'harness'; set one of them")
     if config.list_command is not None:
-        printed = _run(config.list_command).splitlines()
+        # not `splitlines`: text in JSON may hold other ends of lines
+        printed = _run(config.list_command).split("\n")
         lines = [(f"line {i} of {config.list_command!r}", line) for i, line in enumerate(printed, start=1)]
         lines = [(where, line) for where, line in lines if line.startswith("{")]
     else:
@@ -124,7 +139,7 @@ def _read_rows(config: TaskSourceConfig) -> Iterator[tuple[str, object]]:
         lines = [
             (f"line {i} of {file}", line)
             for file, text in texts
-            for i, line in enumerate(text.splitlines(), start=1)
+            for i, line in enumerate(text.split("\n"), start=1)
             if line.strip()
         ]
     if not lines:

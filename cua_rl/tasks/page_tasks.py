@@ -144,7 +144,7 @@ def _read_file(path: Path) -> list[object]:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            return [cast("object", json.loads(line)) for line in text.splitlines() if line.strip()]
+            return [cast("object", json.loads(line)) for line in text.split("\n") if line.strip()]
         content = cast("object", json.loads(text))
     except (OSError, ValueError) as error:
         raise ConfigError(f"expected a JSON file with tasks at {str(path)!r}, got {error}; check file_path") from None

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from ast import literal_eval
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -395,6 +396,25 @@ async def test_an_interpreter_below_a_folder_of_roots_works_with_its_packages(be
 
 
 @needs_root
+async def test_links_of_a_folder_of_roots_lead_on_to_others_in_it(bench: Bench, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "the program\nof ours").mkdir(parents=True)
+    script = closed / "the program\nof ours" / "agent.py"
+    script.write_text(LOOKS_AROUND)
+    (closed / "a link").symlink_to(closed / "b link")
+    (closed / "b link").symlink_to(script.parent)
+    (closed / "agent.py").symlink_to(script)
+    closed.chmod(0o700)
+
+    for path in (closed / "a link" / "agent.py", closed / "agent.py"):
+        await bench.run_command(PYTHON, str(path), "..")
+
+    said = (bench.folder / "r1.log").read_text().splitlines()
+    assert [int(line.split()[0]) in GUEST_UIDS for line in said[::2]] == [True, True]
+    assert sorted(literal_eval(said[1])) == ["a link", "the program\nof ours"]
+
+
+@needs_root
 def test_a_program_may_lie_in_a_current_folder_that_is_roots_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,3 +433,5 @@ def test_a_program_that_the_agents_user_cannot_read_is_refused(tmp_path: Path) -
 
     with pytest.raises(ConfigError, match=rf"other users can read.* got {script}; .*chmod o\+r"):
         claim_guest((PYTHON, str(script)))
+    with pytest.raises(ConfigError, match="got /no/such/program;"):
+        claim_guest(("/no/such/program",))

@@ -78,6 +78,26 @@ async def test_an_android_world_task_ends_after_its_own_number_of_steps(bench: B
     assert (outcome(rollout), len(rollout.turns)) == ((StopReason.FINISHED, 0.0), 3)  # complexity 0.3
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"action": "type", "text": 5},
+        {"action": "open_app", "text": ["Clock"]},
+        {"action": "answer", "text": {}},
+        {"action": "scroll", "direction": ""},
+        {"action": "scroll", "direction": 7},
+        {"action": "system_button", "button": []},
+        {"action": "click", "coordinate": [1]},
+        {"action": "click", "coordinate": "no"},
+    ],
+    ids=str,
+)
+async def test_what_a_model_writes_into_a_call_is_never_a_fault(arguments: dict[str, Any], bench: Bench) -> None:
+    rollout = await android(bench, *[call("mobile_use", **arguments)] * 3)
+
+    assert outcome(rollout) == (StopReason.FINISHED, 0.0), rollout.error
+
+
 async def test_an_osworld_task_is_scored_by_its_own_evaluator(bench: Bench) -> None:
     typed = call("computer_use", action="type", text="milk")
     done = call("computer_use", action="terminate", status="success")

@@ -162,6 +162,8 @@ class Reader:
 
     def _run(self, words: list[str], page_folder: Path) -> None:
         match words:
+            case ["vllm", "serve", _, *arguments]:
+                _check_server(arguments)
             case ["python" | ".venv/bin/python" | ".venv-trl/bin/python", "-m", module, *arguments]:
                 self._module(module, arguments)
             case ["python" | ".venv/bin/python", path, *arguments] if path.endswith(".py"):
@@ -171,8 +173,6 @@ class Reader:
             case ["./train.sh", *arguments]:
                 if arguments != ["--help"]:
                     _check_options(translate(arguments, {}), train.CLIConfig)
-            case ["vllm", "serve", _, *arguments]:
-                _check_server(arguments)
             case ["make", *arguments]:
                 self._make(arguments)
             case ["export", *assignments]:
@@ -184,6 +184,8 @@ class Reader:
     def _module(self, module: str, arguments: list[str]) -> None:
         if module in RECIPES:
             _recipe(module, arguments)
+        elif module == "cua_rl.vllm_cpu_server":
+            _check_server(arguments[2:])  # behind --model
         elif module in CONFIGS:
             _check_options([word for word in arguments if "=" in word.split("://")[0]], CONFIGS[module])
         elif module in WITHOUT_OPTIONS:

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import time
 from base64 import b64encode
 from typing import Any
 
@@ -15,6 +16,7 @@ from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.rl.datums import fork_reason
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.gateway import Gateway
+from cua_rl.sampling.gateway_app import ContextOverflow
 from cua_rl.types import ModelTurn
 from tests.renderers.generated import encode_image, make_image
 from tests.sampling.fake_vllm import LOGPROB, FakeVllm
@@ -165,6 +167,16 @@ async def test_responses_of_another_rollout_are_unknown(agent: AsyncOpenAI, gate
         await other.responses.create(model="policy", input=[reference])
 
 
+async def test_a_conversation_of_more_items_than_tokens_fit_is_refused_at_once(gateway: Gateway) -> None:
+    gateway.open_rollout("long")
+    messages = [{"role": "assistant", "content": f"{number}"} for number in range(100_000)]
+    started = time.process_time()
+
+    with pytest.raises(ContextOverflow, match="100000 items"):
+        await gateway.answer("long", {"messages": messages}, "chat")
+    assert time.process_time() - started < 5.0
+
+
 async def test_a_probe_with_cua_train_no_is_answered_but_is_no_turn(
     agent: AsyncOpenAI, gateway: Gateway, renderer: Qwen3VLRenderer, fake: FakeVllm
 ) -> None:
@@ -187,6 +199,9 @@ async def test_a_probe_with_cua_train_no_is_answered_but_is_no_turn(
             await agent.responses.create(model="policy", input=items, tools=[TOOL])
             with pytest.raises(openai.PermissionDeniedError):
                 await agent.responses.create(model="policy", input=items, tools=[TOOL])
+        for train in ("yes", "no"):  # from a program that does not end, while its rollout is judged
+            with pytest.raises(openai.PermissionDeniedError, match="ended"):
+                await agent.responses.create(model="policy", extra_headers={"CUA-Train": train}, **probe)
 
     assert said.output_text == "hello, world"
     assert tuple(heard) == gateway.turns("r1")

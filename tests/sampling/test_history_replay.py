@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from random import Random
@@ -130,6 +131,24 @@ def test_the_id_of_a_call_tells_equal_answers_apart() -> None:
     first, second = earlier(written_call('{"x": 1}'), "1"), earlier(" " + written_call('{"x": 1}'), "2")
 
     assert replay_answers([call('{"x": 1}', "2")], [first, second]) == (SampledAnswer(text=second.text),)
+
+
+def test_an_answer_that_the_agent_left_out_is_not_found_in_the_next_one_with_its_text() -> None:
+    malformed = earlier('I open it.\n<tool_call>\n{"name": "click", "argum\n</tool_call>')
+    repeated = earlier("I open it.\n" + written_call('{"x": 1}'), "1")
+    empty = earlier("<think>\nThere.\n</think>\n\n")
+
+    items = [Reasoning(text=""), said("I open it."), call('{"x": 1}', "1"), result("1")]
+
+    assert replay_answers(items, [empty, malformed, repeated]) == (SampledAnswer(text=repeated.text), result("1"))
+
+
+def test_a_long_text_is_not_read_as_calls() -> None:
+    item = said("I open it.\nCalling tools:\n[" + "1," * 2_000_000 + "]")
+    started = time.process_time()
+
+    assert replay_answers([item], [CLICK]) == (item,)
+    assert time.process_time() - started < 2.0  # Python's parser takes 2 GB and a minute for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,15 @@ def test_rows_come_from_a_folder_or_a_command_whose_other_output_is_skipped(tmp_
     assert load(list_command=f"{sys.executable} {script}") == from_folder
 
 
+def test_a_row_may_hold_every_end_of_a_line_but_the_one_of_json_lines(tmp_path: Path) -> None:
+    rows = [{"task_id": "a", "instruction": "one\u2028two\x85three"}, {"task_id": "b"}]
+    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
+
+    for source in ({"file_path": str(tmp_path / "rows.jsonl")}, {"list_command": f"cat {tmp_path / 'rows.jsonl'}"}):
+        assert load(**source).batch(0, 1)[0].instruction == rows[0]["instruction"]
+
+
 def test_rows_are_filtered_and_split_as_other_tasks(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", ROWS)
 
@@ -67,6 +76,9 @@ def test_rows_are_filtered_and_split_as_other_tasks(tmp_path: Path) -> None:
         ('{"task_id": "a"', "expected JSON in line 1"),
         ('{"task_id": "a", "payload": [1]}', "expected payload as an object"),
         (json.dumps({"task_id": "a", "payload": {"text": "x" * 100_000}}), "put what is larger into a file"),
+        (json.dumps({"task_id": "a", "instruction": "x" * 100_001}), "expected instruction as text of at most"),
+        (json.dumps({"task_id": "a", "instruction": "\0"}), "expected instruction as text of at most"),
+        (json.dumps({"task_id": "\ud800"}), "expected task_id as text of at most"),
         ('{"task_id": "a"}\n{"task_id": "a", "seed": 2}', "one task per id"),
         ("", "got none"),
     ],

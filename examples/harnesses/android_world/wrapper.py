@@ -24,6 +24,7 @@ PROPERTIES = {
 }
 PARAMETERS = {"type": "object", "properties": PROPERTIES, "required": ["action"]}
 TOOL = {"type": "function", "name": "mobile_use", "description": "Do one action.", "parameters": PARAMETERS}
+DIRECTIONS = {name: name for name in PROPERTIES["direction"]["enum"]}
 BUTTONS = {"Back": "navigate_back", "Home": "navigate_home", "Enter": "keyboard_enter"}
 
 
@@ -37,15 +38,15 @@ def action_of(arguments: str, width_px: int, height_px: int) -> json_action.JSON
                 place = {"x": round(x * (width_px - 1)), "y": round(y * (height_px - 1))}
                 return json_action.JSONAction(action_type=name, **place)
             case "type":
-                return json_action.JSONAction(action_type="input_text", text=given["text"])
+                return json_action.JSONAction(action_type="input_text", text=str(given["text"]))
             case "scroll":
-                return json_action.JSONAction(action_type="scroll", direction=given["direction"])
+                return json_action.JSONAction(action_type="scroll", direction=DIRECTIONS[given["direction"]])
             case "system_button":
                 return json_action.JSONAction(action_type=BUTTONS[given["button"]])
             case "open_app":
-                return json_action.JSONAction(action_type="open_app", app_name=given["text"])
+                return json_action.JSONAction(action_type="open_app", app_name=str(given["text"]))
             case "answer":
-                return json_action.JSONAction(action_type="answer", text=given["text"])
+                return json_action.JSONAction(action_type="answer", text=str(given["text"]))
             case "wait":
                 return json_action.JSONAction(action_type="wait")
             case "terminate":

@@ -65,6 +65,9 @@ class Phone:
             raise RuntimeError("the emulator is gone")
         if self.script == "hangs":
             time.sleep(600)
+        for words in (action.text, action.app_name):  # adb's commands are made of them
+            assert words is None or words.split(" ")
+        assert action.action_type != "scroll" or action.direction in ("up", "down", "left", "right")
         if action.action_type == "click":
             assert self.button is not None
             assert action.y is not None
