@@ -99,21 +99,27 @@ def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[
     The controller has recorded the end of such a rollout, and its group may have moved to the step that trains it.
     """
     training_id = scope.require_training()
-    starts = [timed.event for timed in events if isinstance(timed.event, RolloutStarted)]
-    mine = [Group.training_id == training_id, Group.group_id.in_({start.group_id for start in starts})]
-    ended = set(connection.scalars(select(Group.group_id).where(*mine, Group.status != "running"))) if starts else set()
-    acting = {timed.event.rollout_id for timed in events if isinstance(timed.event, TurnTaken)}
-    mine = [RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(acting), RolloutRow.status == "running"]
-    wanted = set(connection.scalars(select(RolloutRow.rollout_id).where(*mine))) if acting else set()
-    wanted |= {start.rollout_id for start in starts if start.group_id not in ended}
-    late = {timed.event.rollout_id for timed in events if isinstance(timed.event, RolloutStarted | TurnTaken)} - wanted
-    if late:
-        logger.info("num_rollouts=%d have ended already, and what they did since is not recorded", len(late))
-    return [
-        timed
-        for timed in events
-        if not isinstance(timed.event, RolloutStarted | TurnTaken) or timed.event.rollout_id in wanted
-    ]
+    groups = {timed.event.group_id for timed in events if isinstance(timed.event, RolloutStarted)}
+    rollouts = {timed.event.rollout_id for timed in events if isinstance(timed.event, TurnTaken)}
+    ended_groups = select(Group.group_id).where(
+        Group.training_id == training_id, Group.group_id.in_(groups), Group.status != "running"
+    )
+    running = select(RolloutRow.rollout_id).where(
+        RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(rollouts), RolloutRow.status == "running"
+    )
+    ended = set(connection.scalars(ended_groups)) if groups else set[str]()
+    wanted = set(connection.scalars(running)) if rollouts else set[str]()
+    kept: list[TimedEvent] = []
+    for timed in events:  # a rollout's start comes before its turns
+        match timed.event:
+            case RolloutStarted(rollout_id=rollout_id, group_id=group_id) if group_id not in ended:
+                wanted.add(rollout_id)
+                kept.append(timed)
+            case TurnTaken(rollout_id=rollout_id) if rollout_id in wanted:
+                kept.append(timed)
+            case _:
+                logger.info("left out what a rollout did after its end: %s", type(timed.event).__name__)
+    return kept
 
 
 def _write_inner(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> None:

@@ -101,12 +101,15 @@ class SamplingClient:
             SamplingError: no server answers.
         """
 
+        async def prove(replica: Replica) -> None:
+            if canary is not None:
+                await replica.prove(adapter, canary)
+
         async def load_and_announce() -> None:
             clock = time.monotonic()
             await self._everywhere(lambda replica: replica.load(adapter))
             try:
-                if canary is not None:
-                    await self._everywhere(lambda replica: replica.prove(adapter, canary))
+                await self._everywhere(prove)
             except BaseException:
                 await self._wherever_possible(lambda replica: replica.unload(adapter))
                 raise

@@ -8,6 +8,10 @@ from cua_rl.models import TINY_QWEN3_VL
 from cua_rl.processes import free_port
 from cua_rl.renderers.qwen3_vl import load_qwen3_vl
 from cua_rl.rollout.worker_wire import WorkerSetup
+from cua_rl.run.ray_workers import reachable
+from cua_rl.run.training_config import CLIConfig
+from cua_rl.run.training_plan import check_workers
+from cua_rl.run.worker_config import TOKEN_VARIABLE, WorkerSettings
 from cua_rl.run.workers import find_servers
 from cua_rl.sampling.server import ServedModel
 from tests.sampling.fake_vllm import FakeVllm
@@ -50,3 +54,24 @@ async def test_workers_begin_with_different_servers(fake: FakeVllm) -> None:
         setup = setup_with(url, f"{url}/v1/v1")
         first = [(await find_servers(setup, f"worker-{number}"))[0].base_url for number in range(20)]
     assert len(set(first)) == 2
+
+
+@pytest.mark.parametrize(
+    ("address", "node", "expected"),
+    [
+        ("http://0.0.0.0:8300", "10.0.0.4", "http://10.0.0.4:8300"),
+        ("http://[::]:8300", "fd00::4", "http://[fd00::4]:8300"),
+        ("http://10.0.0.9:8300", "10.0.0.4", "http://10.0.0.9:8300"),
+    ],
+)
+def test_workers_on_other_nodes_are_told_an_address_that_means_this_one(address: str, node: str, expected: str) -> None:
+    assert reachable(address, node) == expected
+
+
+@pytest.mark.parametrize("token", ["", "short"])
+def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: str) -> None:
+    config = CLIConfig(workers=WorkerSettings(host="0.0.0.0", port=8300))
+    with pytest.raises(ConfigError, match=r"workers\.host: expected a token of at least 16"):
+        check_workers(config, "simulator", {TOKEN_VARIABLE: token})
+    check_workers(config, "simulator", {TOKEN_VARIABLE: "a-long-random-text"})
+    check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {})
