@@ -17,17 +17,17 @@ from cua_rl.errors import ConfigError
 
 
 def make_ray_attempt(settings: Mapping[str, object], secret: Mapping[str, str]) -> Callable[[], Awaitable[str]]:
-    """A worker with these settings (`WorkerConfig`) and variables, on the cluster at RAY_ADDRESS or on this machine's.
+    """A worker with these settings (`WorkerConfig`) and variables, on the cluster at RAY_ADDRESS or of this machine."""
+    return partial(_attempt_actor, dict(settings), dict(secret))
 
-    Raises:
-        ConfigError: Ray is not installed.
-    """
+
+def require_ray() -> None:
+    """Raise `ConfigError` unless Ray is installed."""
     if find_spec("ray") is None:
         raise ConfigError(
             "workers.launcher: expected the package ray, got none; install it on all nodes (pip install "
             "'cua_rl[ray]'), or start workers by hand"
         )
-    return partial(_attempt_actor, dict(settings), dict(secret))
 
 
 async def _attempt_actor(settings: dict[str, object], secret: dict[str, str]) -> str:

@@ -36,6 +36,7 @@ from cua_rl.run.model_folder import (
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
+from cua_rl.run.ray_workers import require_ray
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Place, Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
@@ -354,6 +355,8 @@ def check_workers(config: CLIConfig, place: Place, environ: Mapping[str, str]) -
             f"can register, got {num_characters or 'none'} for {host!r}; set {TOKEN_VARIABLE} for the run and for its "
             "workers"
         )
+    if num_workers and config.workers.launcher == "ray":
+        require_ray()
     if num_workers > 1 and place == "adb":
         raise ConfigError(
             f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "

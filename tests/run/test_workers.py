@@ -1,5 +1,7 @@
 """What a rollout worker opens."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from cua_rl.errors import ConfigError
@@ -75,3 +77,10 @@ def test_an_address_for_other_machines_needs_a_token_that_nobody_guesses(token: 
         check_workers(config, "simulator", {TOKEN_VARIABLE: token})
     check_workers(config, "simulator", {TOKEN_VARIABLE: "a-long-random-text"})
     check_workers(CLIConfig(workers=WorkerSettings(port=8300)), "simulator", {})
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_the_plan_of_a_run_says_that_ray_is_missing() -> None:
+    config = CLIConfig(rollout_workers=2, workers=WorkerSettings(launcher="ray"))
+    with pytest.raises(ConfigError, match="expected the package ray"):
+        check_workers(config, "simulator", {})
