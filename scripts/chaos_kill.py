@@ -3,11 +3,14 @@
     python scripts/chaos_kill.py folder=/tmp/chaos kills=20 steps=30 base_url=http://127.0.0.1:8000
 
 Without `base_url` the script starts one vLLM server that outlives all attempts, so that a restart costs seconds. The
-database is an embedded Postgres of the script's own, for the same reason. `max_lag=0` kills a synchronous run.
+database is an embedded Postgres of the script's own, for the same reason. `max_lag=0` kills a synchronous run. With
+`workers=2` and `replicas=2`, most attempts also lose a rollout worker and a model server, one after the other, and take
+a step without them before the run itself is killed.
 
 What must hold at the end: the run is complete; every task instance was trained exactly once; every group that was on
-record as ended and untrained when the run was killed has been trained; no turn was too old; nothing is left running;
-and every step's training data can be rebuilt from the database, bit for bit. With `compare=true`, final success must
+record as ended and untrained when the run was killed has been trained; no place in a group has
+two rollouts; no turn was too old; nothing is left running; and every step's training data can be rebuilt from the
+database, bit for bit. With `compare=true`, final success must
 also be within three standard errors of a run that nobody killed; for a synchronous run, whose sampling is seeded, the
 line says in how many steps the rewards are equal and how far the gradient norms are apart (all, and by rounding, as far
 as vLLM's kernels do not depend on the batch).
@@ -18,17 +21,19 @@ import json
 import math
 import os
 import random
+import secrets
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import chz
+import psutil
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -62,6 +67,8 @@ class ChaosConfig:
     groups_per_batch: int = chz.field(default=4, doc="groups per step")
     max_lag: int = chz.field(default=2, doc="max_steps_off_policy of the run, 0 for synchronous training")
     base_url: str | None = chz.field(default=None, doc="a vLLM server that runs already; None starts one")
+    replicas: int = chz.field(default=1, doc="vLLM servers to start; one of several is killed in each attempt")
+    workers: int = chz.field(default=0, doc="rollout workers of the run; one is killed in each attempt")
     seed: int = chz.field(default=0, doc="seed of the moments of death")
     timeout_s: float = chz.field(default=600.0, doc="longest wait for one step of one attempt, seconds")
     compare: bool = chz.field(default=False, doc="also train the same run without a kill, and compare the two")
@@ -75,6 +82,7 @@ class Chaos:
     config: ChaosConfig
     server_url: str
     database_url: str
+    servers: Sequence[VllmServer] = ()
     kept_ids: set[str] = field(default_factory=set[str])
 
     @property
@@ -93,11 +101,14 @@ class Chaos:
                 f"groups_per_batch={config.groups_per_batch}",
             ),
             *(f"max_steps={config.steps}", "save_every=1", "eval_every=0", f"num_eval_rollouts={NUM_EVAL_ROLLOUTS}"),
-            *("behavior_if_log_dir_exists=resume", *loss, *config.options.split()),
+            *("behavior_if_log_dir_exists=resume", f"rollout_workers={config.workers}"),
+            *(*loss, *config.options.split()),
         ]
 
     async def start(self, folder: Path | None = None) -> asyncio.subprocess.Process:
-        """Begin an attempt."""
+        """Begin an attempt; a run starts with all of its model servers."""
+        for server in self.servers:
+            await server.wait_until_ready()
         environment = dict(os.environ) | {"DATABASE_URL": self.database_url, "HF_HUB_OFFLINE": "1"}
         with (self.config.folder / "output.txt").open("ab") as output:
             return await asyncio.create_subprocess_exec(
@@ -131,6 +142,7 @@ class Chaos:
             await asyncio.sleep(rng.uniform(0.5, 12.0))
         else:
             await self.wait_for_steps(process, before + rng.randint(1, 2))
+            await self.kill_parts(process, rng)
             await asyncio.sleep(rng.uniform(0.0, 3.0))
         if process.returncode is not None:
             return False
@@ -140,6 +152,25 @@ class Chaos:
         lived_s = time.monotonic() - began
         print(f"kill {number}: after {lived_s:.1f} s, {self.num_steps()} steps, {kept} ended groups wait", flush=True)
         return True
+
+    async def kill_parts(self, process: asyncio.subprocess.Process, rng: random.Random) -> None:
+        """Kill a rollout worker and then a model server, of those that come back, and see the run go on each time."""
+        parts = [("rollout worker", process.pid, "cua_rl.recipes.rollout_worker")] if self.config.workers else []
+        if self.config.replicas > 1:
+            parts.append(("model server", os.getpid(), rng.choice(self.server_url.split(",")).removeprefix("unix:")))
+        for name, owner, word in parts:
+            found = await asyncio.to_thread(_processes_of, owner, word)
+            if not found or process.returncode is not None:
+                continue
+            await asyncio.sleep(rng.uniform(0.0, 2.0))
+            killed, num_steps, began = rng.choice(found), self.num_steps(), time.monotonic()
+            with suppress(psutil.NoSuchProcess):
+                killed.kill()
+            await self.wait_for_steps(process, num_steps + 2)  # the first may have been over but for its line
+            print(
+                f"  a {name} was killed at step {num_steps}, +2 steps after {time.monotonic() - began:.1f} s",
+                flush=True,
+            )
 
     async def note_kept(self) -> int:
         """Remember the groups that the next attempt must not lose."""
@@ -176,6 +207,18 @@ class Chaos:
             return await find_faults(session, self)
 
 
+def _processes_of(owner: int, word: str) -> list[psutil.Process]:
+    """The processes that `owner` started with this word on their command line, without their guards."""
+    found: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(owner).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                line = " ".join(process.cmdline())
+                if word in line and "process_guard" not in line:
+                    found.append(process)
+    return found
+
+
 def _compare_success(one: Path, other: Path, num_rollouts: int) -> dict[str, Any]:
     """Whether two runs end with the same success, up to chance."""
     rates = [rate for folder in (one, other) if (rate := _final_success(folder)) is not None]
@@ -208,6 +251,7 @@ async def find_faults(session: AsyncSession, chaos: Chaos) -> list[str]:
     faults += _wrong_counts(chaos, [(row.step, row.group_index) for row in rows])
     lost = chaos.kept_ids - {row.group_id for row in rows}
     faults += [f"group {group_id} was on record and is gone" for group_id in sorted(lost)]
+    faults += await _doubled(session, training.training_id)
     faults += await _running(session, training.training_id)
     faults += await _too_old(session, training.training_id, chaos.config.max_lag)
     image_token_id = make_renderer(TINY_QWEN3_VL).image_token_id
@@ -226,6 +270,14 @@ def _wrong_counts(chaos: Chaos, places: Sequence[tuple[int, int]]) -> list[str]:
         wanted = range(chaos.config.steps * batch_size)
         faults += [f"task instance {index} was trained {times[index]} times" for index in wanted if times[index] != 1]
     return faults
+
+
+async def _doubled(session: AsyncSession, training_id: int) -> list[str]:
+    """Places in groups that have more than one rollout without a fault."""
+    place = (RolloutRow.group_pk, RolloutRow.member_index)
+    completed = (RolloutRow.training_id == training_id) & (RolloutRow.status == "completed")
+    query = select(*place).where(completed).group_by(*place).having(func.count() > 1)
+    return [f"member {row.member_index} of group {row.group_pk} counts twice" for row in await session.execute(query)]
 
 
 async def _running(session: AsyncSession, training_id: int) -> list[str]:
@@ -260,11 +312,16 @@ async def _too_old(session: AsyncSession, training_id: int, max_lag: int) -> lis
     return [f"a turn was {max(lags)} steps old"] if max(lags) > max_lag else []
 
 
-async def _serve(stack: AsyncExitStack, folder: Path) -> str:
-    config = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048)
-    server = await stack.enter_async_context(VllmServer(config, folder / "vllm.log"))
-    os.environ[API_KEY_VARIABLE] = server.api_key  # for the runs
-    return server.base_url
+async def _serve(stack: AsyncExitStack, config: ChaosConfig) -> list[VllmServer]:
+    os.environ.setdefault(API_KEY_VARIABLE, secrets.token_urlsafe(32))  # of all servers, and for the runs
+    served = ServerConfig(model_path=TINY_QWEN3_VL, max_lora_rank=16, max_model_len=2048)
+    servers = [
+        await stack.enter_async_context(
+            VllmServer(served, config.folder / f"vllm-{number}.log", max_restarts=config.kills + 1, backoff_s=0.0)
+        )
+        for number in range(1, config.replicas + 1)
+    ]
+    return servers
 
 
 async def cli_main(config: ChaosConfig) -> None:
@@ -272,9 +329,10 @@ async def cli_main(config: ChaosConfig) -> None:
     await asyncio.to_thread(config.folder.mkdir, parents=True, exist_ok=True)
     rng = random.Random(config.seed)
     async with AsyncExitStack() as stack:
-        url = config.base_url or await _serve(stack, config.folder)
+        servers = [] if config.base_url else await _serve(stack, config)
+        url = config.base_url or ",".join(server.base_url for server in servers)
         postgres = EmbeddedPostgres(config.folder / "postgres", config.folder / "postgres.log")
-        chaos = Chaos(config, url, (await stack.enter_async_context(postgres)).url)
+        chaos = Chaos(config, url, (await stack.enter_async_context(postgres)).url, servers)
         num_kills = 0
         while num_kills < config.kills and await chaos.kill_at_random(rng, num_kills + 1):
             num_kills += 1

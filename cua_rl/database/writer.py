@@ -4,6 +4,7 @@ Every insert skips rows that exist and every update is idempotent, so an event c
 answer was lost. Statuses only advance. Runs of other programs, which arrive piece by piece, are in `reports.py`.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -43,6 +44,8 @@ from cua_rl.events import (
     TurnTaken,
 )
 
+logger = logging.getLogger(__name__)
+
 _Inner = RolloutStarted | TurnTaken | GroupEnded
 _SET_TRAINING_LOGPROBS = update(TurnRow).where(
     TurnRow.rollout_pk == bindparam("key"), TurnRow.turn_index == bindparam("index")
@@ -78,7 +81,7 @@ def write_events(connection: Connection, scope: Scope, events: Sequence[TimedEve
 
 
 def write_worker_events(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> Scope:
-    """Write starts and turns of a rollout worker; raises `DatabaseError` if another attempt has taken over the run.
+    """Write starts and turns of a worker's rollouts; raises `DatabaseError` if another attempt has taken over the run.
 
     A worker that was cut off may outlive its controller. The lock excludes a take-over until the commit, and neither
     heartbeats nor other workers. Workers have no heartbeat: the row of the training would be locked most of the time.
@@ -86,8 +89,37 @@ def write_worker_events(connection: Connection, scope: Scope, events: Sequence[T
     owner = select(Training.attempt_id).where(Training.id == scope.require_training())
     if connection.scalar(owner.with_for_update(read=True, key_share=True)) != scope.attempt_id:
         raise DatabaseError("expected the attempt that this worker belongs to, another one has taken over the run")
-    _write_inner(connection, scope, events)
+    _write_inner(connection, scope, _of_running_rollouts(connection, scope, events))
     return scope
+
+
+def _of_running_rollouts(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> list[TimedEvent]:
+    """Without the events of rollouts that have ended: a worker that was given up may still write for a moment.
+
+    The controller has recorded the end of such a rollout, and its group may have moved to the step that trains it.
+    """
+    training_id = scope.require_training()
+    groups = {timed.event.group_id for timed in events if isinstance(timed.event, RolloutStarted)}
+    rollouts = {timed.event.rollout_id for timed in events if isinstance(timed.event, TurnTaken)}
+    ended_groups = select(Group.group_id).where(
+        Group.training_id == training_id, Group.group_id.in_(groups), Group.status != "running"
+    )
+    running = select(RolloutRow.rollout_id).where(
+        RolloutRow.training_id == training_id, RolloutRow.rollout_id.in_(rollouts), RolloutRow.status == "running"
+    )
+    ended = set(connection.scalars(ended_groups)) if groups else set[str]()
+    wanted = set(connection.scalars(running)) if rollouts else set[str]()
+    kept: list[TimedEvent] = []
+    for timed in events:  # a rollout's start comes before its turns
+        match timed.event:
+            case RolloutStarted(rollout_id=rollout_id, group_id=group_id) if group_id not in ended:
+                wanted.add(rollout_id)
+                kept.append(timed)
+            case TurnTaken(rollout_id=rollout_id) if rollout_id in wanted:
+                kept.append(timed)
+            case _:
+                logger.info("left out what a rollout did after its end: %s", type(timed.event).__name__)
+    return kept
 
 
 def _write_inner(connection: Connection, scope: Scope, events: Sequence[TimedEvent]) -> None:

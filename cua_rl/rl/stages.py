@@ -113,7 +113,7 @@ class LoopParts:
     log: StepLog
     memory: Memory = field(default_factory=Memory)
     device_metrics: Callable[[], Mapping[str, float]] = dict[str, float]
-    """Metrics of the device pool since the last call."""
+    """Metrics of devices, rollout workers and model servers since the last call."""
 
 
 async def score_and_record(

@@ -163,6 +163,8 @@ async def work(link: ControllerLink, place: Workplace) -> None:
                 cancelled.add(task)
                 task.add_done_callback(cancelled.discard)
             for planned in orders.start:
+                if planned.rollout_id in running:  # the order crossed the report that says so
+                    continue
                 name = f"rollout-{planned.rollout_id}"
                 running[planned.rollout_id] = asyncio.create_task(_run(link, place, planned), name=name)
     finally:

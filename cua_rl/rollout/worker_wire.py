@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 from cua_rl.errors import CuaError
 from cua_rl.events import RolloutSource
 from cua_rl.policy import AdapterRef, SamplingParams
+from cua_rl.sampling.server import ServedModel
 from cua_rl.training.wire import encode
 from cua_rl.types import Rollout
 
@@ -43,8 +44,8 @@ class WorkerSetup:
     training_id: int
     attempt_id: str
     """The attempt of the run, whose rows the worker may write."""
-    servers: tuple[tuple[str, str | None], ...]
-    """Address and key of each model server."""
+    servers: tuple[tuple[str, str | None, ServedModel], ...]
+    """Address and key of each model server, and what it serves: one may be away when the worker starts."""
     namespace: str
     """Ends the names of the run's adapters on the servers."""
 

@@ -10,23 +10,24 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from cua_rl.command_line.parsing import make_config
 from cua_rl.errors import ConfigError
 
 
 def make_ray_attempt(settings: Mapping[str, object], secret: Mapping[str, str]) -> Callable[[], Awaitable[str]]:
-    """A worker with these settings (`WorkerConfig`) and variables, on the cluster at RAY_ADDRESS or on this machine's.
+    """A worker with these settings (`WorkerConfig`) and variables, on the cluster at RAY_ADDRESS or of this machine."""
+    return partial(_attempt_actor, dict(settings), dict(secret))
 
-    Raises:
-        ConfigError: Ray is not installed.
-    """
+
+def require_ray() -> None:
+    """Raise `ConfigError` unless Ray is installed."""
     if find_spec("ray") is None:
         raise ConfigError(
             "workers.launcher: expected the package ray, got none; install it on all nodes (pip install "
             "'cua_rl[ray]'), or start workers by hand"
         )
-    return partial(_attempt_actor, dict(settings), dict(secret))
 
 
 async def _attempt_actor(settings: dict[str, object], secret: dict[str, str]) -> str:
@@ -43,6 +44,7 @@ async def _attempt_actor(settings: dict[str, object], secret: dict[str, str]) ->
                 f"workers.launcher: expected a Ray cluster at RAY_ADDRESS or on this machine, got none ({error}); "
                 "start one: ray start --head"
             ) from error
+    settings["controller"] = reachable(str(settings["controller"]), ray.util.get_node_ip_address())
     host = ray.remote(RayHost).options(num_cpus=1, scheduling_strategy="SPREAD").remote()
     try:
         await host.work.remote(settings, secret)
@@ -51,6 +53,14 @@ async def _attempt_actor(settings: dict[str, object], secret: dict[str, str]) ->
     finally:
         ray.kill(host)
     return "its actor ended"
+
+
+def reachable(address: str, node: str) -> str:
+    """The address for other nodes: one that stands for all of this node's means something else there."""
+    parts = urlsplit(address)
+    if parts.hostname not in ("0.0.0.0", "::"):
+        return address
+    return parts._replace(netloc=f"[{node}]:{parts.port}" if ":" in node else f"{node}:{parts.port}").geturl()
 
 
 class RayHost:

@@ -313,7 +313,10 @@ def _parts(
         recorder=recorder,
         log=report,
         memory=memory,
-        device_metrics=rollouts.device_metrics,
+        device_metrics=lambda: {
+            **rollouts.device_metrics(),
+            "rollout/num_model_servers": float(len(engine.sampler.replicas)),
+        },
     )
 
 

@@ -36,10 +36,11 @@ from cua_rl.run.model_folder import (
 from cua_rl.run.model_sizes import load_model_sizes
 from cua_rl.run.monitor import find_monitor, spool_folder
 from cua_rl.run.preflight import choose_history, plan_prompts, require_monitor
+from cua_rl.run.ray_workers import require_ray
 from cua_rl.run.rollouts import check_agent
 from cua_rl.run.site import Place, Site, find_place, make_site, require_own_model, split_gyms
 from cua_rl.run.training_config import CLIConfig
-from cua_rl.run.worker_config import TOKEN_VARIABLE
+from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
@@ -347,11 +348,15 @@ def check_workers(config: CLIConfig, place: Place, environ: Mapping[str, str]) -
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_loopback = False
-    if not is_loopback and not environ.get(TOKEN_VARIABLE):
+    num_characters = len(environ.get(TOKEN_VARIABLE, ""))
+    if not is_loopback and num_characters < MIN_TOKEN_CHARACTERS:
         raise ConfigError(
-            f"workers.host: expected a token where other machines can register, got none for {host!r}; set "
-            f"{TOKEN_VARIABLE} for the run and for its workers"
+            f"workers.host: expected a token of at least {MIN_TOKEN_CHARACTERS} random characters where other machines "
+            f"can register, got {num_characters or 'none'} for {host!r}; set {TOKEN_VARIABLE} for the run and for its "
+            "workers"
         )
+    if num_workers and config.workers.launcher == "ray":
+        require_ray()
     if num_workers > 1 and place == "adb":
         raise ConfigError(
             f"rollout_workers: expected at most 1 with device=adb, whose phones belong to one process, got "

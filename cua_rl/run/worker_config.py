@@ -9,6 +9,8 @@ from cua_rl.settings import check_numbers, setting
 
 TOKEN_VARIABLE = "ROLLOUT_WORKER_TOKEN"
 """What workers prove themselves with; without it in its environment, a run makes one for its own workers."""
+MIN_TOKEN_CHARACTERS = 16
+"""Where other machines can try to guess it."""
 
 
 @chz.chz

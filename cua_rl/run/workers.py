@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from uuid import UUID
+from zlib import crc32
 
 import chz
 
@@ -61,7 +63,9 @@ LINGER_S = 0.1
 """How long the turns of a worker wait for others: most of a transaction's cost does not depend on its size."""
 
 _MAX_RESTARTS = 5
-_MODEL_ATTEMPTS = 40  # three minutes: as long as a model server that died takes to load its weights again
+# three minutes: as long as a model server that died takes to load its weights again
+_MODEL_ATTEMPTS, _SERVERS_S = 40, 180.0
+_SERVER_RETRY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +305,7 @@ async def open_workplace(
         run_config.judge, run_config.reward, *(tasks for tasks in (train_tasks, eval_tasks) if tasks)
     )
     url = database_url(environ) or setup.database_url
+    remember_secrets({"database_url": url, "servers": [{"api_key": key} for _, key, _ in setup.servers]})
     await check_connection(url)
     scope = Scope(
         image_token_id=renderer.image_token_id, attempt_id=UUID(setup.attempt_id), training_id=setup.training_id
@@ -315,9 +320,7 @@ async def open_workplace(
                 linger_s=LINGER_S,
             )
         )
-        servers = [
-            await stack.enter_async_context(ExternalServer(address, api_key=key)) for address, key in setup.servers
-        ]
+        servers = [await stack.enter_async_context(server) for server in await find_servers(setup, name)]
         client = SamplingClient(*servers, namespace=setup.namespace, max_attempts=_MODEL_ATTEMPTS)
         sampler = await stack.enter_async_context(client)
         devices = await stack.enter_async_context(open_devices(run_config, site, max_devices=config.device_slots))
@@ -352,6 +355,30 @@ async def open_workplace(
             make_plan=make_plan,
             device_metrics=devices.pool.take_metrics,
         )
+
+
+async def find_servers(setup: WorkerSetup, name: str, patience_s: float = _SERVERS_S) -> list[ExternalServer]:
+    """The model servers of the run, as soon as one of them answers; the others may be away, like later in the run.
+
+    Each worker has another one first, because it does not know how many rollouts of others a server has.
+
+    Raises:
+        ConfigError: none answers.
+    """
+    deadline = time.monotonic() + patience_s
+    probes = [ExternalServer(address, api_key=key) for address, key, _ in setup.servers]
+    while True:
+        ends = await asyncio.gather(*(probe.look_again() for probe in probes), return_exceptions=True)
+        failures = [end for end in ends if end is not None]
+        if len(failures) < len(ends):
+            break
+        if time.monotonic() > deadline:
+            raise failures[0]
+        logger.warning("no model server answers, trying again: %s", failures[0])
+        await asyncio.sleep(min(_SERVER_RETRY_S, patience_s))
+    first = crc32(name.encode()) % len(setup.servers)
+    servers = (*setup.servers[first:], *setup.servers[:first])
+    return [ExternalServer(address, api_key=key, model=model) for address, key, model in servers]
 
 
 def _run_config(config: WorkerConfig, setup: WorkerSetup) -> CLIConfig:

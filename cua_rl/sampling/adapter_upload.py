@@ -3,10 +3,10 @@
 vLLM loads an adapter from a path. Where trainer and server share no file system, the run sends the two files of an
 adapter to the server's own address first, with the server's key, and removes them after the adapter is unloaded:
 
-    PUT    /cua_rl/adapters/NAME/FILE    stores one of the two files
+    PUT    /cua_rl/adapters/NAME/FILE    stores one of the two files; {"path": PATH}, where vLLM finds the adapter
     DELETE /cua_rl/adapters/NAME         removes the adapter
-    GET    /cua_rl/adapters/NAME         whether both files are there
-    GET    /cua_rl/adapters              {"folder": PATH}, below which adapters are
+    GET    /cua_rl/adapters/NAME         the same path if both files are there, else 404
+    GET    /cua_rl/adapters              200: this server takes adapters
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from secrets import compare_digest
+from secrets import compare_digest, token_hex
 from typing import Any
 
 UPLOAD_PATH = "/cua_rl/adapters"
@@ -61,15 +61,15 @@ class AdapterUpload:
     async def _answer(self, method: str, words: list[str], receive: _Receive) -> tuple[int, Mapping[str, Any]]:
         match method, words:
             case "GET", [""]:
-                return HTTPStatus.OK, {"folder": str(self._folder)}
-            case "GET", [name] if _NAME.fullmatch(name) and self._is_whole(name):
                 return HTTPStatus.OK, {}
+            case "GET", [name] if _NAME.fullmatch(name) and self._is_whole(name):
+                return HTTPStatus.OK, {"path": str(self._folder / name)}
             case "DELETE", [name] if _NAME.fullmatch(name):
                 await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
                 return HTTPStatus.OK, {}
             case "PUT", [name, file] if _NAME.fullmatch(name) and file in ADAPTER_FILES:
                 if await self._store(self._folder / name / file, receive):
-                    return HTTPStatus.OK, {}
+                    return HTTPStatus.OK, {"path": str(self._folder / name)}
                 return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {
                     "error": {"message": f"expected at most {MAX_BYTES} bytes"}
                 }
@@ -83,7 +83,7 @@ class AdapterUpload:
     async def _store(self, path: Path, receive: _Receive) -> bool:
         """Write the body to `path`, which appears once it is whole; False if it is too long or ends early."""
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
+        part = path.with_name(f"{path.name}.{token_hex(4)}.part")  # the sender may have begun again meanwhile
         num_bytes = 0
         try:
             with part.open("wb") as target:

@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -16,7 +16,7 @@ from cua_rl.policy import AdapterRef
 from cua_rl.sampling.canary import Canary
 from cua_rl.sampling.load import ServerLoad, fullest
 from cua_rl.sampling.replica import Replica, ReplicaLost
-from cua_rl.sampling.server import ModelServer
+from cua_rl.sampling.server import ModelServer, ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -100,24 +100,24 @@ class SamplingClient:
             AdapterError: a server cannot load it, or the canary fails.
             SamplingError: no server answers.
         """
-        async with self._publishing:
+
+        async def prove(replica: Replica) -> None:
+            if canary is not None:
+                await replica.prove(adapter, canary)
+
+        async def load_and_announce() -> None:
             clock = time.monotonic()
             await self._everywhere(lambda replica: replica.load(adapter))
             try:
-                if canary is not None:
-                    await self._everywhere(lambda replica: replica.prove(adapter, canary))
+                await self._everywhere(prove)
             except BaseException:
-                await self._everywhere(lambda replica: replica.unload(adapter))
+                await self._wherever_possible(lambda replica: replica.unload(adapter))
                 raise
             self.current, self._canary = adapter, canary
             logger.info("published adapter=%s publish_s=%.3f", adapter.name, time.monotonic() - clock)
-            needed = {adapter, *self._uses}
+            await self._wherever_possible(lambda replica: replica.unload_all_but({adapter, *self._uses}))
 
-            async def unload_others(replica: Replica) -> None:
-                for unused in [loaded for loaded in replica.loaded if loaded not in needed]:
-                    await replica.unload(unused)
-
-            await self._everywhere(unload_others)
+        await self._while_none_rejoins(load_and_announce)
 
     async def probe(self, adapter: AdapterRef, canary: Canary) -> tuple[float, float]:
         """Load an adapter that is never announced, verify it with the canary on every replica, and unload it.
@@ -134,12 +134,14 @@ class SamplingClient:
             change, difference = await replica.prove(adapter, canary)
             proofs.append((change, difference or 0.0))
 
-        async with self._publishing:
+        async def load_and_prove() -> None:
             await self._everywhere(lambda replica: replica.load(adapter))
             try:
                 await self._everywhere(prove)
             finally:
-                await self._everywhere(lambda replica: replica.unload(adapter))
+                await self._wherever_possible(lambda replica: replica.unload(adapter))
+
+        await self._while_none_rejoins(load_and_prove)
         return max(proofs, key=lambda proof: proof[1])
 
     def pin(self, adapter: AdapterRef) -> None:
@@ -157,7 +159,7 @@ class SamplingClient:
         """Keep an adapter loaded regardless of publications, for evaluations."""
         self.pin(adapter)
         try:
-            await self._everywhere(lambda replica: replica.load(adapter))
+            await self._while_none_rejoins(lambda: self._everywhere(lambda replica: replica.load(adapter)))
             yield adapter
         finally:
             self.unpin(adapter)
@@ -209,9 +211,10 @@ class SamplingClient:
         return frozenset(self._uses)
 
     @property
-    def addresses(self) -> tuple[tuple[str, str | None], ...]:
-        """Address and key of each server."""
-        return tuple((replica.server.base_url, replica.server.api_key) for replica in self._replicas)
+    def addresses(self) -> tuple[tuple[str, str | None, ServedModel], ...]:
+        """Address and key of each server, and what it serves."""
+        servers = [replica.server for replica in self._replicas]
+        return tuple((server.base_url, server.api_key, server.model) for server in servers)
 
     def follow(self, adapter: AdapterRef) -> None:
         """Send new requests to an adapter that another process has published, and will unload."""
@@ -241,18 +244,43 @@ class SamplingClient:
         for replica in self._replicas:
             await replica.close()
 
+    async def _while_none_rejoins(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something on the replicas in service, whose number does not grow meanwhile; again if all of them are lost.
+
+        It waits for service without the lock, which a replica needs to rejoin.
+        """
+        num_lost = 0
+        while True:
+            await self._wait_for_service()
+            async with self._publishing:
+                try:
+                    return await work()
+                except ReplicaLost:
+                    num_lost += 1
+                    if num_lost > _MAX_MOVES:
+                        raise
+                    logger.warning("all model servers are lost, starting over when one is back")
+
     async def _everywhere(self, work: Callable[[Replica], Awaitable[object]]) -> None:
-        """Do it on every replica in service; those that are lost over it do it when they rejoin."""
-        await self._wait_for_service()
+        """Do it on every replica in service; those that are lost over it do it when they rejoin.
+
+        Raises `ReplicaLost` if no replica is left.
+        """
         replicas = self.replicas
         ends = await asyncio.gather(*(work(replica) for replica in replicas), return_exceptions=True)
         for replica, end in zip(replicas, ends, strict=True):
             if isinstance(end, ReplicaLost):
                 await self._lose(replica)
-        raised = [end for end in ends if isinstance(end, BaseException)]
-        for error in raised:
-            if not isinstance(error, ReplicaLost) or len(raised) == len(replicas):
-                raise error
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, ReplicaLost):
+                raise end
+        if all(isinstance(end, ReplicaLost) for end in ends):
+            raise next((end for end in ends if isinstance(end, ReplicaLost)), ReplicaLost("no model server answers"))
+
+    async def _wherever_possible(self, work: Callable[[Replica], Awaitable[object]]) -> None:
+        """Do it on every replica in service, if there is one: what it leaves undone is done when one rejoins."""
+        with suppress(ReplicaLost):
+            await self._everywhere(work)
 
     async def _replica_for(self, sticky_key: str) -> Replica:
         await self._wait_for_service()
@@ -312,6 +340,8 @@ class SamplingClient:
 
     async def _rejoin(self, replica: Replica) -> None:
         async with self._publishing:  # so that it misses no adapter
+            await replica.server.look_again()
+            _require_one_version([replica.server, *(other.server for other in self.replicas)])
             await replica.rejoin({*self._uses, *([] if self.current is None else [self.current])})
             if self.current is not None and self._canary is not None:
                 await replica.prove(self.current, self._canary)
@@ -320,7 +350,7 @@ class SamplingClient:
         logger.warning("the model server at %s is back, in_service=%d", replica.server.base_url, len(self.replicas))
 
 
-def _require_one_version(servers: tuple[ModelServer, ...]) -> None:
+def _require_one_version(servers: Sequence[ModelServer]) -> None:
     versions = {server.base_url: server.model.version for server in servers}
     if len(set(versions.values())) > 1:
         raise ConfigError(

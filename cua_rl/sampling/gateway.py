@@ -321,6 +321,9 @@ class Gateway:
                     f"{advice}"
                 ) from rejected
             raise
+        finally:
+            if rollout_id not in self._rollouts:  # closed meanwhile: the request may have got another replica since
+                self._client.forget(rollout_id)
 
     def _read(self, sampled: Sampled, *, tools: Sequence[Tool]) -> tuple[str, ParsedAnswer]:
         """The sampled text without its end of turn, and its parts, with a unique id per tool call.

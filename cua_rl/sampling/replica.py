@@ -67,7 +67,7 @@ class Replica:
         self._has_siblings = has_siblings
         self._loads: dict[AdapterRef, asyncio.Task[None]] = {}
         self._images = KnownImages()
-        server.on_restart(self._restore)
+        server.on_restart(self._restore_all)
 
     def name_of(self, adapter: AdapterRef) -> str:
         """The adapter's name on the server."""
@@ -75,18 +75,18 @@ class Replica:
 
     async def _load_body(self, adapter: AdapterRef) -> dict[str, object]:
         """The request to load an adapter, whose files a server without our file system gets first."""
-        folder, name = self.server.model.adapter_folder, self.name_of(adapter)
-        if folder is None:
+        name = self.name_of(adapter)
+        if not self.server.model.takes_adapters:
             return {"lora_name": name, "lora_path": str(adapter.path)}
-        has_it = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{name}"))
-        for file in () if has_it.is_success else ADAPTER_FILES:
+        reply = await self._upload_request(self._http.get(f"{UPLOAD_PATH}/{name}"))
+        for file in () if reply.is_success else ADAPTER_FILES:
             path = adapter.path / file
             reply = await self._upload_request(self._http.put(f"{UPLOAD_PATH}/{name}/{file}", path))
             if not reply.is_success:
                 raise AdapterError(
                     f"expected {self.server.base_url} to take {path}, got {reply.status}: {reply.message}"
                 )
-        return {"lora_name": name, "lora_path": f"{folder}/{name}"}
+        return {"lora_name": name, "lora_path": reply.json["path"]}  # another one after the server was started anew
 
     async def _upload_request(self, request: Awaitable["HttpReply"]) -> "HttpReply":
         try:
@@ -137,10 +137,15 @@ class Replica:
             return
         try:
             await self._post(_UNLOAD_PATH, {"lora_name": self.name_of(adapter)})
-            if self.server.model.adapter_folder is not None:
+            if self.server.model.takes_adapters:
                 await self._http.delete(f"{UPLOAD_PATH}/{self.name_of(adapter)}")
         except (RequestRejected, ConnectionError, TimeoutError) as error:
             logger.warning("cannot unload adapter=%s: %s", adapter.name, error)
+
+    async def unload_all_but(self, needed: Collection[AdapterRef]) -> None:
+        """Unload the other adapters."""
+        for unused in [adapter for adapter in self.loaded if adapter not in needed]:
+            await self.unload(unused)
 
     def forget_all_but(self, needed: Collection[AdapterRef]) -> None:
         """Leave the other adapters to the process that has published them."""
@@ -215,19 +220,27 @@ class Replica:
         try:
             return await self._post(path, {**payload, "model": model})
         except RequestRejected as rejected:
-            if rejected.status != HTTPStatus.NOT_FOUND or model not in map(self.name_of, self._loads):
+            lost = [adapter for adapter in self._loads if self.name_of(adapter) == model]
+            if rejected.status != HTTPStatus.NOT_FOUND or not lost:
                 raise
         logger.warning("the model server at %s lost model=%s, loading it again", self.server.base_url, model)
-        await self._restore()
+        await self._restore(lost[0])
         return await self._post(path, {**payload, "model": model})
 
-    async def _restore(self) -> None:
-        """Load all adapters again on a server that has lost them."""
-        for adapter in self.loaded:
-            with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
-                reply = await self._http.post(_LOAD_PATH, await self._load_body(adapter))
-            if not reply.is_success and not _is_loaded_already(reply.message):
-                raise SamplingError(f"cannot load adapter {adapter.name!r} again: {reply.message}")
+    async def _restore_all(self) -> None:
+        """Load all adapters again on our own server, which was started again.
+
+        One that was lost over it gets the adapters in use when it rejoins; the files of others may be gone by then.
+        """
+        for adapter in () if self.is_lost else self.loaded:
+            await self._restore(adapter)
+
+    async def _restore(self, adapter: AdapterRef) -> None:
+        """Load an adapter again on a server that has lost it."""
+        with boundary(SamplingError, f"load adapter {adapter.name!r} again on {self.server.base_url}"):
+            reply = await self._http.post(_LOAD_PATH, await self._load_body(adapter))
+        if not reply.is_success and not _is_loaded_already(reply.message):
+            raise SamplingError(f"cannot load adapter {adapter.name!r} again: {reply.message}")
 
     async def _post(
         self, path: str, payload: Mapping[str, object], *, max_server_errors: int | None = None
@@ -239,6 +252,8 @@ class Replica:
                 logger.info("retry attempt=%d path=%s after %s", attempt, path, failure)
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _MAX_DELAY_S)
+                if self._has_siblings and self.is_lost:  # it may still answer, with errors
+                    raise ReplicaLost(f"the model server at {self.server.base_url} is lost: {failure}")
             if not self._has_siblings:
                 await self.server.wait_until_ready()
             try:

@@ -44,8 +44,8 @@ class ServedModel:
     """Folder or hub id that it was loaded from, if the server says."""
     version: str | None = None
     """Of vLLM, if the server says."""
-    adapter_folder: str | None = None
-    """Where the server keeps adapters that it is sent (`adapter_upload.py`); None if it loads them from our paths."""
+    takes_adapters: bool = False
+    """Whether the server is sent adapters (`adapter_upload.py`); otherwise it loads them from our paths."""
     takes_image_names: bool = False
     """Whether requests may name images that the server has, instead of sending them again."""
 
@@ -102,6 +102,9 @@ class VllmServer:
         await self._ready.wait()
         if self._failure is not None:
             raise SamplingError(self._failure)
+
+    async def look_again(self) -> None:
+        """What it serves does not change when it is restarted."""
 
     async def __aenter__(self) -> Self:
         if self._config.port is not None:
@@ -216,13 +219,20 @@ class VllmServer:
 class ExternalServer:
     """An external server at `base_url` (with or without `/v1`); it is never started or stopped.
 
-    Its key is `api_key`, or that of the environment.
+    Its key is `api_key`, or that of the environment. With `model`, it may be away when entered.
     """
 
-    def __init__(self, base_url: str, environ: Mapping[str, str] = os.environ, *, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        api_key: str | None = None,
+        model: ServedModel | None = None,
+    ) -> None:
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self.api_key = api_key or environ.get(API_KEY_VARIABLE) or None
-        self._model: ServedModel | None = None
+        self._model = model
 
     @property
     def base_url(self) -> str:
@@ -240,8 +250,8 @@ class ExternalServer:
     async def wait_until_ready(self) -> None:
         """An external server is assumed to be ready."""
 
-    async def __aenter__(self) -> Self:
-        """Raises `ConfigError` if there is no vLLM server at the address."""
+    async def look_again(self) -> None:
+        """See what it serves now; raises `ConfigError` if there is no vLLM server at the address."""
         async with server_client(self._base_url, self.api_key) as client:
             try:
                 self._model = await fetch_model(client)
@@ -250,6 +260,11 @@ class ExternalServer:
                     f"expected a vLLM server at base_url {self._base_url!r}, got {type(error).__name__}: {error}; "
                     f"start one there, set {API_KEY_VARIABLE} to its key, or leave base_url out"
                 ) from error
+
+    async def __aenter__(self) -> Self:
+        """Raises `ConfigError` if there is no vLLM server at the address, unless what it serves is known."""
+        if self._model is None:
+            await self.look_again()
         return self
 
     async def __aexit__(
@@ -277,7 +292,7 @@ async def fetch_model(client: httpx.AsyncClient) -> ServedModel:
                 max_model_len=int(cast("int", card["max_model_len"])),
                 root=cast("str | None", card.get("root")) or None,
                 version=version,
-                adapter_folder=str(takes.json()["folder"]) if takes.is_success else None,
+                takes_adapters=takes.is_success,
                 takes_image_names=version is not None and takes_names(version),
             )
     raise ValueError(f"expected a base model among {[card.get('id') for card in cards]!r}")

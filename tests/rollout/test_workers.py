@@ -33,6 +33,7 @@ from cua_rl.rollout.worker_wire import (
     decode,
     encode,
 )
+from cua_rl.sampling.server import ServedModel
 from cua_rl.types import Rollout, StopReason
 from tests.builders import encoded_image, image, model_turn, prompt, rollout, text, turn
 from tests.fakes import FakeRecorder, make_task
@@ -46,7 +47,7 @@ SETUP = WorkerSetup(
     database_url="postgresql://nowhere",
     training_id=1,
     attempt_id="0" * 32,
-    servers=(("unix:/vllm.sock", None),),
+    servers=(("unix:/vllm.sock", None, ServedModel(name="base", max_model_len=2048)),),
     namespace="run",
 )
 
@@ -231,6 +232,20 @@ async def test_an_order_whose_answer_was_lost_is_given_again_and_a_delivery_coun
 
     assert lost == planned
     assert (await running).rollout_id == planned.rollout_id
+
+
+async def test_a_rollout_that_is_ordered_twice_runs_once(bench: Bench) -> None:
+    async with bench.worker("a") as a:
+        running = asyncio.create_task(bench.runner.run(plan()))
+        await until(lambda: a.begun)
+        (known,) = [worker.known for worker in bench.runner._workers.values()]  # pyright: ignore[reportPrivateUsage]
+        known.clear()  # as by a report that was delayed on its way
+        bench.runner.announce()
+        await asyncio.sleep(0.1)
+        a.gate.set()
+        await running
+
+    assert len(a.begun) == 1
 
 
 async def test_a_rollout_that_is_cancelled_ends_in_its_worker_too(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """Adapters that travel to a server without a shared file system."""
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -10,10 +11,12 @@ import pytest_asyncio
 from cua_rl.errors import AdapterError, SamplingError
 from cua_rl.http_server import serve_app
 from cua_rl.policy import AdapterRef
+from cua_rl.processes import free_port
 from cua_rl.renderers.qwen3_vl import Qwen3VLRenderer
 from cua_rl.sampling.adapter_upload import ADAPTER_FILES, UPLOAD_FOLDER_VARIABLE, UPLOAD_PATH, AdapterUpload
 from cua_rl.sampling.client import SamplingClient
 from cua_rl.sampling.server import ExternalServer
+from cua_rl.sampling.vllm_responses import RESPONSES_PATH
 from tests.sampling.fake_vllm import FakeVllm
 
 KEY = {"Authorization": "Bearer of-the-server"}
@@ -65,6 +68,27 @@ async def test_an_adapter_that_is_there_is_not_sent_again(served: tuple[str, Fak
     async with ExternalServer(url) as server, SamplingClient(server, namespace="run") as client:
         await client.publish(adapter)
     assert list(fake.adapters) == ["policy-000001-run"]
+
+
+async def test_a_server_that_is_started_anew_with_another_folder_gets_the_adapter_again(
+    renderer: Qwen3VLRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "of-the-server")
+    fake, port = FakeVllm(renderer), free_port()
+
+    def serve(folder: Path) -> AbstractAsyncContextManager[str]:
+        monkeypatch.setenv(UPLOAD_FOLDER_VARIABLE, str(folder))
+        return serve_app(AdapterUpload(fake.app()), "127.0.0.1", port, grace_s=0)
+
+    async with AsyncExitStack() as stack:
+        async with serve(tmp_path / "before") as url:
+            server = await stack.enter_async_context(ExternalServer(url))
+            client = await stack.enter_async_context(SamplingClient(server, namespace="run"))
+            await client.publish(make_adapter(tmp_path / "1", 1))
+        fake.adapters.clear()
+        async with serve(tmp_path / "after"):
+            await client.respond(RESPONSES_PATH, {"input": "hi", "max_output_tokens": 8})
+    assert fake.adapters == {"policy-000001-run": str(tmp_path / "after" / "policy-000001-run")}
 
 
 async def test_an_adapter_that_is_nowhere_is_an_error(served: tuple[str, FakeVllm, Path], tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet_of(renderer: Qwen3VLRenderer, size: int, outage_timeout_s: float = 10.0) -> AsyncGenerator[Fleet]:
+async def fleet_of(
+    renderer: Qwen3VLRenderer, size: int, outage_timeout_s: float = 10.0, max_attempts: int = 3
+) -> AsyncGenerator[Fleet]:
     fleet = Fleet(renderer, size)
     async with AsyncExitStack() as stack:
         for index in range(size):
@@ -70,7 +72,11 @@ async def fleet_of(renderer: Qwen3VLRenderer, size: int, outage_timeout_s: float
         servers = [await stack.enter_async_context(ExternalServer(fleet.url(index))) for index in range(size)]
         fleet.client = await stack.enter_async_context(
             SamplingClient(
-                *servers, namespace="run", max_attempts=3, check_interval_s=0.05, outage_timeout_s=outage_timeout_s
+                *servers,
+                namespace="run",
+                max_attempts=max_attempts,
+                check_interval_s=0.05,
+                outage_timeout_s=outage_timeout_s,
             )
         )
         yield fleet
@@ -157,6 +163,46 @@ async def test_requests_wait_while_no_server_answers(renderer: Qwen3VLRenderer) 
         await fleet.start(1)
         async with asyncio.timeout(5):
             assert await asking == 1
+
+
+async def test_a_publication_waits_while_no_server_answers(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.client.publish(adapter(1), CANARY)
+        await fleet.stop(0)
+        await fleet.stop(1)
+        publishing = asyncio.create_task(fleet.client.publish(adapter(2), CANARY))  # what notices the outage
+        await fleet.until(lambda: not fleet.client.replicas)
+        probing = asyncio.create_task(fleet.client.probe(adapter(9), CANARY))
+        await asyncio.sleep(0.1)
+        await fleet.start(0)
+        async with asyncio.timeout(5):
+            await publishing
+            await probing
+        assert fleet.adapters()[0] == ["policy-000002"]
+        assert fleet.client.current == adapter(2)
+
+
+async def test_a_server_of_another_version_does_not_rejoin(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2) as fleet:
+        await fleet.stop(0)
+        await fleet.ask("a")
+        await fleet.ask("b")
+        assert len(fleet.client.replicas) == 1
+        fleet.fakes[0].version = "0.99.0"
+        await fleet.start(0)
+        await asyncio.sleep(0.3)
+        assert len(fleet.client.replicas) == 1
+        fleet.fakes[0].version = "0.32.0"
+        await fleet.until(lambda: len(fleet.client.replicas) == 2)
+
+
+async def test_requests_leave_a_lost_server_that_answers_with_errors(renderer: Qwen3VLRenderer) -> None:
+    async with fleet_of(renderer, 2, max_attempts=10) as fleet:
+        fleet.fakes[0].refusal = (500, "EngineDeadError")
+        fleet.fakes[0].is_healthy = False
+        async with asyncio.timeout(5):
+            assert await fleet.ask("a") == 0  # asked first
+        assert len(fleet.fakes[1].requests) == 1
 
 
 async def test_an_outage_that_lasts_ends_the_request(renderer: Qwen3VLRenderer) -> None:
