@@ -17,12 +17,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.settings import with_values
 from cua_rl.training import wire
 from cua_rl.training.folders import read_files, write_files
+from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import Address, WorkerLink, parse_address, require_token
 from cua_rl.training.ranks import Meeting, Place, Ranks, combine_accounts
 from cua_rl.training.trainer import Trainer
@@ -135,6 +137,7 @@ class _Worker:
                 if not isinstance(request, wire.Start):
                     return self._carry_out(request)
                 config = request.config
+                require_libraries(config.loader, config.kernels, has_gpu=torch.cuda.is_available())
                 if self._model is not None:
                     config = with_values(config, model_path=self._model)
                 self._trainer = trainer = Trainer(config, self._ranks)
