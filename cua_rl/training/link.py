@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -174,6 +175,13 @@ class ControllerLink:
         """End the connection, and with it the worker."""
         self._writer.close()
 
+    def abort(self) -> None:
+        """Reset the connection: a worker that still lives learns that this is not the end of the run."""
+        with suppress(OSError):  # the socket may be closed already
+            no_goodbye = struct.pack("ii", 1, 0)  # linger for no time
+            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_goodbye)
+        self._writer.transport.abort()
+
 
 class WorkerLink:
     """Rank 0's end, blocking."""
@@ -213,7 +221,7 @@ class WorkerLink:
         self._connection.sendall(payload)
 
     def receive(self) -> Any:
-        """Read one frame; raises `EOFError` if the controller is gone."""
+        """Read one frame; raises `EOFError` if the controller has ended, and `OSError` if the connection broke."""
         (length,) = _LENGTH.unpack(_read_exactly(self._connection, _LENGTH.size))
         code = b"" if self._seals is None else _read_exactly(self._connection, _CODE_BYTES)
         payload = _read_exactly(self._connection, length)
@@ -244,3 +252,5 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+        # there are no probes while data waits for its receipt, which alone would take a quarter of an hour
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7 * _KEEP_ALIVE_S * 1000)

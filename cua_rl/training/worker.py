@@ -97,20 +97,30 @@ def serve_ranks(ranks: Ranks, connect: Callable[[], WorkerLink], model: Path | N
 
 
 def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
-    """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged."""
+    """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged.
+
+    Returns when the controller closes the connection. If it breaks, the run may still be there: this process fails, so
+    that its node starts the ranks again and the run finds them.
+    """
     worker = _Worker(ranks, model)
     while True:
-        try:
-            request: wire.Request | None = link.receive()
-        except (EOFError, OSError) as error:
-            logger.info("the controller is gone: %s", error)
-            request = None
+        with ranks.together():
+            request = _receive(link)
         ranks.next_request(request)
         if request is None:
             return
         reply = worker.reply(request)
-        with suppress(OSError):  # the controller is gone, as the next read says
+        with ranks.together(), suppress(BrokenPipeError):  # it closed the connection, as the next read says
             link.send(reply)
+
+
+def _receive(link: WorkerLink) -> wire.Request | None:
+    """The next request, or None if the controller has closed the connection."""
+    try:
+        return link.receive()
+    except EOFError as error:
+        logger.info("the controller is gone: %s", error)
+        return None
 
 
 def follow(ranks: Ranks, model: Path | None) -> None:

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """Optional libraries of the trainer: refused where they cannot work, and without effect on what is computed."""
 
 import sys
