@@ -16,6 +16,7 @@ import secrets
 import socket
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -191,16 +192,19 @@ class WorkerLink:
         self._seals = seals
 
     @classmethod
-    def accept(cls, listener: socket.socket, token: str) -> "WorkerLink":
+    def accept(
+        cls, listener: socket.socket, token: str, handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
+    ) -> "WorkerLink":
         """Wait until a controller that knows the token connects; others are turned away."""
         while True:
             connection, peer = cast("tuple[socket.socket, object]", listener.accept())
+            deadline = time.monotonic() + handshake_timeout_s
             try:
-                connection.settimeout(_HANDSHAKE_TIMEOUT_S)
+                connection.settimeout(handshake_timeout_s)
                 own = secrets.token_bytes(_NONCE_BYTES)
                 connection.sendall(own)
-                nonces = own + _read_exactly(connection, _NONCE_BYTES)
-                proof = _read_exactly(connection, _CODE_BYTES)
+                nonces = own + _read_exactly(connection, _NONCE_BYTES, deadline)
+                proof = _read_exactly(connection, _CODE_BYTES, deadline)
                 if not hmac.compare_digest(proof, _prove(token, "controller", nonces)):
                     raise ConnectionError("it does not know the token")
                 connection.sendall(_prove(token, "trainer", nonces))
@@ -234,10 +238,13 @@ class WorkerLink:
         self._connection.close()
 
 
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
+def _read_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytes:
+    """Raises `TimeoutError` after the deadline, even if bytes arrive one by one."""
     buffer = bytearray(length)
     view, read = memoryview(buffer), 0
     while read < length:
+        if deadline is not None:
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))  # 0 would mean not to wait at all
         count = connection.recv_into(view[read:])
         if count == 0:
             raise EOFError("the controller closed the connection")

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Loads with Transformers what Unsloth would load; answers in the same form, with attention of its own choice."""
 
 import os
