@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on several GPUs with configs/grpo_multi_gpu.yaml: scripts/train_multi.sh [--gpus 4] [--loader hf] [SETTING=VALUE ...]
+# Train on several GPUs with configs/grpo_multi_gpu.yaml: scripts/train_multi.sh [--gpus 4] [--loader hf|unsloth] [SETTING=VALUE ...]
 # --gpus takes the first so many of the GPUs in CUDA_VISIBLE_DEVICES, or of all. Settings after the options win over the
 # file; CONFIG names another file, LOADER is --loader.
 set -euo pipefail
@@ -34,8 +34,8 @@ done
 [[ $gpus =~ ^[1-9][0-9]*$ ]] || fail "--gpus: expected a number of GPUs, got '$gpus'"
 case $loader in
     hf) ;;
-    unsloth) fail "--loader: expected hf, with which this version loads models, got 'unsloth'; leave it out" ;;
-    *) fail "--loader: expected hf, got '$loader'; leave it out" ;;
+    unsloth) settings=("trainer.loader=$loader" "${settings[@]}") ;;
+    *) fail "--loader: expected hf or unsloth, got '$loader'; leave it out" ;;
 esac
 
 python=${PYTHON:-$root/.venv/bin/python}

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on one GPU with configs/grpo_single_gpu.yaml: scripts/train_single.sh [--loader hf] [SETTING=VALUE ...]
+# Train on one GPU with configs/grpo_single_gpu.yaml: scripts/train_single.sh [--loader hf|unsloth] [SETTING=VALUE ...]
 # Settings after the options win over the file; CONFIG names another file.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

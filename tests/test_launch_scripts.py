@@ -43,6 +43,15 @@ def test_several_gpus_are_the_first_of_those_that_are_visible() -> None:
     assert launch("train_multi.sh", "--gpus", "2", CUDA_VISIBLE_DEVICES="5,3,1").stdout.split()[0] == "gpus=5,3"
 
 
+@pytest.mark.parametrize("script", ["train_single.sh", "train_multi.sh"])
+def test_another_loader_is_a_setting_of_the_trainer(script: str) -> None:
+    assert launch(script, "--loader", "unsloth", "max_steps=3").stdout.split()[-2:] == [
+        "trainer.loader=unsloth",
+        "max_steps=3",
+    ]
+    assert "trainer.loader=unsloth" in launch(script, LOADER="unsloth").stdout.split()
+
+
 def test_six_gpus_are_two_for_sampling_and_four_for_training_unless_they_are_set() -> None:
     words = launch("train_multi.sh", "--gpus", "6", "trainer.gpus=1").stdout.split()
 
@@ -55,8 +64,7 @@ def test_six_gpus_are_two_for_sampling_and_four_for_training_unless_they_are_set
         (("--gpus", "none"), "--gpus: expected a number of GPUs, got 'none'"),
         (("--gpus",), "--gpus: expected a value, got none"),
         (("--gpus", "3"), "--gpus: expected at most 2, the GPUs of CUDA_VISIBLE_DEVICES, got 3"),
-        (("--loader", "tensorflow"), "--loader: expected hf, got 'tensorflow'"),
-        (("--loader", "unsloth"), "--loader: expected hf, with which this version loads models, got 'unsloth'"),
+        (("--loader", "tensorflow"), "--loader: expected hf or unsloth, got 'tensorflow'"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(arguments: Sequence[str], message: str) -> None:

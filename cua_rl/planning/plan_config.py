@@ -65,8 +65,14 @@ def _recorded_settings(run: Path) -> Given:
             f"from_run: expected the folder of a run, with its config.json, got {str(run)!r}; name such a folder"
         )
     config = json.loads(path.read_text(encoding="utf-8"))
-    server = {f"server.{name}": config["server"][name] for name in ("max_model_len", "max_pixels")}
-    return {name: config[name] for name in _RECORDED} | server
+    try:
+        server = {f"server.{name}": config["server"][name] for name in ("max_model_len", "max_pixels")}
+        return {name: config[name] for name in _RECORDED} | server
+    except KeyError as missing:
+        raise ConfigError(
+            f"from_run: expected a run of recipes.train of this version, got one without {missing.args[0]!r} in "
+            f"{str(path)!r}; name another run"
+        ) from None
 
 
 @with_presets(plan_presets, explain_field)

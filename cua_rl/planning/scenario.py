@@ -37,6 +37,7 @@ _MOST_GPUS = 64
 
 def planned_scenario(config: PlanConfig, runs: Sequence[RecordedRun]) -> Scenario:
     """What the settings describe; raises `ConfigError` if they do not describe enough, or if it cannot fit."""
+    _check_settings(config)
     kind, plan = _find_machine(config)
     placement = None if plan is None else _placement(plan)
     if runs:
@@ -49,6 +50,26 @@ def planned_scenario(config: PlanConfig, runs: Sequence[RecordedRun]) -> Scenari
             )
         scenario = _assumed_scenario(config, kind, plan, placement)
     return _with_assumptions(config, scenario)
+
+
+def _check_settings(config: PlanConfig) -> None:
+    """Raises `ConfigError` for settings that contradict each other."""
+    assume, elsewhere = config.assume, {"base_url": config.base_url, "trainer.address": config.trainer.address}
+    for name, value in elsewhere.items():
+        if config.gpus is not None and value is not None:
+            raise ConfigError(
+                f"{name}: expected None with gpus={config.gpus}, which are those of server and trainer together, got "
+                f"{value!r}; leave it out"
+            )
+    if assume.num_turns is not None and assume.num_turns > config.max_turns:
+        raise ConfigError(
+            f"assume.num_turns: expected at most max_turns={config.max_turns}, got {assume.num_turns:g}; lower it, or "
+            "raise max_turns"
+        )
+    if assume.constant_group_frac is not None and assume.constant_group_frac > 1:
+        raise ConfigError(
+            f"assume.constant_group_frac: expected a share, at most 1, got {assume.constant_group_frac:g}; lower it"
+        )
 
 
 def recorded_scenario(config: CLIConfig, runs: Sequence[RecordedRun], placement: Placement | None = None) -> Scenario:

@@ -187,6 +187,8 @@ def trainer_config(plan: RunPlan) -> TrainerConfig:
             seed=config.seed,
             modules=tuple(config.trainer.lora_modules),
         ),
+        loader=config.trainer.loader,
+        kernels=config.trainer.kernels,
         dtype=config.trainer.dtype,
         micro_batch_tokens=plan.memory.micro_batch_tokens,
         gradient_checkpointing=plan.memory.gradient_checkpointing,

@@ -6,7 +6,7 @@ from typing import Literal, cast
 import chz
 
 from cua_rl.command_line.settings import explain_field
-from cua_rl.config import LossConfig, OptimConfig, Sharding
+from cua_rl.config import Kernels, Loader, LossConfig, OptimConfig, Sharding
 from cua_rl.families import LoraModule
 from cua_rl.rl.advantages import AdvantageKind
 from cua_rl.run.machine_presets import MACHINE_PRESETS, PresetName
@@ -65,6 +65,10 @@ class TrainerSettings:
         doc="parts of the model that get an adapter: language, merger, vision; a run ends at the start if the server "
         "does not apply them (docs/models.md)",
         factory=lambda: ["language"],
+    )
+    loader: Loader = setting("hf", "what loads the model: hf (Transformers), or unsloth on a GPU (docs/models.md)")
+    kernels: Kernels = setting(
+        "torch", "RMSNorm and SwiGLU of the language model: torch, or liger (liger-kernel) on a GPU (docs/models.md)"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "precision; auto is bfloat16 on a GPU and float32 on a CPU"

@@ -21,7 +21,7 @@ from cua_rl.reporting.metric_log import require_wandb
 from cua_rl.rewards.load_reward import load_reward
 from cua_rl.rewards.reward import RewardFunction
 from cua_rl.run.checkpoints import find_checkpoint, max_lora_rank
-from cua_rl.run.gpus import GpuPlan, GpuWishes, require_platform
+from cua_rl.run.gpus import GpuPlan, GpuWishes, require_platform, visible_gpus
 from cua_rl.run.judge import check_judge, plan_judge, require_precision
 from cua_rl.run.log_directory import run_folder
 from cua_rl.run.machine import find_machine
@@ -44,6 +44,7 @@ from cua_rl.run.worker_config import MIN_TOKEN_CHARACTERS, TOKEN_VARIABLE
 from cua_rl.sampling.vllm_command import installed_platform
 from cua_rl.task_loader import TaskSet, load_tasks, require_disjoint
 from cua_rl.tasks.task import Task
+from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import require_reachable
 from cua_rl.training.loss_checks import check_loss_config
 
@@ -154,7 +155,7 @@ async def plan_run(config: CLIConfig, environ: Mapping[str, str] = os.environ) -
         config.max_turns,
         max(task.max_turns for task in (*train_tasks.batch(0, len(train_tasks.templates)), *eval_tasks)),
     )
-    _check_remote_trainer(config, environ)
+    _check_trainer(config, environ)
     config = choose_history(config, site.usual_screen, [(renderer, max_model_len)], num_turns)
     max_images = await plan_prompts(config, site.smallest_screen, [(renderer, max_model_len)], num_turns)
     monitor = find_monitor(config.monitor, environ)
@@ -238,7 +239,8 @@ def plan_training_memory(
     wishes = MemoryWishes(
         gradient_checkpointing=recomputes,
         micro_batch_tokens=config.trainer.micro_batch_tokens,
-        sharding=config.trainer.sharding,
+        # Unsloth loads the whole model onto each GPU
+        sharding="none" if config.trainer.loader == "unsloth" else config.trainer.sharding,
         max_num_seqs=config.server.max_num_seqs,
         context_parallel=config.trainer.context_parallel,
     )
@@ -273,9 +275,17 @@ def plan_training_memory(
     return plan
 
 
-def _check_remote_trainer(config: CLIConfig, environ: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a trainer on other hosts could not be reached, or not safely."""
+def _check_trainer(config: CLIConfig, environ: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if libraries are missing, or a trainer on other hosts could not be reached, or not safely."""
+    settings = config.trainer
+    if settings.loader == "unsloth" and settings.sharding not in (None, "none"):
+        raise ConfigError(
+            "trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto each GPU, "
+            f"got {settings.sharding!r}; leave one of them out"
+        )
     if config.trainer.address is None:
+        if config.machine is None:  # otherwise another machine is planned for
+            require_libraries(settings.loader, settings.kernels, has_gpu=bool(visible_gpus(environ)))
         return
     require_reachable(config.trainer.address, environ)
     for name, value in (("gpus", config.trainer.gpus), ("num_processes", config.trainer.num_processes)):

@@ -256,4 +256,5 @@ class TrainingClient:
         try:
             return await link.ask(request)
         except (OSError, EOFError) as error:
+            link.abort()
             raise await self._endpoint.death() from error

@@ -172,6 +172,30 @@ def linear_attention_forward(
     return torch.cat([type(attention).forward(attention, part) for part in parts], dim=1)
 
 
+@torch.no_grad()
+def require_separate_sequences(language_model: Any) -> None:
+    """Raises `ConfigError` if tokens of a packed row see the sequence before theirs: its loader has other attention."""
+    device = language_model.embed_tokens.weight.device
+    positions = torch.arange(8, device=device).remainder(4).expand(3, 1, 8)
+
+    def last_states(first: int, lengths: Sequence[int]) -> Tensor:
+        output = language_model(
+            input_ids=torch.arange(first, 8, device=device)[None],
+            position_ids=positions[:, :, first:],
+            sequence_lengths=lengths,
+            use_cache=False,
+        )
+        return output.last_hidden_state[:, -4:].float()
+
+    alone = last_states(4, [4])
+    packed, joined = (torch.linalg.vector_norm(last_states(0, lengths) - alone) for lengths in ([4, 4], [8]))
+    if not packed < 0.1 * joined:  # rounding is far less, what leaks is all of it
+        raise ConfigError(
+            "trainer.loader: expected attention that keeps the sequences of a packed row apart, got one that does not; "
+            "set trainer.loader=hf"
+        )
+
+
 class FusedLoraLinear(PeftLinear):
     """peft's LoRA layer with the update inside the matrix products: about half of the passes over the activations.
 

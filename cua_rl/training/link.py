@@ -16,7 +16,9 @@ import secrets
 import socket
 import struct
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -174,6 +176,13 @@ class ControllerLink:
         """End the connection, and with it the worker."""
         self._writer.close()
 
+    def abort(self) -> None:
+        """Reset the connection: a worker that still lives learns that this is not the end of the run."""
+        with suppress(OSError):  # the socket may be closed already
+            no_goodbye = struct.pack("ii", 1, 0)  # linger for no time
+            self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_goodbye)
+        self._writer.transport.abort()
+
 
 class WorkerLink:
     """Rank 0's end, blocking."""
@@ -183,16 +192,19 @@ class WorkerLink:
         self._seals = seals
 
     @classmethod
-    def accept(cls, listener: socket.socket, token: str) -> "WorkerLink":
+    def accept(
+        cls, listener: socket.socket, token: str, handshake_timeout_s: float = _HANDSHAKE_TIMEOUT_S
+    ) -> "WorkerLink":
         """Wait until a controller that knows the token connects; others are turned away."""
         while True:
             connection, peer = cast("tuple[socket.socket, object]", listener.accept())
+            deadline = time.monotonic() + handshake_timeout_s
             try:
-                connection.settimeout(_HANDSHAKE_TIMEOUT_S)
+                connection.settimeout(handshake_timeout_s)
                 own = secrets.token_bytes(_NONCE_BYTES)
                 connection.sendall(own)
-                nonces = own + _read_exactly(connection, _NONCE_BYTES)
-                proof = _read_exactly(connection, _CODE_BYTES)
+                nonces = own + _read_exactly(connection, _NONCE_BYTES, deadline)
+                proof = _read_exactly(connection, _CODE_BYTES, deadline)
                 if not hmac.compare_digest(proof, _prove(token, "controller", nonces)):
                     raise ConnectionError("it does not know the token")
                 connection.sendall(_prove(token, "trainer", nonces))
@@ -213,7 +225,7 @@ class WorkerLink:
         self._connection.sendall(payload)
 
     def receive(self) -> Any:
-        """Read one frame; raises `EOFError` if the controller is gone."""
+        """Read one frame; raises `EOFError` if the controller has ended, and `OSError` if the connection broke."""
         (length,) = _LENGTH.unpack(_read_exactly(self._connection, _LENGTH.size))
         code = b"" if self._seals is None else _read_exactly(self._connection, _CODE_BYTES)
         payload = _read_exactly(self._connection, length)
@@ -226,10 +238,13 @@ class WorkerLink:
         self._connection.close()
 
 
-def _read_exactly(connection: socket.socket, length: int) -> bytes:
+def _read_exactly(connection: socket.socket, length: int, deadline: float | None = None) -> bytes:
+    """Raises `TimeoutError` after the deadline, even if bytes arrive one by one."""
     buffer = bytearray(length)
     view, read = memoryview(buffer), 0
     while read < length:
+        if deadline is not None:
+            connection.settimeout(max(1e-3, deadline - time.monotonic()))  # 0 would mean not to wait at all
         count = connection.recv_into(view[read:])
         if count == 0:
             raise EOFError("the controller closed the connection")
@@ -244,3 +259,5 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6)
+        # there are no probes while data waits for its receipt, which alone would take a quarter of an hour
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 7 * _KEEP_ALIVE_S * 1000)

@@ -29,10 +29,12 @@ from cua_rl.training.layers import (
     PACKED_ATTENTION,
     FusedLoraLinear,
     keep_predictors_only,
+    require_separate_sequences,
     separate_sequences,
     stream_frozen_weights,
     use_linear_patch_embedding,
 )
+from cua_rl.training.libraries import load_with_unsloth, use_liger_kernels
 from cua_rl.training.model_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, copy_settings
 from cua_rl.training.ranks import Place, shard_frozen_weights
 
@@ -53,8 +55,12 @@ class PolicyModel:
         if not self.is_sharded and not is_streamed:
             base.to(self.device)
         use_linear_patch_embedding(base.model.visual)
-        keep_predictors_only(base.model)
         separate_sequences(base.model.language_model)
+        if config.kernels == "liger":
+            use_liger_kernels(base.model.language_model)
+        if config.loader == "unsloth":
+            require_separate_sequences(base.model.language_model)
+        keep_predictors_only(base.model)
         layers = base.model.language_model.layers
         if self._context.size > 1 and any("linear_attn" in dict(layer.named_children()) for layer in layers):
             raise ConfigError(
@@ -235,11 +241,20 @@ class PolicyModel:
 
     def _load_base(self) -> Any:
         """Weights in the working precision; fully trained weights are always float32, autocast does the rest."""
+        config, trains_base = self._config, self._config.lora is None
+        dtype = torch.float32 if trains_base else self.dtype
+        attention = {"text_config": PACKED_ATTENTION, "vision_config": "sdpa"}
+        if config.loader == "unsloth":
+            if config.sharding != "none":
+                raise ConfigError(
+                    f"trainer.sharding: expected 'none' with trainer.loader=unsloth, which loads the whole model onto "
+                    f"each GPU, got {config.sharding!r}; set trainer.loader=hf"
+                )
+            base = load_with_unsloth(config.model_path, dtype=dtype, device=self.device, trains_base=trains_base)
+            base.set_attn_implementation(attention)  # Unsloth chooses one while it loads
+            return base
         return AutoModelForImageTextToText.from_pretrained(
-            self._config.model_path,
-            dtype=self.dtype if self._config.lora is not None else torch.float32,
-            attn_implementation={"text_config": PACKED_ATTENTION, "vision_config": "sdpa"},
-            local_files_only=True,
+            config.model_path, dtype=dtype, attn_implementation=attention, local_files_only=True
         )
 
 

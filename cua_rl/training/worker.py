@@ -17,12 +17,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from cua_rl.errors import ConfigError, CuaError, TrainingError, boundary
 from cua_rl.settings import with_values
 from cua_rl.training import wire
 from cua_rl.training.folders import read_files, write_files
+from cua_rl.training.libraries import require_libraries
 from cua_rl.training.link import Address, WorkerLink, parse_address, require_token
 from cua_rl.training.ranks import Meeting, Place, Ranks, combine_accounts
 from cua_rl.training.trainer import Trainer
@@ -95,20 +97,30 @@ def serve_ranks(ranks: Ranks, connect: Callable[[], WorkerLink], model: Path | N
 
 
 def serve(link: WorkerLink, ranks: Ranks, model: Path | None) -> None:
-    """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged."""
+    """Answer requests; a request that fails is answered with `Failed` and leaves the weights unchanged.
+
+    Returns when the controller closes the connection. If it breaks, the run may still be there: this process fails, so
+    that its node starts the ranks again and the run finds them.
+    """
     worker = _Worker(ranks, model)
     while True:
-        try:
-            request: wire.Request | None = link.receive()
-        except (EOFError, OSError) as error:
-            logger.info("the controller is gone: %s", error)
-            request = None
+        with ranks.together():
+            request = _receive(link)
         ranks.next_request(request)
         if request is None:
             return
         reply = worker.reply(request)
-        with suppress(OSError):  # the controller is gone, as the next read says
+        with ranks.together(), suppress(BrokenPipeError):  # it closed the connection, as the next read says
             link.send(reply)
+
+
+def _receive(link: WorkerLink) -> wire.Request | None:
+    """The next request, or None if the controller has closed the connection."""
+    try:
+        return link.receive()
+    except EOFError as error:
+        logger.info("the controller is gone: %s", error)
+        return None
 
 
 def follow(ranks: Ranks, model: Path | None) -> None:
@@ -135,6 +147,7 @@ class _Worker:
                 if not isinstance(request, wire.Start):
                     return self._carry_out(request)
                 config = request.config
+                require_libraries(config.loader, config.kernels, has_gpu=torch.cuda.is_available())
                 if self._model is not None:
                     config = with_values(config, model_path=self._model)
                 self._trainer = trainer = Trainer(config, self._ranks)

@@ -13,6 +13,7 @@ from cua_rl.planning.plan_config import AssumptionSettings, PlanConfig
 from cua_rl.planning.scenario import find_prices, planned_scenario, spread_turns
 from cua_rl.recipes.plan import main
 from cua_rl.run.model_sizes import load_model_sizes
+from cua_rl.run.training_config import TrainerSettings
 
 MODELS = Path(__file__).parents[1] / "run" / "model_configs"
 MODEL_4B = load_model_sizes(MODELS / "Qwen3-VL-4B-Instruct")
@@ -81,6 +82,10 @@ def test_the_price_is_that_of_the_kind_unless_it_is_set() -> None:
         ({"gpus": "65xh100"}, "gpus: expected a number from 1 to 64"),
         ({"gpus": "8xtpu"}, "got '8xtpu'"),
         ({"gpus": "1xl4", "model_name": str(MODELS / "Qwen3-VL-32B-Instruct")}, "memory"),
+        ({"base_url": "http://10.0.0.2:8000/v1"}, "base_url: expected None with gpus=8xh100"),
+        ({"trainer": TrainerSettings(address="10.0.0.1:29400")}, r"trainer\.address: expected None with gpus=8xh100"),
+        ({"assume": AssumptionSettings(num_turns=21)}, r"assume\.num_turns: expected at most max_turns=20, got 21"),
+        ({"assume": AssumptionSettings(constant_group_frac=1.5)}, "expected a share, at most 1, got 1.5"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -90,6 +95,9 @@ def test_what_cannot_be_planned_is_refused(changes: dict[str, Any], message: str
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="from_run: expected the folder of a run"):
+        config(from_run=[str(tmp_path)])
+    (tmp_path / "config.json").write_text('{"data": "experts"}')  # of a supervised run
+    with pytest.raises(ConfigError, match=r"from_run: expected a run of recipes\.train .* without 'server'"):
         config(from_run=[str(tmp_path)])
 
 

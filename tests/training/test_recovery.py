@@ -1,5 +1,6 @@
 """What the client asks of a trainer that is started again, and what travels to one on another host."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Callable, Generator
@@ -12,7 +13,7 @@ from cua_rl.config import LossConfig, OptimConfig, TrainerConfig
 from cua_rl.errors import ConfigError, TrainerDeathError, TrainingError
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
-from cua_rl.training.link import TOKEN_VARIABLE, WorkerLink
+from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink, WorkerLink
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -199,6 +200,24 @@ async def test_a_wrong_token_is_refused_before_anything_is_unpickled(
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
         async with _client(node, tmp_path):
             assert node.asked == ["Start"]
+
+
+async def test_a_stranger_who_dribbles_does_not_keep_the_controller_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as stranger:
+        host, port = listener.getsockname()
+        stranger.connect((host, port))
+        accepting = asyncio.create_task(asyncio.to_thread(WorkerLink.accept, listener, TOKEN, 0.3))
+        num_bytes = 0
+        with suppress(OSError):  # once it was turned away
+            while num_bytes < 64:
+                num_bytes += stranger.send(b"x")
+                await asyncio.sleep(0.1)
+        link = await ControllerLink.connect(Address(host=host, port=port), TOKEN)
+        accepted = await accepting
+
+    assert num_bytes < 10  # of the 64 that a controller sends
+    link.close()
+    accepted.close()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +18,10 @@ import pytest
 
 from cua_rl.config import LossConfig, TrainerConfig
 from cua_rl.errors import ConfigError
+from cua_rl.processes import free_port
 from cua_rl.training import wire
 from cua_rl.training.client import TrainingClient
-from cua_rl.training.link import TOKEN_VARIABLE
+from cua_rl.training.link import TOKEN_VARIABLE, Address, ControllerLink
 from cua_rl.training.ranks import Meeting, Place
 from cua_rl.training.trainer import Trainer
 from cua_rl.training.worker import find_meeting
@@ -173,3 +174,26 @@ async def test_four_processes_on_two_hosts_take_the_steps_of_one_and_survive_a_d
     resumed = Trainer(config)
     resumed.load_state(tmp_path / "state-of-four", with_optimizer=True)
     assert resumed.policy_version == 2
+
+
+@pytest.mark.parametrize(("ends", "status"), [(ControllerLink.close, 0), (ControllerLink.abort, 1)])
+async def test_a_connection_that_breaks_is_not_the_end_of_the_run(
+    ends: Callable[[ControllerLink], None], status: int
+) -> None:
+    """With status 0 the node would end too, and the run would look for it in vain."""
+    address = Address(host="127.0.0.1", port=free_port())
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cua_rl.training.worker", str(address)), env={**os.environ, TOKEN_VARIABLE: TOKEN}
+    )
+    try:
+        async with asyncio.timeout(120):
+            while True:
+                with suppress(OSError):
+                    link = await ControllerLink.connect(address, TOKEN)
+                    break
+                await asyncio.sleep(0.2)
+            ends(link)
+            assert await worker.wait() == status
+    finally:
+        with suppress(ProcessLookupError):
+            worker.kill()
