@@ -148,14 +148,18 @@ class _Parser:
 
 
 def _read_values(file: Path) -> Iterator[object]:
+    place = str(file)
     try:
         if file.suffix == ".jsonl":
             with file.open(encoding="utf-8") as lines:
-                yield from (cast("object", json.loads(line)) for line in lines if line.strip())
+                for number, line in enumerate(lines, start=1):
+                    place = f"{file}, line {number}"
+                    if line.strip():
+                        yield cast("object", json.loads(line))
             return
         content = cast("object", json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"expected JSON in {str(file)!r}, got {error}; correct it") from None
+        raise ConfigError(f"expected JSON in {place!r}, got {error}; correct it") from None
     yield from cast("list[object]", content) if isinstance(content, list) else [content]
 
 
