@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from cua_rl.errors import ConfigError
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class PageSettings:
             # "http://127.0.0.1" alone is the beginning of the addresses of all ports
             f"{name}:{part.port or _DEFAULT_PORTS.get(part.scheme, 80)}" if part.port or part.path else name
             for part, name in names
-            if name
+            if name and part.port != 0  # nothing listens on port 0: an address of it allows nothing
         )
 
 
